@@ -1,0 +1,70 @@
+# make install | test | test-all | lint | format | serve
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The CPU build where pip has one at hand (a local folder of wheels, or PIP_INDEX_URL of pytorch's CPU index).
+TORCH ?= torch==2.13.0
+BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0
+
+# Every folder with a pyproject is a package; one without is not a package yet.
+PYPROJECTS := $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml sdk/pyproject.toml)
+PACKAGES := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
+STAMP := $(VENV)/.install-stamp
+PLACEHOLDER := $(wildcard plugins/tiny/src/engine_tiny/placeholder.py)
+MODEL_FILE := plugins/tiny/src/engine_tiny/model/model.safetensors
+
+TEST_PATHS := core/tests $(wildcard plugins/*/tests tests)
+# One pytest worker a core: each keeps to one thread, or they fight for the cores.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup
+
+PORT ?= 8000
+MODEL ?=
+
+.PHONY: help install test test-all lint format serve clean
+help:
+	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
+	@echo "make test       set-up if needed, lint, and every test that CI runs"
+	@echo "make test-all   the slow tests too"
+	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make format     ruff format and the fixes that ruff can make"
+	@echo "make serve      the server: PORT=$(PORT) MODEL=/path/to/folder"
+
+install: $(STAMP) $(if $(PLACEHOLDER),$(MODEL_FILE))
+
+$(STAMP): requirements-dev.txt $(PYPROJECTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Engine needs Python 3.11 or newer: make install PYTHON=python3.11")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
+	@touch $@
+
+# Until the trained weights stand in the package: seeded random ones, which never enter the history.
+ifneq ($(PLACEHOLDER),)
+$(MODEL_FILE): | $(STAMP)
+	$(BIN)/python -m engine_tiny.placeholder
+endif
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+test: install lint
+	$(PYTEST) -m "not slow and not gpu" $(TEST_PATHS)
+
+test-all: install lint
+	$(PYTEST) -m "not gpu" $(TEST_PATHS)
+
+serve: install
+	$(BIN)/engine serve $(MODEL) --port $(PORT)
+
+clean:
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -1,0 +1,59 @@
+"""Engine: LLM inference and serving in which every part is a plugin.
+
+    from engine import LLM, SamplingParams
+
+Importing this package is light: each name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.config.settings import EngineArgs, EngineConfig
+    from engine.llm import LLM, LLMEngine
+    from engine.types.outputs import CompletionOutput, RequestOutput
+    from engine.types.params import SamplingParams
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineArgs",
+    "EngineConfig",
+    "LLMEngine",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+    "errors",
+]
+
+_HOMES = {
+    "LLM": "engine.llm",
+    "LLMEngine": "engine.llm",
+    "EngineArgs": "engine.config.settings",
+    "EngineConfig": "engine.config.settings",
+    "SamplingParams": "engine.types.params",
+    "RequestOutput": "engine.types.outputs",
+    "CompletionOutput": "engine.types.outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    value: Any
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value = version("engine")
+    elif name == "errors":
+        value = importlib.import_module("engine.types.errors")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,31 @@
+"""The card of the reference attention."""
+
+from __future__ import annotations
+
+from engine.interfaces.attention import AttentionCard, AttentionNeed
+
+DTYPES = frozenset({"float32", "bfloat16", "float16", "float64"})
+FEATURES = frozenset({"kv_index"})
+
+
+class TorchAttention(AttentionCard):
+    """Paged attention in plain torch, for any head size, window, soft cap and device: the oracle of faster drivers."""
+
+    priority = 0
+    framework = "torch"
+    kinds = frozenset({"full", "sliding"})
+    body = "engine.builtin.attention_torch.body:TorchAttentionBody"
+
+    @classmethod
+    def unsupported(cls, need: AttentionNeed) -> list[str]:
+        reasons = []
+        if need.kind not in cls.kinds:
+            reasons.append(f"layers of kind '{need.kind}' are not served, only {' and '.join(sorted(cls.kinds))}")
+        if need.framework != "torch":
+            reasons.append(f"it computes with torch, not with {need.framework}")
+        if need.dtype not in DTYPES:
+            reasons.append(f"dtype {need.dtype} is not one of {', '.join(sorted(DTYPES))}")
+        if need.kv_dtype != need.dtype:
+            reasons.append(f"a cache of {need.kv_dtype} under queries of {need.dtype} is not served")
+        reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
+        return reasons

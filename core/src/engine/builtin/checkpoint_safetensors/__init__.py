@@ -1,0 +1,1 @@
+"""Checkpoint driver `safetensors`: local folders in the Hugging Face layout."""

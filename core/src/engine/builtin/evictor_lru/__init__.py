@@ -1,0 +1,1 @@
+"""Evictor `lru`: least recently used first."""

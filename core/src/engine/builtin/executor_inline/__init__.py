@@ -1,0 +1,1 @@
+"""Executor `inline`: one worker, on the caller's thread."""

@@ -1,0 +1,55 @@
+"""One worker on the caller's thread. A step's call returns when its work is launched; on a host device it is done."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from engine.types.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import CoreContext
+    from engine.interfaces.executor import StepFuture, Worker
+    from engine.types.plan import StepPlan
+    from engine.types.start import WorkerReady, WorkerStart
+
+
+class Inline:
+    """Carries plans to a worker by calling it; see `engine.interfaces.executor.Executor`."""
+
+    def __init__(self, context: CoreContext) -> None:
+        self._worker_class = context.worker
+        self._worker: Worker | None = None
+
+    def start(self, message: WorkerStart) -> WorkerReady:
+        """See the interface."""
+        module, _, name = self._worker_class.partition(":")
+        self._worker = getattr(importlib.import_module(module), name)(message)
+        try:
+            return self._worker.start()
+        except BaseException:
+            self.shutdown()  # a half-loaded model would keep its memory as long as the error is kept
+            raise
+
+    def execute(self, plan: StepPlan) -> StepFuture:
+        """See the interface."""
+        return self._living().execute(plan)
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """See the interface."""
+        return [getattr(self._living(), method)(*args)]
+
+    def check_health(self) -> None:
+        """A worker on the caller's thread lives as long as the caller, until it is shut down."""
+        self._living()
+
+    def shutdown(self) -> None:
+        """See the interface."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.shutdown()
+
+    def _living(self) -> Worker:
+        if self._worker is None:
+            raise EngineDeadError("reach the worker", "it was not started, or was shut down", "start a new engine")
+        return self._worker

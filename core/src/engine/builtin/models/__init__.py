@@ -1,0 +1,1 @@
+"""Model drivers: the Llama family."""

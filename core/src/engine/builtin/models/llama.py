@@ -1,0 +1,111 @@
+"""The Llama family: pre-norm decoders with grouped heads, rotary positions and gated feed-forward blocks.
+
+Llama (Touvron et al. 2023), Mistral 7B (Jiang et al. 2023), Qwen2 (2024) and Qwen3 (2025) differ in which projections
+have biases, whether queries and keys are normed, and where a sliding window applies. The last is a matter of each
+layer's cache and attention, so it does not show here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.interfaces.model import ModelContext, State
+from engine.modeling import Attention, Decoder, Embedding, GatedMLP, LMHead, Module, RMSNorm, Rotary
+from engine.modeling.describe import Config, flag, integer, number
+from engine.modeling.rope_config import read_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """Where the family's members differ."""
+
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+class DecoderLayer(Module):
+    """norm, attention, norm, feed-forward; each block's output is added to the residual by the norm that follows."""
+
+    def __init__(
+        self, context: ModelContext, index: int, rotary: Rotary, eps: float, features: Features, prefix: str
+    ) -> None:
+        model, config = context.description, context.description.config
+        spec = model.kv_specs[index]
+        self.attention_norm = RMSNorm(context, model.hidden_size, eps, f"{prefix}.input_layernorm")
+        self.attention = Attention(
+            context,
+            index,
+            hidden_size=model.hidden_size,
+            num_q_heads=model.num_q_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            rotary=rotary,
+            name=f"{prefix}.self_attn",
+            qkv_bias=features.qkv_bias,
+            o_bias=features.o_bias,
+            qk_norm_eps=eps if features.qk_norm else None,
+        )
+        self.mlp_norm = RMSNorm(context, model.hidden_size, eps, f"{prefix}.post_attention_layernorm")
+        inner = integer(config, "intermediate_size")
+        self.mlp = GatedMLP(context, model.hidden_size, inner, f"{prefix}.mlp", features.mlp_bias)
+
+    def __call__(self, state: State) -> None:
+        """Change `hidden` and `residual` [T, hidden_size] in the state."""
+        hidden, residual = self.attention_norm.add(state["hidden"], state.get("residual"))
+        hidden = self.attention(hidden, state["positions"])
+        hidden, residual = self.mlp_norm.add(hidden, residual)
+        state["hidden"], state["residual"] = self.mlp(hidden), residual
+
+
+class LlamaModel(Decoder):
+    """LlamaForCausalLM."""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(context)
+        model, config = context.description, context.description.config
+        eps, features = number(config, "rms_norm_eps", 1e-6), self.features(config)
+        rotary = Rotary(context, read_rope(config, model.kv_specs[0].head_size))
+        self.embed = Embedding(context, model.vocab_size, model.hidden_size, "model.embed_tokens")
+        self.layers = [
+            DecoderLayer(context, index, rotary, eps, features, f"model.layers.{index}")
+            for index in range(model.num_layers)
+        ]
+        self.norm = RMSNorm(context, model.hidden_size, eps, "model.norm")
+        tied = self.embed if flag(config, "tie_word_embeddings", False) else None
+        self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head", tied)
+
+    @staticmethod
+    def features(config: Config) -> Features:
+        """What the config asks for."""
+        bias = flag(config, "attention_bias", False)
+        return Features(qkv_bias=bias, o_bias=bias, mlp_bias=flag(config, "mlp_bias", False))
+
+
+class MistralModel(LlamaModel):
+    """MistralForCausalLM: no biases."""
+
+    @staticmethod
+    def features(config: Config) -> Features:
+        """Nothing to choose."""
+        return Features()
+
+
+class Qwen2Model(LlamaModel):
+    """Qwen2ForCausalLM: biases of queries, keys and values."""
+
+    @staticmethod
+    def features(config: Config) -> Features:
+        """Nothing to choose."""
+        return Features(qkv_bias=True)
+
+
+class Qwen3Model(LlamaModel):
+    """Qwen3ForCausalLM: each head's queries and keys are normed."""
+
+    @staticmethod
+    def features(config: Config) -> Features:
+        """What the config asks for."""
+        bias = flag(config, "attention_bias", False)
+        return Features(qkv_bias=bias, o_bias=bias, qk_norm=True)

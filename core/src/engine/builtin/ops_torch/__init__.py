@@ -1,0 +1,1 @@
+"""The reference operations, on plain torch."""

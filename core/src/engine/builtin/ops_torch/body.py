@@ -1,0 +1,22 @@
+"""The body of the reference operations: one object with the families of this package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.builtin.ops_torch.elementwise import Elementwise
+from engine.builtin.ops_torch.inputs import Inputs
+from engine.builtin.ops_torch.linear import Linear
+from engine.builtin.ops_torch.logits import Logits
+from engine.builtin.ops_torch.norm_rope import NormRope
+from engine.builtin.ops_torch.sample import Sample
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+
+
+class TorchOpsBody(Elementwise, NormRope, Linear, Inputs, Logits, Sample):
+    """All operations of `engine.interfaces.ops.OPERATIONS`, without state, on whatever device its inputs lie."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        del context

@@ -1,0 +1,58 @@
+"""What is done to logits beside drawing from them: penalties, masks, log probabilities."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.builtin.ops_torch.precision import widened
+
+
+class Logits:
+    """Edits and reports of logits."""
+
+    def penalties(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        num_prompt: torch.Tensor,
+        num_tokens: torch.Tensor,
+        presence: torch.Tensor,
+        frequency: torch.Tensor,
+        repetition: torch.Tensor,
+    ) -> None:
+        """Apply penalties to `logits[rows]` in place: repetition (Keskar et al. 2019), then frequency and presence.
+
+        logits [R, V]; rows int64 [m]; tokens int32 [m, L]; num_prompt, num_tokens int [m]; the others float32 [m].
+        """
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        known = place < num_tokens.unsqueeze(1)
+        output = known & (place >= num_prompt.unsqueeze(1))
+        ids = tokens.long().masked_fill_(~known, 0)  # what lies past the known tokens may be anything
+        x = widened(logits[rows])
+        occurs = torch.zeros_like(x).scatter_add_(1, ids, known.to(x.dtype)) > 0
+        count = torch.zeros_like(x).scatter_add_(1, ids, output.to(x.dtype))
+        factor = repetition.to(x.dtype).unsqueeze(1)
+        x = torch.where(occurs, torch.where(x > 0, x / factor, x * factor), x)
+        x = x - frequency.to(x.dtype).unsqueeze(1) * count - presence.to(x.dtype).unsqueeze(1) * (count > 0)
+        logits[rows] = x.to(logits.dtype)
+
+    def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Set logits[rows[i], tokens[i]] to -inf, in place. rows, tokens int64 [m]."""
+        logits[rows, tokens] = -torch.inf
+
+    def logprobs(
+        self, logits: torch.Tensor, tokens: torch.Tensor, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log probabilities under softmax(logits).
+
+        logits [m, V], tokens int [m] -> (chosen float32 [m], rank int32 [m], top_ids int32 [m, k], top_values
+        float32 [m, k]).
+        """
+        x = widened(logits)
+        index = tokens.long().unsqueeze(1)
+        total = torch.logsumexp(x, dim=-1, keepdim=True)
+        logit = x.gather(1, index)
+        rank = (x > logit).sum(dim=-1) + 1
+        values, ids = torch.topk(x, k, dim=-1)
+        return (logit - total).squeeze(1).float(), rank.int(), ids.int(), (values - total).float()

@@ -1,0 +1,1 @@
+"""Scheduling policy `fcfs`: first come, first served."""

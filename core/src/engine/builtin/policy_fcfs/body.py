@@ -1,0 +1,51 @@
+"""First come, first served. The order is that of the calls of `push`: each core hears of requests as they arrive."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import CoreContext
+    from engine.interfaces.scheduling_policy import Schedulable
+
+
+class FCFS:
+    """The waiting queue as a linked list by id; see `engine.interfaces.scheduling_policy.SchedulingPolicy`."""
+
+    def __init__(self, context: CoreContext) -> None:
+        self._queue: OrderedDict[str, Schedulable] = OrderedDict()
+
+    def push(self, request: Schedulable) -> None:
+        """See the interface."""
+        self._queue[request.request_id] = request
+
+    def push_front(self, request: Schedulable) -> None:
+        """See the interface."""
+        self._queue[request.request_id] = request
+        self._queue.move_to_end(request.request_id, last=False)
+
+    def peek(self) -> Schedulable | None:
+        """See the interface."""
+        return next(iter(self._queue.values()), None)
+
+    def pop(self) -> Schedulable:
+        """See the interface."""
+        if not self._queue:
+            raise IndexError("no request is waiting")
+        return self._queue.popitem(last=False)[1]
+
+    def remove(self, request: Schedulable) -> None:
+        """See the interface."""
+        del self._queue[request.request_id]
+
+    def victim(self, running: Sequence[Schedulable]) -> Schedulable:
+        """The one that was admitted last has the least to lose."""
+        return running[-1]
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Schedulable]:
+        return iter(self._queue.values())

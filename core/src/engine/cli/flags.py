@@ -1,0 +1,104 @@
+"""The engine's flags, made from the declared settings and points."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.config.declaration import SETTINGS
+from engine.config.sources import Merged, gather
+from engine.plugin.points import POINTS, Point
+from engine.types.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.config.declaration import Setting
+
+_OPTION = "--option"
+_PREFIX = "engine."
+_METAVARS = {"text": "TEXT", "integer": "N", "bytes": "SIZE", "boolean": None}
+
+
+def canonical(arguments: Sequence[str]) -> list[str]:
+    """Bring flags into one spelling: `--max_num_seqs` is `--max-num-seqs`, and `--point.option value` (or with an
+    equals sign) becomes the one flag `--option=point.option=value`. What follows `--` is left alone.
+
+    Raises:
+        ConfigError: `--point.option` has no value.
+    """
+    result: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            return [*result, argument, *rest]
+        if not argument.startswith("--"):
+            result.append(argument)
+            continue
+        flag, equals, value = argument.partition("=")
+        if "." not in flag:
+            result.append(flag.replace("_", "-") + equals + value)
+            continue
+        if not equals:
+            following = next(rest, None)
+            if following is None:
+                raise ConfigError(f"set {flag}", "no value follows it", f"write {flag} VALUE")
+            value = following
+        result.append(f"{_OPTION}={flag.removeprefix('--')}={value}")
+    return result
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for `--config`, each setting and each point."""
+    settings = parser.add_argument_group("engine settings", "also in a config file, or as ENGINE_<NAME>")
+    settings.add_argument("--config", metavar="FILE", dest=_PREFIX + "config", help="a YAML file with settings")
+    for setting in SETTINGS:
+        _add_setting(settings, setting)
+    drivers = parser.add_argument_group(
+        "drivers", "name a driver for a point (`engine plugins` lists them); options of a driver: --POINT.OPTION VALUE"
+    )
+    for point in POINTS.values():
+        drivers.add_argument(point.option_flag, metavar=_metavar(point), dest=_PREFIX + point.keyword, help=point.help)
+    drivers.add_argument(_OPTION, action="append", dest=_PREFIX + "options", help=argparse.SUPPRESS)
+
+
+def merged_settings(namespace: argparse.Namespace) -> Merged:
+    """The flags of a parsed command line, merged with the config file and the environment.
+
+    Raises:
+        ConfigError: as `engine.config.sources.gather`.
+    """
+    given: dict[str, Any] = {
+        name.removeprefix(_PREFIX): value for name, value in vars(namespace).items() if name.startswith(_PREFIX)
+    }
+    config_file = given.pop("config", None)
+    for text in given.pop("options", []):
+        name, _, value = text.partition("=")
+        given[name] = _structured(value)
+    return gather(given, config_file)
+
+
+def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
+    default = "" if setting.default is None else f" (default: {setting.default})"
+    dest = _PREFIX + setting.name
+    if setting.type == "boolean":
+        action = argparse.BooleanOptionalAction
+        group.add_argument(setting.flag, action=action, dest=dest, help=setting.help + default)
+        return
+    metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else _METAVARS[setting.type]
+    group.add_argument(setting.flag, metavar=metavar, dest=dest, help=setting.help + default)
+
+
+def _metavar(point: Point) -> str:
+    return {"ordered": "DRIVER,...", "per_kind": "DRIVER|KIND=DRIVER,..."}.get(point.pick, "DRIVER")
+
+
+def _structured(value: str) -> Any:
+    """Lists and mappings may be written as JSON; everything else stays text for the driver's `Options` to read."""
+    if value[:1] not in ("[", "{"):
+        return value
+    import json
+
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

@@ -1,0 +1,132 @@
+"""`engine <command> ...`: finds the command, runs it, and turns errors into one clear message."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.plugin.near import did_you_mean
+from engine.types.errors import ConfigError, ContractError, EngineError
+
+if TYPE_CHECKING:
+    from engine.plugin.command import Command
+    from engine.plugin.discovery import Candidate, Registry
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "generate": ("engine.cli.generate:Generate", "generate text from a prompt, streamed to the terminal"),
+    "serve": ("engine.cli.serve:Serve", "serve a model over HTTP, as OpenAI's clients expect it"),
+    "plugins": ("engine.cli.plugins:Plugins", "list points, drivers, where they come from, and what is configured"),
+}
+"""The built-in commands: where each is, and its line in the help."""
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the answer is its exit code: 0, 2 for an error that the user can mend, 130 for Ctrl-C."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except EngineError as error:
+        print(_message(error), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone (`engine ... | head`): there is nobody to write to, not even at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        import engine
+
+        print(f"engine {engine.__version__}")
+        return 0
+    return _run_command(arguments[0], arguments[1:])
+
+
+def _run_command(name: str, arguments: list[str]) -> int:
+    import argparse
+
+    from engine.cli.flags import canonical
+
+    command = _find(name)
+    parser = argparse.ArgumentParser(
+        prog=f"engine {name}", description=command.help, allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
+    command.add_arguments(parser)
+    namespace, unknown = parser.parse_known_args(canonical(arguments))
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        flag = unknown[0].partition("=")[0]
+        hint = did_you_mean(flag, flags) if flag.startswith("-") else ""
+        raise ConfigError(f"engine {name} {unknown[0]}", "there is no such flag", hint or f"see: engine {name} --help")
+    return command.run(namespace)
+
+
+def _find(name: str) -> Command:
+    if name in COMMANDS:
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        command: type[Command] = getattr(importlib.import_module(module), attribute)
+        return command()
+    from engine.plugin.command import Command
+    from engine.plugin.discovery import Registry
+    from engine.plugin.loading import load_entry_point
+
+    registry = Registry.discover()
+    names = [*COMMANDS, *(candidate.name for candidate in registry.candidates("commands"))]
+    if name not in names and not any(c.name == name for c in registry.outdated("commands")):
+        hint = did_you_mean(name, names) or f"the commands are: {', '.join(names)}"
+        raise ConfigError(f"engine {name}", "there is no such command", hint)
+    candidate = registry.find("commands", name)
+    loaded = load_entry_point(candidate)
+    if not isinstance(loaded, type) or not issubclass(loaded, Command):
+        raise ContractError(
+            f"engine {name}",
+            f"{candidate.value} of {candidate.provenance} is {loaded!r}, not a subclass of engine.plugin.Command",
+            "its author has to name the command class in the entry point",
+            point="commands",
+            driver=name,
+            distribution=candidate.provenance,
+        )
+    return loaded()
+
+
+def _help() -> str:
+    from engine.plugin.discovery import Registry
+
+    lines = ["usage: engine COMMAND ...", "", "An LLM inference and serving engine whose every part is a plugin.", ""]
+    lines += ["commands:", *(f"  {name:<16} {help_line}" for name, (_, help_line) in COMMANDS.items())]
+    lines += [f"  {candidate.name:<16} {_origin(candidate)}" for candidate in _added(Registry.discover())]
+    lines += ["", "`engine COMMAND --help` shows a command's flags; `engine --version` the version."]
+    return "\n".join(lines)
+
+
+def _added(registry: Registry) -> list[Candidate]:
+    return [candidate for candidate in registry.candidates("commands") if candidate.name not in COMMANDS]
+
+
+def _origin(candidate: Candidate) -> str:
+    return f"(from {candidate.provenance})"
+
+
+def _message(error: EngineError) -> str:
+    lines = [f"error: {error.asked}"]
+    lines += [f"  found: {error.found}"] if error.found else []
+    lines += [f"  to do: {error.remedy}"] if error.remedy else []
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,52 @@
+"""`engine serve [MODEL]`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from engine.cli.flags import add_engine_flags, merged_settings
+from engine.plugin.command import Command
+from engine.types.errors import ConfigError
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+
+
+class Serve(Command):
+    """Serve a model over HTTP until SIGTERM or Ctrl-C."""
+
+    help = "Serve a model over HTTP, as OpenAI's clients expect it."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("served", nargs="?", metavar="MODEL", help="the same as --model")
+        server = parser.add_argument_group("server")
+        server.add_argument("--host", default=DEFAULT_HOST, help=f"address to listen on (default: {DEFAULT_HOST})")
+        server.add_argument(
+            "--port", type=int, default=DEFAULT_PORT, help=f"0 takes a free one (default: {DEFAULT_PORT})"
+        )
+        server.add_argument(
+            "--shutdown-timeout",
+            type=float,
+            default=10.0,
+            metavar="SECONDS",
+            help="how long requests in progress may go on after SIGTERM (default: 10)",
+        )
+        add_engine_flags(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        positional = getattr(arguments, "served", None)
+        if positional is not None:
+            named = getattr(arguments, "engine.model", positional)
+            if named != positional:
+                raise ConfigError(f"serve {positional!r} with --model {named!r}", "these differ", "name one model")
+            setattr(arguments, "engine.model", positional)
+        merged = merged_settings(arguments)
+        for warning in merged.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+
+        # Only now is anything heavy imported: mistakes in the command line are answered at once.
+        from engine.config.settings import EngineConfig
+        from engine.server.run import serve
+
+        config = EngineConfig.from_merged(merged)
+        return serve(config, arguments.host, arguments.port, arguments.shutdown_timeout)

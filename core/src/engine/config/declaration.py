@@ -1,0 +1,57 @@
+"""The settings of the engine, declared once and lightly: name, type, default, help.
+
+The command line's flags, the environment's variables and the config file's keys are made from this table, without
+importing pydantic; `engine.config.settings.EngineConfig` has the same fields with their validation, and a test holds
+the two together. Points come beside these, from `engine.plugin.points`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    Attributes:
+        name: as a keyword; the flag has dashes, the environment's variable is ENGINE_<NAME>.
+        type: "text", "integer", "boolean", or "bytes" (a number, or "512MiB", "4GB").
+        default: None where the engine finds it out.
+        help: one line.
+        choices: the values that are allowed, where these are few.
+    """
+
+    name: str
+    type: Literal["text", "integer", "boolean", "bytes"]
+    default: str | int | bool | None
+    help: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The flag as typed, e.g. "--max-num-seqs"."""
+        return "--" + self.name.replace("_", "-")
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("model", "text", None, "the model: a folder or a name (default: the installed driver's own)"),
+    Setting("tokenizer", "text", None, "a folder with the tokenizer's files (default: the model's)"),
+    Setting("served_model_name", "text", None, "the model's name in the API (default: --model as given)"),
+    Setting("dtype", "text", "auto", "type of weights and activations", choices=DTYPES),
+    Setting("max_model_len", "integer", None, "most tokens of one request, prompt and output (default: the model's)"),
+    Setting("max_num_seqs", "integer", 256, "most requests that run at once"),
+    Setting("max_num_batched_tokens", "integer", 2048, "most tokens that one step computes"),
+    Setting("block_size", "integer", 16, "tokens in one block of the KV cache"),
+    Setting("kv_cache_memory", "bytes", None, "memory of the KV cache, e.g. 4GiB (default: the platform's choice)"),
+    Setting("num_kv_pages", "integer", None, "pages of the KV cache; goes before --kv-cache-memory"),
+    Setting("enable_prefix_caching", "boolean", True, "reuse the KV cache of prompts that begin alike"),
+    Setting("in_flight", "integer", None, "steps under way at once; 1 overlaps nothing (default: 2)"),
+    Setting("seed", "integer", 0, "seed of the requests that bring none of their own"),
+)
+"""Every setting, in the order in which they are listed."""
+
+SETTINGS_BY_NAME = {setting.name: setting for setting in SETTINGS}

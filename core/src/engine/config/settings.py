@@ -1,0 +1,118 @@
+"""The validated settings of one engine. Imports pydantic, so only a starting engine imports this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from engine.config.declaration import SETTINGS_BY_NAME
+from engine.config.names import Key, fold
+from engine.config.sizes import parse_bytes
+from engine.config.sources import Merged
+from engine.types.errors import ConfigError
+
+Positive = Annotated[int, Field(ge=1)]
+Bytes = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_bytes(value))]
+
+
+class EngineConfig(BaseModel):
+    """What an engine is started with. Frozen; `EngineArgs` is the same class under vLLM's name.
+
+        EngineConfig(model="/models/llama", max_num_seqs=64, attention="torch", **{"attention.num_splits": 4})
+
+    Keywords are the settings, the points (by their flag's name: `attention`, `load_format`, ...) and the options of
+    their drivers ("point.option"); `points` and `options` may also be given as mappings. `engine.config.declaration`
+    says what each setting means.
+
+    Raises:
+        ConfigError: a keyword is unknown (with near matches), or a value is of the wrong type or out of range.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str | None = None
+    tokenizer: str | None = None
+    served_model_name: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    max_model_len: Positive | None = None
+    max_num_seqs: Positive = 256
+    max_num_batched_tokens: Positive = 2048
+    block_size: Positive = 16
+    kv_cache_memory: Bytes | None = None
+    num_kv_pages: Positive | None = None
+    enable_prefix_caching: bool = True
+    in_flight: Positive | None = None
+    seed: int = 0
+    points: dict[str, str] = Field(default_factory=dict)
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    def __init__(self, /, **keywords: Any) -> None:
+        values = fold(keywords)
+        self._validate(Merged(values, dict.fromkeys(values, "")), super().__init__)
+
+    @classmethod
+    def from_kwargs(cls, **keywords: Any) -> Self:
+        """The same as the constructor, for callers who pass on what they were given."""
+        return cls(**keywords)
+
+    @classmethod
+    def from_merged(cls, merged: Merged) -> Self:
+        """Validate what `engine.config.sources.gather` merged; errors name the place where a value was set."""
+        config = cls.__new__(cls)
+        cls._validate(merged, lambda **values: BaseModel.__init__(config, **values))
+        return config
+
+    def asked(self, point: str) -> str | None:
+        """The driver (or list, or kinds) that the user named for a point; None where it is left to the cards."""
+        name = self.points.get(point, "auto")
+        return None if name == "auto" else name
+
+    def options_for(self, point: str) -> dict[str, Any]:
+        """The options given for a point, not yet validated by its driver's card."""
+        return dict(self.options.get(point, {}))
+
+    @field_validator("model", "tokenizer", mode="before")
+    @classmethod
+    def _path_as_text(cls, value: Any) -> Any:
+        return str(value) if hasattr(value, "__fspath__") else value
+
+    @field_validator("points")
+    @classmethod
+    def _strip(cls, points: dict[str, str]) -> dict[str, str]:
+        return {point: name.strip() or "auto" for point, name in points.items()}
+
+    @staticmethod
+    def _validate(merged: Merged, build: Any) -> None:
+        values = merged.section("settings") | {"points": merged.section("points"), "options": merged.options()}
+        try:
+            build(**values)
+        except ValidationError as error:
+            raise _config_error(error, merged.origins) from error
+
+
+EngineArgs = EngineConfig
+
+
+def _config_error(error: ValidationError, origins: Mapping[Key, str]) -> ConfigError:
+    """pydantic's complaint in our words: the first bad setting with where it was set, and what is wrong with all."""
+    faults = error.errors()
+    keys = [_key(fault["loc"]) for fault in faults]
+    texts = []
+    for fault in faults:
+        cause = fault.get("ctx", {}).get("error")
+        texts.append(cause.found if isinstance(cause, ConfigError) else fault["msg"])
+    first = keys[0]
+    origin = origins.get(first, "")
+    setting = SETTINGS_BY_NAME.get(first.name) if first.section == "settings" else None
+    return ConfigError(
+        f"set {first.name} to {faults[0]['input']!r}" + (f" ({origin})" if origin else ""),
+        texts[0] if len(texts) == 1 else "; ".join(f"{k.name}: {text}" for k, text in zip(keys, texts, strict=True)),
+        f"{first.name} is: {setting.help}" if setting else "name an installed driver; `engine plugins` lists them",
+    )
+
+
+def _key(location: tuple[int | str, ...]) -> Key:
+    section, *rest = (str(part) for part in location)
+    return Key("points", rest[0]) if section == "points" and rest else Key("settings", section)

@@ -1,0 +1,138 @@
+"""The frontend's end of an engine core in a process of its own: start it, talk to it, notice its death, stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+
+import zmq
+
+from engine.types import wire
+from engine.types.errors import EngineDeadError, EngineError, rebuild_error
+from engine.types.messages import Failed, FromCore, ProcessStart, Ready, Shutdown, ToCore
+from engine.types.start import CoreStart, WorkerReady
+
+MODULE = "engine.loop.process"
+LONGEST_SOCKET_PATH = 100
+"""Unix socket paths end at 107 bytes."""
+
+
+class CoreProcess:
+    """An engine core behind two ZeroMQ sockets in a private directory.
+
+    `send` may be called from one thread at a time. What comes back is handed to `on_message` on a thread of this
+    object's own, until `on_death` is called there, once, with the error to show, if the process ends unasked.
+    """
+
+    def __init__(self, start: CoreStart) -> None:
+        self._directory = _socket_directory()
+        requests, outputs = (f"ipc://{self._directory}/{name}" for name in ("requests", "outputs"))
+        self._context = zmq.Context()
+        self._requests = self._socket(zmq.PUSH, requests)
+        self._outputs = self._socket(zmq.PULL, outputs)
+        self._decode = wire.decoder(FromCore).decode
+        self._stopping = threading.Event()
+        self._reader: threading.Thread | None = None
+        # A session of its own: Ctrl-C in a terminal reaches the frontend alone, which then stops the core in order.
+        self._process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE, start_new_session=True)
+        message = ProcessStart(core=start, requests=requests, outputs=outputs, directory=self._directory)
+        try:
+            assert self._process.stdin is not None
+            wire.write_frame(self._process.stdin, wire.encode(message))
+        except OSError as error:
+            self.shutdown()
+            raise EngineDeadError("start the engine core's process", f"it ended at once ({error})") from error
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def wait_ready(self) -> WorkerReady:
+        """Wait until the model is loaded. Raises the core's own error, or EngineDeadError where it died."""
+        while True:
+            message = self._receive()
+            if isinstance(message, Ready):
+                return message.worker
+            if isinstance(message, Failed):
+                self.shutdown()
+                raise rebuild_error(message.error)
+            if message is None and self._process.poll() is not None:
+                error = self._death("starting")
+                self.shutdown()
+                raise error
+
+    def listen(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
+        """Begin to hand over what comes, on a thread of this object's own."""
+        self._reader = threading.Thread(target=self._read_loop, args=(on_message, on_death), name="core", daemon=True)
+        self._reader.start()
+
+    def send(self, message: ToCore) -> None:
+        """Queue a message; never blocks. A dead core swallows it (`on_death` has told, or will tell)."""
+        with contextlib.suppress(zmq.Again):
+            self._requests.send(wire.encode(message), zmq.NOBLOCK)
+
+    def alive(self) -> bool:
+        """True while the process runs."""
+        return self._process.poll() is None
+
+    def shutdown(self, timeout: float = 5.0) -> None:
+        """Ask the process to stop, wait, kill it if it does not, and remove the sockets. Idempotent."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self.send(Shutdown())
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        if self._reader is not None and self._reader is not threading.current_thread():
+            self._reader.join()
+        self._requests.close(linger=0)
+        self._outputs.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.bind(address)
+        return socket
+
+    def _receive(self) -> FromCore | None:
+        if not self._outputs.poll(100):
+            return None
+        return self._decode(self._outputs.recv())
+
+    def _read_loop(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
+        while not self._stopping.is_set():
+            message = self._receive()
+            if isinstance(message, Failed):
+                return on_death(rebuild_error(message.error))
+            if message is not None:
+                on_message(message)
+            elif self._process.poll() is not None and not self._stopping.is_set():
+                return on_death(self._death("running"))
+
+    def _death(self, state: str) -> EngineDeadError:
+        code = self._process.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return EngineDeadError(f"the engine core's process ended while {state}", how, "its log says why; start it again")
+
+
+def _socket_directory() -> str:
+    directory = tempfile.mkdtemp(prefix="engine-")
+    if len(os.fsencode(directory)) > LONGEST_SOCKET_PATH - len("/requests"):
+        os.rmdir(directory)
+        directory = tempfile.mkdtemp(prefix="engine-", dir="/tmp")
+    return directory

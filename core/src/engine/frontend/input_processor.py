@@ -1,0 +1,222 @@
+"""From what a user asks to what the engine core takes: validated, tokenised, with every default filled in."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from engine.frontend.prompts import ParsedPrompt, TokensPrompt, parse_prompt
+from engine.interfaces.tokenizer import Tokenizer
+from engine.types.errors import InvalidRequestError, PromptTooLongError
+from engine.types.model import ModelDescription
+from engine.types.params import MAX_SEED, SamplingParams
+from engine.types.request import EngineRequest
+
+if TYPE_CHECKING:
+    from engine.plugin import HookRelay
+
+
+class ProcessedRequest(NamedTuple):
+    """A request that is ready to be sent.
+
+    Args:
+        request_id: the user's.
+        prompt: its text, None where ids were given without.
+        prompt_token_ids: its ids.
+        params: the user's, verified.
+        requests: what the core gets: one for each of n, in order.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    requests: list[EngineRequest]
+
+
+class InputProcessor:
+    """Makes engine requests. Safe to call from several threads.
+
+    Args:
+        tokenizer: at work.
+        model: its vocabulary and its end-of-sequence ids; the tokenizer's own are added to them.
+        max_model_len: most tokens of one request, prompt and output.
+        seed: of the generator that gives a seed to every request that brings none. The same requests in the same
+            order get the same seeds.
+        hooks: the frontend's.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        model: ModelDescription,
+        max_model_len: int,
+        seed: int = 0,
+        hooks: HookRelay | None = None,
+    ) -> None:
+        self.tokenizer, self.max_model_len = tokenizer, max_model_len
+        self.vocab_size = model.vocab_size
+        eos = dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids))
+        # An id that the model cannot draw ends nothing, and is no index into its logits.
+        self.eos_token_ids = [token for token in eos if 0 <= token < model.vocab_size]
+        self._seeds = random.Random(seed)
+        self._hooks = hooks
+
+    def process(
+        self, request_id: str, prompt: Any, params: SamplingParams, arrival_time: float | None = None
+    ) -> ProcessedRequest:
+        """Validate and tokenise one prompt, and cut it into n engine requests.
+
+        Args:
+            request_id: not empty; for n > 1 the parts are called "<request_id>#<index>".
+            prompt: a `Prompt`.
+            params: left unchanged.
+            arrival_time: seconds of `time.time()`; None means now.
+
+        Raises:
+            InvalidRequestError: a parameter or the prompt makes no sense, or a token id is outside the vocabulary.
+            PromptTooLongError: the prompt leaves no room for one token within `max_model_len`.
+        """
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidRequestError(f"request_id={request_id!r:.80}", "it is not a string with content")
+        if not isinstance(params, SamplingParams):
+            kind = type(params).__name__
+            raise InvalidRequestError("generate", f"the sampling params are a {kind}", "pass SamplingParams(...)")
+        params.verify()
+        parsed = parse_prompt(prompt)
+        ids = self._ids(parsed)
+        room = self._room(ids)
+        self._check_stop_ids(params.stop_token_ids)
+        if arrival_time is None:
+            arrival_time = time.time()
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        requests = [
+            EngineRequest(
+                request_id=request_id if params.n == 1 else f"{request_id}#{index}",
+                prompt_token_ids=ids,
+                params=self._filled_in(params, room, (seed + index) & MAX_SEED),
+                eos_token_ids=self.eos_token_ids,
+                arrival_time=arrival_time,
+                cache_salt=parsed.cache_salt,
+                parent=None if params.n == 1 else request_id,
+            )
+            for index in range(params.n)
+        ]
+        return ProcessedRequest(request_id, parsed.text, ids, params, requests)
+
+    def announce(self, processed: ProcessedRequest) -> None:
+        """Fire the hook `request_received`: the requests are about to be sent."""
+        if self._hooks is not None and (heard := self._hooks.request_received):
+            for request in processed.requests:
+                heard(request=request)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> TokensPrompt:
+        """A conversation as a prompt. The template writes all special tokens itself, so none are added to it.
+
+        Raises:
+            InvalidRequestError: these are no messages, or they hold more than text.
+            TokenizerError: there is no template, or it refuses the messages.
+        """
+        if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
+            raise InvalidRequestError(
+                f"chat with messages={messages!r:.80}",
+                "that is no list of messages",
+                'pass [{"role": "user", "content": "..."}]',
+            )
+        text = self.tokenizer.render_chat(
+            [_text_message(message) for message in messages],
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            template=template,
+            **(variables or {}),
+        )
+        return TokensPrompt(prompt_token_ids=self._encode(text, False), prompt=text)
+
+    def _ids(self, parsed: ParsedPrompt) -> list[int]:
+        if parsed.token_ids is None:
+            assert parsed.text is not None
+            ids = self._encode(parsed.text, True)
+            source = "the tokenizer gives"
+        else:
+            ids, source = parsed.token_ids, "the prompt holds"
+        if not ids:
+            raise InvalidRequestError("an empty prompt", "there is no token to begin with", "send at least one token")
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            outside = next(token for token in ids if not 0 <= token < self.vocab_size)
+            raise InvalidRequestError(
+                f"a prompt of {len(ids)} tokens",
+                f"{source} the id {outside}, the model's vocabulary ends at {self.vocab_size - 1}",
+                "check that tokenizer and model belong together",
+            )
+        return ids
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return self.tokenizer.encode(text, add_special_tokens)
+        except (UnicodeError, TypeError) as error:
+            raise InvalidRequestError("tokenise a prompt", f"it is no valid Unicode text: {error}") from error
+
+    def _room(self, ids: list[int]) -> int:
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise PromptTooLongError(
+                f"a prompt of {len(ids)} tokens",
+                f"the longest request has {self.max_model_len} tokens, at least one of them to be generated",
+                f"shorten the prompt to {self.max_model_len - 1} tokens, or raise max_model_len",
+            )
+        return room
+
+    def _check_stop_ids(self, stop_token_ids: list[int]) -> None:
+        for token in stop_token_ids:
+            if token >= self.vocab_size:
+                raise InvalidRequestError(
+                    f"stop_token_ids=[{token}]",
+                    f"the model's vocabulary ends at {self.vocab_size - 1}",
+                    "pass ids of this model's tokenizer",
+                )
+
+    def _filled_in(self, params: SamplingParams, room: int, seed: int) -> SamplingParams:
+        """The parameters of one sequence: `max_tokens` that fits, nothing larger than the vocabulary."""
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        return msgspec.structs.replace(
+            params,
+            n=1,
+            seed=seed,
+            max_tokens=max_tokens,
+            min_tokens=min(params.min_tokens, max_tokens),
+            top_k=0 if params.top_k >= self.vocab_size else params.top_k,
+            logprobs=None if params.logprobs is None else min(params.logprobs, self.vocab_size),
+        )
+
+
+def _text_message(message: Any) -> dict[str, Any]:
+    """A message whose content, if it is a list of text parts, has become one text: what every template can read."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequestError(
+            f"chat with the message {message!r:.80}", "it has no role", 'pass {"role": "user", "content": "..."}'
+        )
+    content = message.get("content")
+    if not isinstance(content, (list, tuple)):
+        return dict(message)
+    texts: list[str] = []
+    for part in content:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise InvalidRequestError(
+                f"chat with a content part of type {kind!r}", "this engine reads text only", "send text parts"
+            )
+        texts.append(text)
+    return {**message, "content": "\n".join(texts)}

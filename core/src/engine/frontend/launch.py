@@ -1,0 +1,301 @@
+"""The launcher: from settings to a plan of the whole engine, in plain data.
+
+Every driver is chosen here, once, from facts that need no torch: the model's config.json and the platform's
+description. Cards are imported, bodies are not. What comes out is a `Launch`: the start message of the engine core
+(with the manifest that every process checks), and what the frontend itself needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from engine.interfaces.attention import AttentionCard, AttentionNeed
+from engine.interfaces.checkpoint import CheckpointCard
+from engine.interfaces.executor import ExecutorNeed
+from engine.interfaces.model import ModelCard, ModelNeed
+from engine.interfaces.ops import OPERATIONS, OpsNeed
+from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
+from engine.interfaces.tokenizer import TokenizerNeed
+from engine.kv.layout import make_layout
+from engine.plugin import (
+    Manifest,
+    Registry,
+    Selection,
+    select,
+    select_architecture,
+    select_claims,
+    select_default_model,
+    select_kinds,
+    select_ordered,
+)
+from engine.types.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from engine.types.kv import KVLayout
+from engine.types.model import CheckpointFiles, ModelDescription
+from engine.types.start import CoreStart, WorkerStart
+
+if TYPE_CHECKING:
+    from engine.config.settings import EngineConfig
+
+CORE_WORKER = "engine.runner.worker:Worker"
+"""The worker of platforms that bring none of their own."""
+DEFAULT_IN_FLIGHT = 2
+"""Pipeline stages + 1."""
+
+_ITEM_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_HOLDS = {
+    "float16": ("float16", "float32", "float64"),
+    "bfloat16": ("bfloat16", "float32", "float64"),
+    "float32": ("float32", "float64"),
+    "float64": ("float64",),
+}
+"""The dtypes that hold every value of a dtype."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that is decided before anything is built.
+
+    Attributes:
+        config: the settings.
+        registry: what is installed.
+        start: the engine core's start message.
+        manifest: the chosen drivers, as every process checks them.
+        selections: the same, with their cards, and with the reasons why others were not chosen.
+        tokenizer: the tokenizer's selection, one of `selections`.
+        tokenizer_folder: where its files lie.
+    """
+
+    config: EngineConfig
+    registry: Registry
+    start: CoreStart
+    manifest: Manifest
+    selections: tuple[Selection, ...]
+    tokenizer: Selection
+    tokenizer_folder: str
+
+    @property
+    def model(self) -> ModelDescription:
+        """What the model is."""
+        return self.start.worker.model
+
+    @property
+    def files(self) -> CheckpointFiles:
+        """The checkpoint."""
+        return self.start.worker.files
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of one request."""
+        return self.start.worker.max_model_len
+
+    @property
+    def model_name(self) -> str:
+        """The model's name for people and for the API."""
+        return self.config.served_model_name or self.files.name
+
+
+def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
+    """Decide everything about an engine with these settings.
+
+    Args:
+        config: validated settings.
+        registry: what is installed; None looks.
+
+    Raises:
+        ModelNotFoundError, CheckpointError, UnsupportedModelError, ConfigError, PluginError: each says what was
+            asked, what was found and what to do.
+    """
+    registry = Registry.discover() if registry is None else registry
+    checkpoint, files = _checkpoint(config, registry)
+    platform = _one(config, registry, "platform", PlatformNeed(dtype=config.dtype))
+    facts = cast("type[PlatformCard]", platform.card).describe()
+    architecture, model = _model(config, registry, files, facts)
+    dtype = choose_dtype(config.dtype, model.dtype, facts)
+    max_model_len = _max_model_len(config, model)
+
+    attention = _attention(config, registry, model, facts, dtype)
+    ops = select_ordered(
+        registry,
+        "ops",
+        {op: OpsNeed(operation=op, dtype=dtype, device=facts.device, framework=facts.framework) for op in OPERATIONS},
+        config.asked("ops"),
+        config.options_for("ops"),
+        together=[("pack_linear", "linear")],
+    )
+    executor = _one(config, registry, "executor", ExecutorNeed(world_size=1))
+    evictor = _one(config, registry, "evictor", None)
+    policy = _one(config, registry, "scheduling_policy", None)
+    tokenizer_folder = _tokenizer_folder(config, registry, files)
+    tokenizer = _one(config, registry, "tokenizer", TokenizerNeed(folder=tokenizer_folder))
+
+    selections = (platform, *ops, *attention.values(), executor, evictor, architecture, checkpoint, tokenizer, policy)
+    manifest = Manifest.of(selections)
+    worker = WorkerStart(
+        choices=manifest.choices,
+        model=model,
+        files=files,
+        layout=_layout(config, model, attention, facts, dtype),
+        dtype=dtype,
+        device=facts.device,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_cache_memory=config.kv_cache_memory,
+        num_kv_pages=config.num_kv_pages,
+    )
+    start = CoreStart(
+        worker=worker,
+        worker_class=cast("type[PlatformCard]", platform.card).worker or CORE_WORKER,
+        enable_prefix_caching=config.enable_prefix_caching,
+        in_flight=DEFAULT_IN_FLIGHT if config.in_flight is None else config.in_flight,
+    )
+    return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder)
+
+
+def choose_dtype(asked: str, stored: str, facts: PlatformFacts) -> str:
+    """The dtype to compute in: what is asked for; for "auto" the checkpoint's, or the first that can hold it.
+
+    Raises ConfigError where the platform does not compute in the asked dtype.
+    """
+    if asked != "auto":
+        if asked not in facts.dtypes:
+            raise ConfigError(
+                f"dtype={asked}", f"{facts.name} computes in {', '.join(facts.dtypes)}", "choose one of these, or auto"
+            )
+        return asked
+    if stored in facts.dtypes:
+        return stored
+    holding = _HOLDS.get(stored, ())
+    return next((dtype for dtype in facts.dtypes if dtype in holding), facts.dtypes[0])
+
+
+def _one(config: EngineConfig, registry: Registry, point: str, need: object) -> Selection:
+    return select(registry, point, need, config.asked(point), config.options_for(point))
+
+
+def _checkpoint(config: EngineConfig, registry: Registry) -> tuple[Selection, CheckpointFiles]:
+    asked, options = config.asked("checkpoint"), config.options_for("checkpoint")
+    if config.model is None:
+        selection, name = select_default_model(registry, asked=asked, options=options)
+    else:
+        name = config.model
+        selection = select_claims(registry, "checkpoint", name, asked, options)
+    return selection, cast("type[CheckpointCard]", selection.card).resolve(name)
+
+
+def _model(
+    config: EngineConfig, registry: Registry, files: CheckpointFiles, facts: PlatformFacts
+) -> tuple[Selection, ModelDescription]:
+    stated = files.config.get("architectures") or []
+    architectures = [str(name) for name in stated] if isinstance(stated, (list, tuple)) else []
+    selection = select_architecture(
+        registry,
+        architectures,
+        ModelNeed(
+            architecture=architectures[0] if architectures else "",
+            config=files.config,
+            framework=facts.framework,
+        ),
+        config.asked("model"),
+        config.options_for("model"),
+    )
+    model = cast("type[ModelCard]", selection.card).describe(files.config)
+    generation_eos = _token_ids(files.generation_config.get("eos_token_id"))
+    if generation_eos:
+        model = msgspec.structs.replace(model, eos_token_ids=generation_eos)
+    return selection, model
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    """A token id or a list of them, as generation_config.json states it."""
+    if isinstance(value, (list, tuple)):
+        return tuple(token for token in value if isinstance(token, int))
+    return (value,) if isinstance(value, int) else ()
+
+
+def _max_model_len(config: EngineConfig, model: ModelDescription) -> int:
+    if config.max_model_len is None:
+        return model.max_model_len
+    if config.max_model_len > model.max_model_len:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len}",
+            f"the model was made for {model.max_model_len} positions",
+            f"choose {model.max_model_len} or less",
+        )
+    return config.max_model_len
+
+
+def _attention(
+    config: EngineConfig, registry: Registry, model: ModelDescription, facts: PlatformFacts, dtype: str
+) -> dict[str, Selection]:
+    needs = attention_needs(model, block_size=config.block_size, dtype=dtype, facts=facts)
+    chosen = select_kinds(registry, "attention", needs, config.asked("attention"), config.options_for("attention"))
+    return {selection.kind: selection for selection in chosen}
+
+
+def attention_needs(
+    model: ModelDescription, *, block_size: int, dtype: str, facts: PlatformFacts
+) -> dict[str, AttentionNeed]:
+    """What is asked of attention for each kind of layer of a model.
+
+    Raises UnsupportedModelError where layers of one kind differ in form.
+    """
+    needs: dict[str, AttentionNeed] = {}
+    for layer, spec in enumerate(model.kv_specs):
+        need = AttentionNeed(
+            kind=spec.kind,
+            head_size=spec.head_size,
+            num_q_heads=model.num_q_heads,
+            num_kv_heads=spec.num_kv_heads,
+            dtype=dtype,
+            kv_dtype=dtype,
+            device=facts.device,
+            block_size=block_size,
+            sliding_window=spec.sliding_window,
+            soft_cap=model.soft_cap,
+            framework=facts.framework,
+        )
+        if needs.setdefault(spec.kind, need) != need:
+            raise UnsupportedModelError(
+                f"load {model.architecture}",
+                f"layer {layer} differs from other layers of kind '{spec.kind}' in heads, head size or window",
+                "this engine serves one form of attention for each kind of layer",
+            )
+    return needs
+
+
+def _layout(
+    config: EngineConfig, model: ModelDescription, attention: Mapping[str, Selection], facts: PlatformFacts, dtype: str
+) -> KVLayout:
+    needs = attention_needs(model, block_size=config.block_size, dtype=dtype, facts=facts)
+    tokens = {
+        kind: cast("type[AttentionCard]", selection.card).tokens_per_page(needs[kind])
+        for kind, selection in attention.items()
+    }
+    return make_layout(
+        model.kv_specs,
+        block_size=config.block_size,
+        kv_itemsize=_ITEM_SIZES[dtype],
+        tokens_per_page=tokens,
+        size=1,
+    )
+
+
+def _tokenizer_folder(config: EngineConfig, registry: Registry, files: CheckpointFiles) -> str:
+    """The folder of --tokenizer: a path, or a model's name; the model's own where none is given."""
+    if config.tokenizer is None or config.tokenizer == config.model:
+        return files.folder
+    if Path(config.tokenizer).is_dir():
+        return config.tokenizer
+    try:
+        selection = select_claims(registry, "checkpoint", config.tokenizer)
+        return cast("type[CheckpointCard]", selection.card).resolve(config.tokenizer).folder
+    except ModelNotFoundError as error:
+        raise ConfigError(
+            f"tokenizer={config.tokenizer}", "it is no folder, and no model has that name", "name a folder"
+        ) from error

@@ -1,0 +1,185 @@
+"""From what the engine core sends to what the user reads."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from engine.frontend.input_processor import ProcessedRequest
+from engine.frontend.sequence_state import SequenceState
+from engine.frontend.stop_scanner import StopStrings
+from engine.interfaces.tokenizer import Tokenizer
+from engine.types.errors import EngineError, InvalidRequestError, rebuild_error
+from engine.types.outputs import CompletionOutput, CoreOutput, RequestOutput
+from engine.types.request import FinishReason
+
+
+class OutputKind(enum.Enum):
+    """What a request's outputs hold, and when they come."""
+
+    CUMULATIVE = "cumulative"
+    """With every news, all that came so far."""
+    DELTA = "delta"
+    """With every news, only what is new: text, token ids, logprobs of those completions that have news."""
+    FINAL = "final"
+    """Once, when all completions have ended."""
+
+
+class Processed(NamedTuple):
+    """What came of one batch of news.
+
+    Args:
+        outputs: one for each request with news, in the order of the news.
+        abort_ids: core requests that run on although a stop string has ended them here: abort them.
+    """
+
+    outputs: list[RequestOutput]
+    abort_ids: list[str]
+
+
+@dataclass(slots=True)
+class _Request:
+    """A user's request and its n sequences."""
+
+    processed: ProcessedRequest
+    kind: OutputKind
+    sequences: list[SequenceState]
+    running: int
+    num_cached_tokens: int = 0
+    error: EngineError | None = None
+    news: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """By index: (text, number of tokens) that came in this batch."""
+
+
+class OutputProcessor:
+    """Keeps every unfinished request, and makes its text. One thread at a time.
+
+    Args:
+        tokenizer: at work.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, _Request] = {}
+        self._of_sequence: dict[str, tuple[_Request, SequenceState]] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._requests
+
+    def request_ids(self) -> list[str]:
+        """The unfinished requests, oldest first."""
+        return list(self._requests)
+
+    def add(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> None:
+        """Expect news of this request. Raises InvalidRequestError where its id is in use."""
+        ids = [request.request_id for request in processed.requests]
+        for request_id in (processed.request_id, *ids):
+            if request_id in self._requests or request_id in self._of_sequence:
+                raise InvalidRequestError(
+                    f"request_id={request_id!r}", "an unfinished request has that id", "choose another"
+                )
+        params = processed.params
+        stops = StopStrings(params.stop) if params.stop else None
+        sequences = [
+            SequenceState(request_id, index, params, processed.prompt_token_ids, self._tokenizer, stops)
+            for index, request_id in enumerate(ids)
+        ]
+        request = _Request(processed, kind, sequences, len(sequences))
+        self._requests[processed.request_id] = request
+        for sequence in sequences:
+            self._of_sequence[sequence.request_id] = request, sequence
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """Forget these requests; unknown ids are passed over.
+
+        Returns:
+            The core requests to abort.
+        """
+        core_ids: list[str] = []
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                core_ids += [s.request_id for s in request.sequences if self._of_sequence.pop(s.request_id, None)]
+        return core_ids
+
+    def process(self, news: Iterable[CoreOutput]) -> Processed:
+        """Take in the news of one step. News of requests that are not (or no longer) expected is dropped."""
+        touched: dict[str, _Request] = {}
+        abort_ids: list[str] = []
+        for core_output in news:
+            entry = self._of_sequence.get(core_output.request_id)
+            if entry is None:
+                continue
+            request, sequence = entry
+            text, num_tokens = sequence.take(core_output)
+            index = sequence.output.index
+            old_text, old_tokens = request.news.get(index, ("", 0))
+            request.news[index] = old_text + text, old_tokens + num_tokens
+            # The others of n wait for the first and find its pages: what counts is what it found itself.
+            if index == 0 and core_output.num_cached_tokens:
+                request.num_cached_tokens = core_output.num_cached_tokens
+            if core_output.finish_reason is FinishReason.ERROR:
+                request.error = request.error or _error(core_output)
+            if sequence.finished:
+                del self._of_sequence[sequence.request_id]
+                request.running -= 1
+                if core_output.finish_reason is None:
+                    abort_ids.append(sequence.request_id)
+            touched[request.processed.request_id] = request
+        outputs = [output for request in touched.values() if (output := self._output(request)) is not None]
+        return Processed(outputs, abort_ids)
+
+    def _output(self, request: _Request) -> RequestOutput | None:
+        finished = request.running == 0
+        if finished:
+            del self._requests[request.processed.request_id]
+        news, request.news = request.news, {}
+        if request.kind is OutputKind.DELTA:
+            completions = [_delta(request.sequences[index], *news[index]) for index in sorted(news)]
+        elif finished or request.kind is OutputKind.CUMULATIVE:
+            completions = [_snapshot(sequence) for sequence in request.sequences]
+        else:
+            return None
+        return RequestOutput(
+            request_id=request.processed.request_id,
+            prompt=request.processed.prompt,
+            prompt_token_ids=request.processed.prompt_token_ids,
+            outputs=completions,
+            finished=finished,
+            num_cached_tokens=request.num_cached_tokens,
+            error=request.error,
+        )
+
+
+def _snapshot(sequence: SequenceState) -> CompletionOutput:
+    """A copy, so that an output that was given out does not change."""
+    state = sequence.output
+    return replace(
+        state,
+        text=sequence.text,
+        token_ids=list(state.token_ids),
+        logprobs=None if state.logprobs is None else list(state.logprobs),
+    )
+
+
+def _delta(sequence: SequenceState, text: str, num_tokens: int) -> CompletionOutput:
+    state = sequence.output
+    first = len(state.token_ids) - num_tokens
+    return replace(
+        state,
+        text=text,
+        token_ids=state.token_ids[first:],
+        logprobs=None if state.logprobs is None else state.logprobs[first:],
+    )
+
+
+def _error(output: CoreOutput) -> EngineError:
+    """The typed error that the core sent as plain strings."""
+    if output.error is None:
+        return EngineError(f"request {output.request_id!r}", "the engine core ended it with an error")
+    return rebuild_error(output.error)

@@ -1,0 +1,142 @@
+"""One sequence on its way back: ids to text, stop strings, log probabilities."""
+
+from __future__ import annotations
+
+from engine.frontend.stop_scanner import StopMatch, StopScanner, StopStrings
+from engine.interfaces.tokenizer import Tokenizer
+from engine.types.outputs import CompletionOutput, CoreOutput, Logprob, TokenLogprobs
+from engine.types.params import SamplingParams
+from engine.types.request import FinishReason
+
+
+class SequenceState:
+    """What the frontend keeps of one engine request.
+
+    Args:
+        request_id: the core's id.
+        index: which of the n it is.
+        params: the user's.
+        prompt_token_ids: the text that follows may depend on how the prompt ends.
+        tokenizer: at work.
+        stops: the compiled stop strings; None where there are none.
+
+    Attributes:
+        output: all that came so far. Its text is put together when it is asked for, see `text`.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        params: SamplingParams,
+        prompt_token_ids: list[int],
+        tokenizer: Tokenizer,
+        stops: StopStrings | None,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.output = CompletionOutput(index)
+        if params.logprobs is not None:
+            self.output.logprobs, self.output.cumulative_logprob = [], 0.0
+        self._tokenizer = tokenizer
+        self._stream = tokenizer.stream(params.skip_special_tokens, prompt_token_ids) if params.detokenize else None
+        self._scanner = None if stops is None else StopScanner(stops)
+        self._texts: list[str] = []
+        self._text = ""
+
+    @property
+    def finished(self) -> bool:
+        """True once there is a finish reason."""
+        return self.output.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        if self._texts:
+            self._text += "".join(self._texts)
+            self._texts.clear()
+        return self._text
+
+    def take(self, news: CoreOutput) -> tuple[str, int]:
+        """Take in what the core sent.
+
+        Returns:
+            The text and the number of tokens that are new. Afterwards `finished` may be true, either because the core
+            said so or because a stop string was found (then tokens after it are dropped).
+        """
+        ids, output = news.new_token_ids, self.output
+        # The token that ended the sequence is kept among the ids, but its text is shown only on demand.
+        silent_last = news.finish_reason is FinishReason.STOP and not self.params.include_stop_str_in_output
+        taken, match = len(ids), None
+        shown: list[str] = []
+        if self._stream is not None:
+            if self._scanner is None:
+                text = self._stream.push(ids[:-1] if silent_last else ids)
+                if text:
+                    shown.append(text)
+            else:
+                taken, match = self._scan(ids, silent_last, shown)
+        if taken < len(ids):
+            ids = ids[:taken]
+        output.token_ids += ids
+        if output.logprobs is not None:
+            self._take_logprobs(ids, news.new_logprobs[:taken])
+        if match is not None:
+            output.finish_reason, output.stop_reason = str(FinishReason.STOP), match.stop
+        elif news.finish_reason is not None:
+            match = self._finish(shown)
+            if match is not None and news.finish_reason is not FinishReason.ERROR:
+                output.finish_reason, output.stop_reason = str(FinishReason.STOP), match.stop
+            else:
+                output.finish_reason, output.stop_reason = str(news.finish_reason), news.stop_reason
+        new = "".join(shown)
+        if new:
+            self._texts.append(new)
+        return new, taken
+
+    def _scan(self, ids: list[int], silent_last: bool, shown: list[str]) -> tuple[int, StopMatch | None]:
+        """Token by token, so that the one which completes a stop string is the last."""
+        assert self._stream is not None
+        before = len(self.output.token_ids)
+        for place, token in enumerate(ids):
+            if silent_last and place == len(ids) - 1:
+                break
+            text = self._stream.push((token,))
+            if text and (match := self._search(text, before + place + 1, shown)) is not None:
+                return place + 1, match
+        return len(ids), None
+
+    def _search(self, text: str, num_tokens: int, shown: list[str]) -> StopMatch | None:
+        assert self._scanner is not None
+        found = self._scanner.push(text, armed=num_tokens >= self.params.min_tokens)
+        if isinstance(found, str):
+            shown.append(found)
+            return None
+        shown.append(found.text)
+        if self.params.include_stop_str_in_output:
+            shown.append(found.stop)
+        return found
+
+    def _finish(self, shown: list[str]) -> StopMatch | None:
+        """Give out what was held back: half a character (as U+FFFD), and what began like a stop string."""
+        if self._stream is None:
+            return None
+        rest = self._stream.flush()
+        if self._scanner is None:
+            shown.append(rest)
+            return None
+        if rest and (match := self._search(rest, len(self.output.token_ids), shown)) is not None:
+            return match
+        shown.append(self._scanner.flush())
+        return None
+
+    def _take_logprobs(self, ids: list[int], rows: list[TokenLogprobs]) -> None:
+        output, token_text = self.output, self._tokenizer.token
+        assert output.logprobs is not None and output.cumulative_logprob is not None
+        for token, row in zip(ids, rows, strict=True):
+            output.cumulative_logprob += row.chosen
+            position = {token: Logprob(row.chosen, row.rank, token_text(token))}
+            for place, (other, value) in enumerate(zip(row.top_ids, row.top_values, strict=True)):
+                if other != token:
+                    position[other] = Logprob(value, place + 1, token_text(other))
+            output.logprobs.append(position)

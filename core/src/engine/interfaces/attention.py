@@ -1,0 +1,166 @@
+"""Point `attention`: attention over a paged KV cache. One driver is chosen for each kind of layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from engine.plugin import Card
+from engine.types.kv import KVGroup
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from engine.interfaces.context import WorkerContext
+
+CaptureLevel = Literal["none", "decode", "uniform", "any"]
+"""Which steps may be captured: none; one token a row; the same number of tokens in every row; any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionNeed:
+    """What the engine asks of attention for one kind of layer.
+
+    Args:
+        kind: "full" or "sliding".
+        head_size: elements of one head.
+        num_q_heads, num_kv_heads: on this rank; the first is a multiple of the second.
+        dtype: of queries and outputs; `kv_dtype`: of the cache.
+        device: torch's device string.
+        block_size: tokens of the hash unit.
+        sliding_window: tokens that a query sees, itself included; None for all.
+        soft_cap: scores become soft_cap * tanh(scores / soft_cap); None for none.
+        features: further demands: "kv_index" (queries whose KV position is given for each).
+        framework: "torch" or "jax".
+    """
+
+    kind: str
+    head_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    dtype: str
+    kv_dtype: str
+    device: str
+    block_size: int
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    features: frozenset[str] = field(default_factory=frozenset)
+    framework: str = "torch"
+
+
+class AttentionCard(Card):
+    """Describes an attention driver: which kinds of layer it serves, and how it wants pages cut."""
+
+    kinds: frozenset[str] = frozenset()
+
+    @classmethod
+    def tokens_per_page(cls, need: AttentionNeed) -> int:
+        """Tokens for each page of the group with the largest need: `need.block_size` where the kernel can.
+
+        A kernel that cannot says so in `unsupported`, or answers with the nearest size that it can.
+        """
+        return need.block_size
+
+
+class LayerCache(NamedTuple):
+    """One layer's strided views of the pool, in the layout that the driver chose.
+
+    Args:
+        k, v: the first dimension is the page; the others are the driver's.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayer:
+    """One layer, as attention sees it.
+
+    Args:
+        index: in the model.
+        group: its KV group.
+        need: its kind's.
+        scale: scores are q . k * scale.
+    """
+
+    index: int
+    group: KVGroup
+    need: AttentionNeed
+    scale: float
+
+
+@dataclass(kw_only=True)
+class AttentionBatch:
+    """One step, as one KV group sees it: R rows, T tokens, both padded to the bucket.
+
+    Args:
+        num_rows, num_tokens: R and T.
+        num_decodes: the first rows, which have exactly one token each.
+        query_start_loc: int32 [R + 1], device; row r's queries are tokens query_start_loc[r] .. [r + 1] - 1.
+        query_start_loc_host: the same with numpy.
+        seq_lens: int32 [R], device; keys of the row, those of this step included. Exact.
+        seq_lens_bound: int32 [R], numpy; the same or more.
+        block_table: int32 [R, max_blocks], device; entries past the row's blocks are not to be read, and entries that
+            left a sliding window are stale.
+        slot_mapping: int64 [T], device; where each token's K and V go: page * tokens_per_block + offset.
+        kv_index: int64 [T], device; each query's place among its row's keys: it sees keys 0 .. kv_index.
+    """
+
+    num_rows: int
+    num_tokens: int
+    num_decodes: int
+    query_start_loc: torch.Tensor
+    query_start_loc_host: np.ndarray
+    seq_lens: torch.Tensor
+    seq_lens_bound: np.ndarray
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    kv_index: torch.Tensor
+
+
+class AttentionBackend(Protocol):
+    """Attention at work, one body for each kind of layer. Built with a `WorkerContext`."""
+
+    capture_level: CaptureLevel
+
+    def __init__(self, context: WorkerContext) -> None: ...
+
+    def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
+        """A layer's views of its part of the pool.
+
+        Args:
+            pages: uint8 [num_pages, layer_bytes], strided: rows lie `page_bytes` apart.
+        """
+        ...
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        """Prepare one step for one group; once a step. With `out`, an earlier plan, the same buffers are refilled
+        without allocation or synchronisation and `out` is returned: it was made for the same R and T and for a step
+        that is captured, so what was launched on it must stay right for longer rows."""
+        ...
+
+    def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: Any) -> None:
+        """Store k, v [T, num_kv_heads, head_size] at `slot_mapping`. Padding tokens write to the null page."""
+        ...
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: LayerCache,
+        plan: Any,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Causal attention of every row over its own keys, those just written included.
+
+        q [T, num_q_heads, head_size], k and v [T, num_kv_heads, head_size] (this step's, already in the cache);
+        out like q, written in full (padding too, with finite values); lse float32 [T, num_q_heads], the natural
+        logarithm of the sum of exponentials of the scores, where given. A query at kv_index i sees keys max(0, i -
+        sliding_window + 1) .. i.
+        """
+        ...

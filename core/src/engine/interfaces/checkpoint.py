@@ -1,0 +1,44 @@
+"""Point `checkpoint`: from a model's name to its files and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from engine.plugin import Card
+from engine.types.model import CheckpointFiles
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.interfaces.context import WorkerContext
+
+
+class CheckpointCard(Card):
+    """Describes a kind of checkpoint. The one card whose `claims(name)` is true is used; two is an error."""
+
+    default_model: str | None = None
+    """A name to use when the user gives none; at most one installed card declares one."""
+
+    @classmethod
+    def claims(cls, name: str) -> bool:
+        """True where this driver would open `name` (a path or a name). Cheap: looks at names, opens no tensor."""
+        raise NotImplementedError
+
+    @classmethod
+    def resolve(cls, name: str) -> CheckpointFiles:
+        """Find the files. Raises ModelNotFoundError, or CheckpointError for a file that is missing or no JSON."""
+        raise NotImplementedError
+
+
+class Checkpoint(Protocol):
+    """A checkpoint being read, in a worker. Built with a `WorkerContext`, whose `start.files` it reads."""
+
+    def __init__(self, context: WorkerContext) -> None: ...
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Stream (name, host tensor in the file's dtype), holding one file's mapping at a time.
+
+        Raises CheckpointError for a truncated or broken file, naming it.
+        """
+        ...

@@ -1,0 +1,74 @@
+"""What a body is built with: one frozen context per process kind. It may grow; a body takes nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.types.kv import KVLayout
+from engine.types.model import CheckpointFiles, ModelDescription
+from engine.types.start import WorkerStart
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.interfaces.ops import Ops
+    from engine.interfaces.platform import Platform
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontContext:
+    """For bodies in the frontend's process (tokenizer).
+
+    Args:
+        options: the driver's validated `Options`, or None where its card declares none.
+        folder: where the tokenizer's files lie (the model's folder unless the user named another).
+        files: the checkpoint.
+        model: what the model is.
+    """
+
+    folder: str
+    files: CheckpointFiles
+    model: ModelDescription
+    options: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreContext:
+    """For bodies in the engine core's process (executor, evictor, scheduling_policy).
+
+    Args:
+        options: the driver's validated `Options`, or None where its card declares none.
+        layout: the KV pool's form.
+        num_pages: pages of the pool, the null page included; 0 while the executor is built, which finds it out.
+        max_num_seqs, max_num_batched_tokens, max_model_len: limits of a step and of a request.
+        worker: "pkg.mod:Class" of the `Worker` that executors start.
+    """
+
+    layout: KVLayout
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_pages: int = 0
+    worker: str = ""
+    options: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerContext:
+    """For bodies in a worker's process (platform, ops, attention, checkpoint).
+
+    Bodies are built in this order, and each sees those before it: platform, ops, attention, checkpoint.
+
+    Args:
+        start: the start message.
+        options: the driver's validated `Options`, or None where its card declares none.
+        device, dtype: where and in what the model computes; None while the platform itself is built.
+    """
+
+    start: WorkerStart
+    options: Any = None
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+    platform: Platform | None = None
+    ops: Ops | None = None

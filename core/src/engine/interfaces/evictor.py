@@ -1,0 +1,57 @@
+"""Point `evictor`: the order in which cached pages are given up. Matching and counting are the KV manager's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from engine.plugin import Card
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from engine.interfaces.context import CoreContext
+
+
+class EvictorCard(Card):
+    """Describes an evictor. Needs nothing of the device: `unsupported` gets None."""
+
+
+class Evictor(Protocol):
+    """Keeps the order of pages whose content is cached and that nobody holds.
+
+    Pages are int32 numpy arrays. Each method is called at most once a step and group of pages. A page that a request
+    holds, or that an unfinished step names, is never a candidate: it was not released, or was touched since.
+    """
+
+    def __init__(self, context: CoreContext) -> None: ...
+
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray) -> None:
+        """These pages now hold cached content. parents[i] is the page before pages[i] in its sequence, 0 for none."""
+        ...
+
+    def on_touch(self, pages: np.ndarray) -> None:
+        """These pages are held by a request (again): no candidates until they are released."""
+        ...
+
+    def on_release(self, pages: np.ndarray) -> None:
+        """Nobody holds these committed pages any more: they are candidates, the last in the array to go first."""
+        ...
+
+    def victims(self, n: int, group: int) -> np.ndarray:
+        """Up to n candidates to give up, first the one to go first. They are forgotten by this call.
+
+        group: the KV group that wants pages (any group's candidates may be given).
+        """
+        ...
+
+    def __len__(self) -> int:
+        """The number of candidates."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the inner state contradicts itself. For tests and idle moments."""
+        ...

@@ -1,0 +1,128 @@
+"""Point `model`: an architecture. The entry point's name is config.json's architecture string."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engine.plugin import Card
+from engine.types.model import ModelDescription
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.interfaces.ops import Ops
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelNeed:
+    """What the engine asks of a model's driver.
+
+    Args:
+        architecture: config.json's string.
+        config: config.json, decoded.
+        framework: "torch" or "jax".
+        world_size: ranks that share the weights.
+    """
+
+    architecture: str
+    config: dict[str, Any] = field(default_factory=dict)
+    framework: str = "torch"
+    world_size: int = 1
+
+
+class ModelCard(Card):
+    """Describes an architecture. `unsupported(need)` names the config's features that the body does not have."""
+
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> ModelDescription:
+        """The description of a model with this config.json (without `eos_token_ids` of generation_config.json).
+
+        Raises UnsupportedModelError or CheckpointError naming the config's key that is missing or makes no sense.
+        """
+        raise NotImplementedError
+
+
+class State(dict[str, "torch.Tensor"]):
+    """A named set of token-major tensors, [T, ...] each: what goes from layer to layer.
+
+    `hidden` [T, H] is always there after the embedding, `token_ids` int32 [T] and `positions` int64 [T] from the
+    start; `residual` [T, H] where the layers keep one.
+    """
+
+
+class Walk(Protocol):
+    """The runner's hold on a model's layers: it decides which run, and looks on between them."""
+
+    def __call__(self, layers: Iterable[Any], state: State) -> Iterator[Any]:
+        """Iterate over a stack's layers; the model applies each to `state`, in place, before it asks for the next."""
+        ...
+
+
+class PagedAttention(Protocol):
+    """One layer's attention with its cache, in the runner's hands."""
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """q [T, Hq, D], k and v [T, Hkv, D] (rotated) -> [T, Hq * D]; stores k and v first."""
+        ...
+
+
+class AttentionFactory(Protocol):
+    """Gives each layer its attention."""
+
+    def __call__(self, layer: int, scale: float) -> PagedAttention:
+        """layer: index of the model's layer; scale: scores are q . k * scale."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelContext:
+    """What a model's body is built with. It may grow.
+
+    Args:
+        description: the card's.
+        ops: the operations to compute with. A model computes only through these, its attention, and views.
+        attention: gives each layer its attention.
+        dtype, device: of the weights.
+        max_model_len: positions that will be asked for.
+        rank, size: this worker's place; layers hold 1 / size of their weights.
+    """
+
+    description: ModelDescription
+    ops: Ops
+    attention: AttentionFactory
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    rank: int = 0
+    size: int = 1
+
+
+class Model(Protocol):
+    """An architecture at work. Built with a `ModelContext`."""
+
+    def __init__(self, context: ModelContext) -> None: ...
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take (name, tensor) pairs as the checkpoint streams them; cast, cut and place each; then `pack`.
+
+        Raises CheckpointError naming a tensor that is missing, unexpected, or of the wrong shape.
+        """
+        ...
+
+    def forward(self, state: State, walk: Walk) -> torch.Tensor:
+        """The final, normed hidden states [T, H]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, H] -> [R, vocab_size], in the model's dtype."""
+        ...
+
+    def num_parameters(self) -> int:
+        """Elements of the weights on this rank; tied ones counted once."""
+        ...
+
+    def weight_bytes(self) -> int:
+        """Memory of the weights on this rank."""
+        ...

@@ -1,0 +1,242 @@
+"""Point `ops`: the operations that models, the runner and the sampler compute with, beside attention.
+
+A driver provides some of `OPERATIONS`; each operation is taken from the first driver that is fit for it, once, at
+start. The builtin driver provides them all and defines their meaning.
+
+Random numbers. Every number is f(seed, output position, purpose), so that a request draws the same tokens alone or
+batched, in flight or not. The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as
+easy as 1, 2, 3", SC 2011) with
+
+    key     = (seed & 0xffffffff, seed >> 32)                       seed: uint64
+    counter = (position, purpose, 0, 0)                              position: of the token in the output, from 0
+    uniform = ((x0 >> 5) * 2**26 + (x1 >> 6)) / 2**53                from output words x0, x1: in [0, 1), 53 bits
+
+`engine.interfaces.philox` computes it with numpy for tests and for drivers to compare with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from engine.plugin import Card
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.interfaces.context import WorkerContext
+
+PURPOSE_SAMPLE = 0
+"""The draw of a token from the target's distribution."""
+
+OPERATIONS: tuple[str, ...] = (
+    "embedding",
+    "gather_rows",
+    "add",
+    "scale",
+    "soft_cap",
+    "rms_norm",
+    "add_rms_norm",
+    "rope",
+    "silu_mul",
+    "pack_linear",
+    "linear",
+    "prepare_inputs",
+    "penalties",
+    "mask_tokens",
+    "sample",
+    "logprobs",
+)
+"""Every operation, by the name of its method in `Ops`. `pack_linear` and `linear` are taken from one driver."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpsNeed:
+    """What the engine asks of one operation.
+
+    Args:
+        operation: one of `OPERATIONS`.
+        dtype: of activations, e.g. "bfloat16".
+        device: torch's device string.
+        framework: "torch" or "jax".
+    """
+
+    operation: str
+    dtype: str
+    device: str
+    framework: str = "torch"
+
+
+class OpsCard(Card):
+    """Describes a set of operations. `operations` names those it provides."""
+
+    operations: frozenset[str] = frozenset()
+
+
+class StepTables(NamedTuple):
+    """The state that lies on the device for each slot; row `max_num_seqs` is the padding rows' scratch slot.
+
+    Args:
+        tokens: int32 [max_num_seqs + 1, max_model_len + 1]; the ids of each slot's tokens.
+        blocks: for each KV group int32 [max_num_seqs + 1, max_blocks]; its block tables.
+        tokens_per_block: for each KV group.
+    """
+
+    tokens: torch.Tensor
+    blocks: tuple[torch.Tensor, ...]
+    tokens_per_block: tuple[int, ...]
+
+
+class StepInputs(NamedTuple):
+    """The inputs of one step, in fixed buffers cut to R rows and T tokens (both padded to the bucket).
+
+    Args:
+        slot_of_row: int32 [R].
+        num_computed: int32 [R].
+        query_start_loc: int32 [R + 1].
+        seq_lens: int32 [R]; num_computed + num_tokens.
+        token_ids: int32 [T]; filled by `prepare_inputs`, as are those below.
+        positions: int64 [T].
+        block_tables: for each group int32 [R, max_blocks], in row order.
+        slot_mappings: for each group int64 [T]: page * tokens_per_block + offset in the page.
+    """
+
+    slot_of_row: torch.Tensor
+    num_computed: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    block_tables: tuple[torch.Tensor, ...]
+    slot_mappings: tuple[torch.Tensor, ...]
+
+
+class SamplingRows(NamedTuple):
+    """Sampling parameters of R rows, as device tensors.
+
+    Args:
+        temperature: float32 [R]; 0 is greedy.
+        top_k: int32 [R]; 0 keeps all.
+        top_p, min_p: float32 [R].
+        seed: int64 [R]; the bits of the uint64.
+        position: int64 [R]; of the token to draw in the output, from 0.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seed: torch.Tensor
+    position: torch.Tensor
+
+
+class Ops(Protocol):
+    """The operations at work. T tokens, H hidden size, V vocabulary, R rows. Nothing is modified unless said so.
+
+    A driver's body has the methods that its card names; the engine sees one object with all of them.
+    """
+
+    def __init__(self, context: WorkerContext) -> None: ...
+
+    def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """ids int [T], weight [V, H] -> [T, H]."""
+        ...
+
+    def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """x [T, H], index int [R] -> [R, H]."""
+        ...
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """a + b, equal shapes."""
+        ...
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """x * factor."""
+        ...
+
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """cap * tanh(x / cap)."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x [..., H] / sqrt(mean(x^2) + eps) * weight [H]; the mean in float32 at least (Zhang, Sennrich 2019)."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rms_norm(x + residual), x + residual). A driver may write both into its inputs' memory."""
+        ...
+
+    def rope(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate the first `rotary_dim` elements of each head, in two halves (Su et al. 2021, GPT-NeoX's form).
+
+        q [T, Hq, D], k [T, Hkv, D], positions int64 [T], cos_sin [max_position, rotary_dim] (cosines, then sines) in
+        float32 or float64. A driver may rotate in place.
+        """
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up [T, 2 * I] -> silu(gate) * up, [T, I]."""
+        ...
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        """weight [O, I], bias [O] -> what `linear` of the same driver takes; once, after loading."""
+        ...
+
+    def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
+        """x [T, I] -> x @ weight.T + bias, [T, O]."""
+        ...
+
+    def prepare_inputs(self, tables: StepTables, inputs: StepInputs) -> None:
+        """Fill `token_ids`, `positions`, `block_tables` and `slot_mappings` from the tables, in place.
+
+        Tokens at or past query_start_loc[R] are padding: id 0, position 0, slot 0 of the null page.
+        """
+        ...
+
+    def penalties(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        num_prompt: torch.Tensor,
+        num_tokens: torch.Tensor,
+        presence: torch.Tensor,
+        frequency: torch.Tensor,
+        repetition: torch.Tensor,
+    ) -> None:
+        """Apply penalties to `logits[rows]` in place.
+
+        logits [R, V]; rows int64 [m]; tokens int32 [m, L], row i's ids of which the first num_tokens[i] count and the
+        first num_prompt[i] are prompt; presence, frequency, repetition float32 [m]. Repetition (prompt and output)
+        comes first, then frequency and presence (output only), as OpenAI's and CTRL's definitions have it.
+        """
+        ...
+
+    def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Set logits[rows[i], tokens[i]] to -inf, in place. rows, tokens int64 [m]."""
+        ...
+
+    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+        """Draw one token for each row: int32 [R].
+
+        logits [R, V] float32 or float64. temperature 0: the most likely token, the lowest id among equals. Otherwise
+        p = softmax(logits / temperature); drop p < min_p * max(p); keep the top_k most likely (those equal to the
+        k-th stay); of these, renormalised and sorted by falling probability, lower ids first among equals, keep the
+        shortest prefix that reaches top_p, at least one. The token is the first in order of id at which the running
+        sum of the kept probabilities exceeds u * their sum, with u = philox(seed, position, PURPOSE_SAMPLE).
+        """
+        ...
+
+    def logprobs(
+        self, logits: torch.Tensor, tokens: torch.Tensor, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log probabilities under softmax(logits).
+
+        logits [m, V], tokens int [m] -> (chosen float32 [m], rank int32 [m], top_ids int32 [m, k], top_values
+        float32 [m, k]); rank counts the tokens with a larger logit, plus 1.
+        """
+        ...

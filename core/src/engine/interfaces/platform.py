@@ -1,0 +1,109 @@
+"""Point `platform`: the device. Memory, capture and replay, streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from engine.plugin import Card
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.interfaces.context import WorkerContext
+
+
+class PlatformFacts(NamedTuple):
+    """What a platform card knows without torch.
+
+    Args:
+        device: torch's device string, e.g. "cpu" or "cuda".
+        name: for people, e.g. "AMD EPYC, 4 cores".
+        dtypes: that it computes in, best first: the first one that can hold the checkpoint's is `auto`'s answer.
+        framework: "torch" or "jax".
+    """
+
+    device: str
+    name: str
+    dtypes: tuple[str, ...]
+    framework: str = "torch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlatformNeed:
+    """What the engine asks of a platform.
+
+    Args:
+        dtype: the asked-for dtype, or "auto".
+    """
+
+    dtype: str = "auto"
+
+
+class PlatformCard(Card):
+    """Describes a device. `worker` names the worker class; None is the core's own torch worker."""
+
+    worker: str | None = None
+
+    @classmethod
+    def describe(cls) -> PlatformFacts:
+        """The facts of this machine. Cheap; called only when `unsupported` gave no reason."""
+        raise NotImplementedError
+
+
+class Platform(Protocol):
+    """A device at work, in a worker. Built with a `WorkerContext`."""
+
+    def __init__(self, context: WorkerContext) -> None: ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors live."""
+        ...
+
+    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
+        """Row counts that decode steps are padded up to, ascending; empty: no padding, every size runs as it is."""
+        ...
+
+    def capture(self, fn: Callable[[], None], key: Hashable) -> Callable[[], None]:
+        """A replayable form of `fn`, which reads and writes fixed buffers only. Called once for each `key`.
+
+        `key` is None for a step that is not to be captured; the answer is then `fn`. A tensor that `fn` made while it
+        was captured keeps its memory: each replay leaves the new values in it (the runner finds the logits so).
+        """
+        ...
+
+    def kv_cache_bytes(self) -> int:
+        """Bytes to spend on the KV pool where the user names no number; called after the weights are loaded."""
+        ...
+
+    def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        """The KV pool: uint8 [num_pages, page_bytes], zeroed.
+
+        Raises EngineError(KVCacheTooSmallError) with the sizes where the memory cannot be had.
+        """
+        ...
+
+    def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy a host tensor into a device buffer of the same shape, in order with the work queued after it.
+
+        The host tensor may be changed as soon as this returns: a copy that goes on must have staged it.
+        """
+        ...
+
+    def to_host(self, tensors: tuple[torch.Tensor, ...]) -> Fetch:
+        """Start copying small results back; `Fetch.wait` gives them as host tensors."""
+        ...
+
+
+class Fetch(Protocol):
+    """A copy to the host under way."""
+
+    def done(self) -> bool:
+        """True once `wait` would not block."""
+        ...
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        """The tensors on the host, in the order asked."""
+        ...

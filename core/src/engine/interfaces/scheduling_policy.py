@@ -1,0 +1,68 @@
+"""Point `scheduling_policy`: the order of the waiting queue, and who is preempted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from engine.plugin import Card
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import CoreContext
+
+
+class SchedulingPolicyCard(Card):
+    """Describes a policy. Needs nothing of the device: `unsupported` gets None."""
+
+
+class Schedulable(Protocol):
+    """What a policy may know of a request."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def arrival_time(self) -> float:
+        """Seconds of `time.time()`."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Known so far, prompt and output."""
+        ...
+
+
+class SchedulingPolicy(Protocol):
+    """The waiting queue in some order. Every method's cost must not grow with the queue's length (log n is fine)."""
+
+    def __init__(self, context: CoreContext) -> None: ...
+
+    def push(self, request: Schedulable) -> None:
+        """A new request arrives."""
+        ...
+
+    def push_front(self, request: Schedulable) -> None:
+        """A request that was preempted, or that could not be placed, goes back before those that came after it."""
+        ...
+
+    def peek(self) -> Schedulable | None:
+        """The next request, which stays in the queue; None when it is empty."""
+        ...
+
+    def pop(self) -> Schedulable:
+        """Take the request that `peek` shows. Raises IndexError when the queue is empty."""
+        ...
+
+    def remove(self, request: Schedulable) -> None:
+        """Take out a request that was aborted. Raises KeyError where it is not queued."""
+        ...
+
+    def victim(self, running: Sequence[Schedulable]) -> Schedulable:
+        """The running request to preempt, of at least one; `running` is in order of admission."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Schedulable]:
+        """All waiting requests, in no stated order."""
+        ...

@@ -1,0 +1,86 @@
+"""Point `tokenizer`: text to ids, ids to text, messages to a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engine.plugin import Card
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import FrontContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerNeed:
+    """What the engine asks of a tokenizer.
+
+    Args:
+        folder: where its files lie.
+    """
+
+    folder: str
+
+
+class TokenizerCard(Card):
+    """Describes a kind of tokenizer. `unsupported(need)` gets a `TokenizerNeed`."""
+
+
+class TextStream(Protocol):
+    """One sequence's text as its ids come in."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these ids complete: never half a UTF-8 character, which is held back until it is whole."""
+        ...
+
+    def flush(self) -> str:
+        """What is still held back, at the end of the sequence (an unfinished character as U+FFFD)."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """A tokenizer at work, in the frontend. Built with a `FrontContext`. Safe to call from several threads."""
+
+    def __init__(self, context: FrontContext) -> None: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The end-of-sequence ids that the tokenizer's own files name; may be empty."""
+        ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Text to ids; with `add_special_tokens`, those that the tokenizer puts around a text (BOS)."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Ids to text, all at once."""
+        ...
+
+    def token(self, token_id: int) -> str:
+        """One id's text alone, for logprobs; incomplete characters as U+FFFD."""
+        ...
+
+    def stream(self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()) -> TextStream:
+        """Begin an incremental decode. The prompt's last ids may be needed to decide about a leading space."""
+        ...
+
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """Messages to a prompt by the model's chat template, in a sandbox.
+
+        Raises TokenizerError where there is no template or the template refuses the messages.
+        """
+        ...

@@ -1,0 +1,54 @@
+"""The one hash index: which page holds which block of which group."""
+
+from __future__ import annotations
+
+import numpy as np
+
+BlockKey = bytes
+"""A block's hash and, after it, its KV group."""
+
+
+class PrefixIndex:
+    """Block keys to pages and back. A page stands under one key at most, and a key names one page at most."""
+
+    def __init__(self, num_pages: int, num_groups: int) -> None:
+        self._pages: dict[BlockKey, int] = {}
+        self._keys: list[BlockKey | None] = [None] * num_pages
+        self._suffixes = [b"" if group == 0 else group.to_bytes(2, "little") for group in range(num_groups)]
+        self.page_of = self._pages.get
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def keys(self, hashes: list[bytes], group: int, start: int, end: int, hashes_per_block: int) -> list[BlockKey]:
+        """The keys of blocks start .. end - 1 of a group, each `hashes_per_block` hash units long."""
+        suffix, step = self._suffixes[group], hashes_per_block
+        if not suffix and step == 1:
+            return hashes[start:end]
+        return [hashed + suffix for hashed in hashes[(start + 1) * step - 1 : end * step : step]]
+
+    def add(self, key: BlockKey, page: int) -> None:
+        """`page` now holds the block of `key`, which no page held."""
+        assert key not in self._pages and self._keys[page] is None
+        self._pages[key] = page
+        self._keys[page] = key
+
+    def forget(self, pages: np.ndarray) -> None:
+        """These pages will be overwritten."""
+        for page in pages.tolist():
+            key = self._keys[page]
+            assert key is not None
+            del self._pages[key]
+            self._keys[page] = None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._pages.clear()
+        self._keys = [None] * len(self._keys)
+
+    def check_integrity(self, committed: np.ndarray) -> None:
+        """Raise AssertionError unless keys and pages agree with each other and with `committed`, bool [num_pages]."""
+        assert all(self._keys[page] == key for key, page in self._pages.items()), "index and pages disagree"
+        held = {page for page, key in enumerate(self._keys) if key is not None}
+        assert len(held) == len(self._pages), "a page stands under a key that the index does not know"
+        assert held == set(np.flatnonzero(committed).tolist()), "committed pages are not those of the index"

@@ -1,0 +1,312 @@
+"""The KV manager: finds cached prefixes, gives out pages, commits what was computed, takes back what is not needed.
+
+A step is planned in two passes. In the first the scheduler chooses rows: it asks what is cached (`match`), promises
+pages by number (`promise_*`) and holds the pages that hits found. `take_promised` then gets all pages at once, and in
+the second pass they are put into the block tables (`place_decodes`, `place_chunk`). So the evictor is called at most
+once for each kind of news in a step.
+
+A block counts as cached once its tokens are known and a plan that computes it is made: steps run in order and write a
+layer's keys and values before they read any, so whoever finds it in the same plan or a later one reads it whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from engine.kv.hashing import extend_hashes
+from engine.kv.index import BlockKey, PrefixIndex
+from engine.kv.layout import match_unit
+from engine.kv.matching import Hit, match, no_hit
+from engine.kv.pool import PagePool
+from engine.kv.tables import BlockTable
+from engine.types.kv import NULL_PAGE, KVLayout
+
+if TYPE_CHECKING:
+    from engine.interfaces.evictor import Evictor
+
+_NEVER = np.iinfo(np.int32).max
+
+
+class NewEntries(NamedTuple):
+    """Block table entries that one group gained: `block_table[slot[i], block[i]] = page[i]`; int32 [m] each."""
+
+    slot: np.ndarray
+    block: np.ndarray
+    page: np.ndarray
+
+
+class KVManager:
+    """Pages and block tables of all slots.
+
+    Args:
+        layout: the pool's form.
+        num_pages: of the workers' pool, the null page included.
+        max_num_seqs: slots.
+        max_model_len: tokens of the longest request.
+        evictor: orders what is given up.
+        enable_prefix_caching: False: nothing is hashed, committed or found.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        num_pages: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        evictor: Evictor,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.layout = layout
+        self.block_size = layout.block_size
+        self.unit = match_unit(layout)
+        self.enable_prefix_caching = enable_prefix_caching
+        self.index = PrefixIndex(num_pages, len(layout.groups))
+        self.pool = PagePool(num_pages, self.index, evictor)
+        self.tables = tuple(BlockTable(group, max_num_seqs, max_model_len) for group in layout.groups)
+        self._sliding = tuple(table for table in self.tables if table.window is not None)
+        # Hash units of each slot that were offered to the index; no slot's blocks are offered twice.
+        self.num_committed = np.full(max_num_seqs, _NEVER, np.int32)
+        self._promised = [0] * len(self.tables)
+        self._planned: set[BlockKey] = set()
+        self._taken: list[np.ndarray] = []
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+    @property
+    def num_available(self) -> int:
+        """Pages that can still be promised."""
+        return self.pool.num_available - sum(self._promised)
+
+    def fits_at_all(self, num_tokens: int) -> bool:
+        """Whether a request of this length could be computed with the whole pool to itself."""
+        return self.pages_at_least(num_tokens) <= self.pool.num_usable
+
+    def pages_at_least(self, num_tokens: int) -> int:
+        """Pages that a request of this length needs, computed one token at a time."""
+        return sum(table.most_live(num_tokens, 1) for table in self.tables)
+
+    def match(self, hashes: list[bytes], max_tokens: int) -> Hit:
+        """The longest cached prefix, at most `max_tokens` long. See `engine.kv.matching.match`."""
+        if not hashes:
+            return no_hit(self.tables)
+        return match(
+            self.index,
+            self._planned,
+            self.tables,
+            hashes,
+            block_size=self.block_size,
+            unit=self.unit,
+            max_tokens=max_tokens,
+        )
+
+    def pages_for_prompt(self, num_tokens: int, chunk: int, hit: Hit) -> int:
+        """Pages that admitting a request takes from those available: its new pages until all `num_tokens` tokens are
+        computed in chunks of `chunk`, and those pages of the hit that nobody holds."""
+        pages = self._candidates_of(hit)
+        for group, table in enumerate(self.tables):
+            pages += max(0, table.most_live(num_tokens, chunk) - hit.groups[group].pages.size)
+        return pages
+
+    def pages_to_finish(self, slot: int, num_tokens: int, chunk: int) -> int:
+        """Pages that a slot still needs until all its `num_tokens` tokens are computed in chunks of `chunk`."""
+        return sum(
+            max(0, table.most_live(num_tokens, chunk) - int(table.num_blocks[slot] - table.first_block[slot]))
+            for table in self.tables
+        )
+
+    # -- first pass ---------------------------------------------------------------------------------------------------
+    def leave_window(self, slots: np.ndarray, positions: np.ndarray, last_steps: np.ndarray) -> None:
+        """Give back the blocks that left the sliding windows of slots that go on at `positions`.
+
+        last_steps: int [n]; the last step that names each slot.
+        """
+        for table in self._sliding:
+            pages, places = table.leave_window(slots, positions)
+            if pages.size:
+                self.pool.release(pages, last_steps[places])
+
+    def decode_need(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Pages that each slot needs to compute the one token at its position: int [groups, n], 0 or 1."""
+        return np.stack([table.num_blocks[slots] * table.tokens_per_block <= positions for table in self.tables])
+
+    def promise_decodes(self, need: np.ndarray) -> None:
+        """Promise the pages of `decode_need`, bool [groups, n]; the sum fits `num_available`."""
+        for group, count in enumerate(np.count_nonzero(need, axis=1).tolist()):
+            self._promised[group] += count
+
+    def fit_chunk(self, slot: int, start: int, chunk: int, hit: Hit | None = None) -> int:
+        """The most tokens from `start`, at most `chunk`, whose pages are available; 0 for none.
+
+        hit: for a request that has no slot yet (`slot` is then ignored).
+        """
+        have = [self._blocks(table, slot, hit) for table in self.tables]
+
+        def missing(end: int) -> int:
+            return sum(max(0, table.blocks(end) - n) for table, n in zip(self.tables, have, strict=True))
+
+        available = self.num_available - self._candidates_of(hit)
+        if missing(start + chunk) <= available:
+            return chunk
+        low, high = 0, chunk  # `low` fits, `high` does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if missing(start + middle) <= available else (low, middle)
+        return low
+
+    def begin_slot(self, slot: int, hit: Hit) -> None:
+        """A request enters an empty slot: take the pages of its hit (those of planned blocks follow in `open_slot`)."""
+        for group in hit.groups:
+            self.pool.hold(group.pages[group.pages != NULL_PAGE])
+        if self.enable_prefix_caching:
+            self.num_committed[slot] = hit.num_tokens // self.block_size
+
+    def promise_chunk(self, slot: int, start: int, chunk: int, hashes: list[bytes], hit: Hit | None = None) -> int:
+        """Promise the pages of a chunk that `fit_chunk` allowed, and let later rows of this plan find its blocks.
+
+        Args:
+            hashes: of the request's blocks.
+            hit: as `begin_slot` got it, in the step in which the slot is begun.
+
+        Returns:
+            The number of pages.
+        """
+        end = start + chunk
+        commits = self.num_committed[slot] != _NEVER
+        total = 0
+        for group, table in enumerate(self.tables):
+            pages = max(0, table.blocks(end) - self._blocks(table, slot, hit))
+            self._promised[group] += pages
+            total += pages
+            if commits:
+                tokens = table.tokens_per_block
+                keys = self.index.keys(hashes, group, start // tokens, end // tokens, tokens // self.block_size)
+                self._planned.update(keys)
+        return total
+
+    # -- second pass --------------------------------------------------------------------------------------------------
+    def take_promised(self) -> None:
+        """Get all promised pages; from here on no more are promised in this step."""
+        self._taken = self.pool.take(self._promised)
+        self._promised = [0] * len(self.tables)
+        self._planned.clear()
+
+    def place_decodes(self, slots: np.ndarray, need: np.ndarray) -> list[NewEntries]:
+        """Put promised pages at the end of the slots that need one (`need`: bool [groups, n])."""
+        entries = []
+        for group, table in enumerate(self.tables):
+            growing = slots[need[group]]
+            if not growing.size:
+                entries.append(NewEntries(growing, growing, growing))
+                continue
+            pages = self._next(group, growing.size)
+            index = table.num_blocks[growing]
+            table.pages[growing, index] = pages
+            table.num_blocks[growing] = index + 1
+            entries.append(NewEntries(growing, index, pages))
+        return entries
+
+    def open_slot(self, slot: int, hit: Hit) -> list[NewEntries]:
+        """Fill an empty slot with what the prefix cache gave it. Rows are placed in the order in which they were
+        promised, so blocks that an earlier row of this plan computes are committed by now."""
+        entries = []
+        for table, group in zip(self.tables, hit.groups, strict=True):
+            pages = group.pages
+            planned = np.flatnonzero(pages == NULL_PAGE)
+            if planned.size:
+                pages = pages.copy()
+                pages[planned] = [self.index.page_of(group.keys[place]) for place in planned.tolist()]
+                self.pool.hold(pages[planned])
+            table.num_blocks[slot] = table.first_block[slot] = group.first_block
+            table.append(slot, pages)
+            entries.append(_entries(slot, group.first_block, pages))
+        return entries
+
+    def place_chunk(self, slot: int, end: int) -> list[NewEntries]:
+        """Put promised pages into a slot until it has room for `end` tokens."""
+        entries = []
+        for group, table in enumerate(self.tables):
+            pages = self._next(group, max(0, table.blocks(end) - int(table.num_blocks[slot])))
+            entries.append(_entries(slot, table.append(slot, pages), pages))
+        return entries
+
+    # -- afterwards ---------------------------------------------------------------------------------------------------
+    def commit(self, slot: int, hashes: list[bytes], root: bytes, tokens: np.ndarray) -> None:
+        """Put the slot's full blocks into the prefix cache.
+
+        Args:
+            hashes: of the request's blocks; extended in place where more are needed.
+            root: see `engine.kv.hashing.root_hash`.
+            tokens: int32 [n]; the sequence as far as it is known and computed (by a plan that is made, at least).
+        """
+        start, end = int(self.num_committed[slot]), tokens.size // self.block_size
+        if start >= end:
+            return
+        extend_hashes(hashes, root, tokens, self.block_size)
+        self.num_committed[slot] = end
+        index, pool = self.index, self.pool
+        for group, table in enumerate(self.tables):
+            step = table.tokens_per_block // self.block_size
+            first, last = max(start // step, int(table.first_block[slot])), end // step
+            if first >= last:
+                continue
+            before = index.keys(hashes, group, first - 1, first, step) if first else []
+            parent = (index.page_of(before[0]) or NULL_PAGE) if before else NULL_PAGE
+            pages = table.pages[slot, first:last].tolist()
+            for key, page in zip(index.keys(hashes, group, first, last, step), pages, strict=True):
+                known = index.page_of(key)
+                if known is None:
+                    index.add(key, page)
+                    pool.commit(page, parent)
+                    known = page
+                parent = known
+
+    def free_slot(self, slot: int, last_step: int) -> None:
+        """Give back everything that a slot holds; `last_step` is the last step that names it."""
+        for table in self.tables:
+            self.pool.release(table.clear(slot), last_step)
+        self.num_committed[slot] = _NEVER
+
+    def step_done(self, step_id: int) -> None:
+        """This step, and all before it, have ended."""
+        self.pool.step_done(step_id)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached content. Requests that are running commit nothing more."""
+        self.index.clear()
+        self.pool.forget_content()
+        self.num_committed[:] = _NEVER
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where block tables, counts, index and evictor contradict each other."""
+        refs = np.zeros(self.pool.num_pages, np.int32)
+        for table in self.tables:
+            assert (table.first_block <= table.num_blocks).all()
+            for slot in np.flatnonzero(table.num_blocks).tolist():
+                np.add.at(refs, table.live(slot), 1)
+        assert not any(self._promised) and not self._planned, "pages stay promised between steps"
+        self.pool.check_integrity(refs)
+        self.index.check_integrity(self.pool.committed)
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+    def _candidates_of(self, hit: Hit | None) -> int:
+        return sum(int(self.pool.candidate[group.pages].sum()) for group in hit.groups) if hit is not None else 0
+
+    @staticmethod
+    def _blocks(table: BlockTable, slot: int, hit: Hit | None) -> int:
+        if hit is None:
+            return int(table.num_blocks[slot])
+        return hit.num_tokens // table.tokens_per_block
+
+    def _next(self, group: int, n: int) -> np.ndarray:
+        pages = self._taken[group][:n]
+        self._taken[group] = self._taken[group][n:]
+        assert pages.size == n
+        return pages
+
+
+def _entries(slot: int, first: int, pages: np.ndarray) -> NewEntries:
+    return NewEntries(
+        np.full(pages.size, slot, np.int32), np.arange(first, first + pages.size, dtype=np.int32), pages
+    )

@@ -1,0 +1,240 @@
+"""The pages: who holds them, which are free, which wait for a step under way, which the evictor may give up.
+
+Every page but the null page is in exactly one state:
+
+    held       somebody's block table names it (reference count > 0)
+    pending    nobody holds it, but a step under way names it: it may not be reused before that step is done
+    candidate  nobody holds it and it has cached content: the evictor orders these
+    free       nobody holds it and it has no cached content
+
+The evictor is told once a step (`take`), in arrays: commits, then touches, then releases; then it is asked for victims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.types.errors import ContractError
+from engine.types.kv import NULL_PAGE
+
+if TYPE_CHECKING:
+    from engine.interfaces.evictor import Evictor
+    from engine.kv.index import PrefixIndex
+
+_EMPTY = np.empty(0, np.int32)
+
+
+class PagePool:
+    """Counts and states of `num_pages` pages, page 0 (the null page) included, which is never given out.
+
+    Args:
+        num_pages: of the workers' pool.
+        index: pages that are given up are taken out of it.
+        evictor: the driver that orders candidates.
+    """
+
+    def __init__(self, num_pages: int, index: PrefixIndex, evictor: Evictor) -> None:
+        self.num_pages = num_pages
+        self.done_step = 0
+        self.refs = np.zeros(num_pages, np.int32)
+        self.committed = np.zeros(num_pages, bool)
+        self.candidate = np.zeros(num_pages, bool)
+        self.num_candidates = 0
+        self.num_pending = 0
+        self._index, self._evictor = index, evictor
+        self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its end is taken first
+        self._free = np.append(self._free, np.zeros(1, np.int32))
+        self.num_free = num_pages - 1
+        self._last_step = np.zeros(num_pages, np.int64)  # the last step that names the page, where it is not done
+        self._pending_until = np.zeros(num_pages, np.int64)  # 0: not pending
+        self._pending: dict[int, list[np.ndarray]] = {}
+        # What the evictor knows, and what it has still to be told.
+        self._known = np.zeros(num_pages, bool)
+        self._commits: list[tuple[int, int]] = []
+        self._touches: list[np.ndarray] = []
+        self._releases: list[np.ndarray] = []
+
+    @property
+    def num_usable(self) -> int:
+        """All pages but the null page."""
+        return self.num_pages - 1
+
+    @property
+    def num_available(self) -> int:
+        """Pages that could be taken now."""
+        return self.num_free + self.num_candidates
+
+    @property
+    def num_held(self) -> int:
+        """Pages that a request or a step under way needs."""
+        return self.num_usable - self.num_available
+
+    # -- held ---------------------------------------------------------------------------------------------------------
+    def hold(self, pages: np.ndarray) -> None:
+        """One more holder for each of these committed pages (no page twice): a prefix hit takes them back."""
+        self.refs[pages] += 1
+        pending = pages[self._pending_until[pages] > 0]
+        if pending.size:
+            self._pending_until[pending] = 0
+            self.num_pending -= pending.size
+        taken = pages[self.candidate[pages]]
+        if taken.size:
+            self.candidate[taken] = False
+            self.num_candidates -= taken.size
+            told = taken[self._known[taken]]
+            if told.size:
+                self._known[told] = False
+                self._touches.append(told)
+
+    def release(self, pages: np.ndarray, last_steps: np.ndarray | int) -> None:
+        """One holder less for each of these pages, in the order of the sequence (a page may stand here twice).
+
+        Args:
+            last_steps: int [n] or one int; the last step in which that holder was planned.
+        """
+        if not pages.size:
+            return
+        np.subtract.at(self.refs, pages, 1)
+        np.maximum.at(self._last_step, pages, last_steps)
+        pages = pages[self.refs[pages] == 0]
+        until = self._last_step[pages]
+        waiting = until > self.done_step
+        if not waiting.any():
+            self._let_go(_unique(pages))
+            return
+        self._let_go(_unique(pages[~waiting]))
+        pages, until = pages[waiting], until[waiting]
+        fresh = _unique(pages[self._pending_until[pages] == 0])
+        self.num_pending += fresh.size
+        self._pending_until[pages] = until
+        for step in np.unique(until).tolist():
+            self._pending.setdefault(step, []).append(pages[until == step])
+
+    def step_done(self, step_id: int) -> None:
+        """This step, and all before it, no longer name any page."""
+        self.done_step = step_id
+        for step in [step for step in self._pending if step <= step_id]:
+            pages = np.concatenate(self._pending.pop(step))
+            pages = _unique(pages[self._pending_until[pages] == step])  # others were taken back meanwhile
+            self._pending_until[pages] = 0
+            self.num_pending -= pages.size
+            self._let_go(pages)
+
+    def _let_go(self, pages: np.ndarray) -> None:
+        cached = self.committed[pages]
+        kept = pages[cached]
+        if kept.size:
+            self.candidate[kept] = True
+            self.num_candidates += kept.size
+            self._releases.append(kept)
+        if kept.size < pages.size:
+            self._push_free(pages[~cached])
+
+    def _push_free(self, pages: np.ndarray) -> None:
+        self._free[self.num_free : self.num_free + pages.size] = pages
+        self.num_free += pages.size
+
+    # -- cached content -----------------------------------------------------------------------------------------------
+    def commit(self, page: int, parent: int) -> None:
+        """The index now names this held page; `parent` is the page before it in the sequence, 0 for none."""
+        self.committed[page] = True
+        self._commits.append((page, parent))
+
+    def forget_content(self) -> None:
+        """No page has cached content any more; candidates become free."""
+        self._push_free(np.flatnonzero(self.candidate).astype(np.int32))
+        self.candidate[:] = False
+        self.committed[:] = False
+        self._known[:] = False
+        self.num_candidates = 0
+        self._commits, self._touches, self._releases = [], [], []
+        self._evictor.reset()
+
+    # -- giving out ---------------------------------------------------------------------------------------------------
+    def take(self, counts: Sequence[int]) -> list[np.ndarray]:
+        """Pages for each group, with one holder each; tells the evictor what happened since the last call.
+
+        Args:
+            counts: for each KV group; their sum is at most `num_available`.
+
+        Raises:
+            ContractError: the evictor gave pages that are no candidates, or fewer than it was asked for.
+        """
+        self._tell_evictor()
+        assert sum(counts) <= self.num_available
+        taken = []
+        for group, count in enumerate(counts):
+            if not count:
+                taken.append(_EMPTY)
+                continue
+            n = min(count, self.num_free)
+            self.num_free -= n
+            pages = self._free[self.num_free : self.num_free + n][::-1].copy()
+            if n < count:
+                pages = np.concatenate([pages, self._evict(count - n, group)])
+            self.refs[pages] = 1
+            taken.append(pages)
+        return taken
+
+    def _evict(self, n: int, group: int) -> np.ndarray:
+        pages = np.asarray(self._evictor.victims(n, group), dtype=np.int32)
+        if pages.size != n or not self.candidate[pages].all() or _unique(pages).size != n:
+            raise ContractError(
+                f"{n} pages to give up for KV group {group}",
+                f"the evictor {type(self._evictor).__name__} gave {pages.size}, or pages that are no candidates",
+                "choose another evictor driver and tell its author",
+                point="evictor",
+            )
+        self.candidate[pages] = False
+        self.committed[pages] = False
+        self._known[pages] = False
+        self.num_candidates -= n
+        self._index.forget(pages)
+        return pages
+
+    def _tell_evictor(self) -> None:
+        if self._commits:
+            commits = np.array(self._commits, np.int32)
+            self._commits = []
+            self._evictor.on_commit(commits[:, 0], commits[:, 1])
+        if self._touches:
+            touches, self._touches = np.concatenate(self._touches), []
+            self._evictor.on_touch(touches)
+        if self._releases:
+            pages, self._releases = np.concatenate(self._releases), []
+            pages = pages[self.candidate[pages]]  # others were taken back meanwhile
+            pages = _unique(pages[::-1])[::-1]  # a page that was taken back and released again counts by its last
+            if pages.size:
+                self._known[pages] = True
+                self._evictor.on_release(pages)
+
+    def check_integrity(self, expected_refs: np.ndarray) -> None:
+        """Raise AssertionError where states contradict each other or `expected_refs`, int [num_pages]."""
+        wrong = np.flatnonzero(self.refs != expected_refs)
+        assert not wrong.size, f"reference counts of pages {wrong[:8]} are {self.refs[wrong[:8]]}"
+        free = self._free[: self.num_free]
+        states = np.zeros(self.num_pages, np.int32)
+        np.add.at(states, free, 1)
+        states += self.refs > 0
+        states += self.candidate
+        states += self._pending_until > 0
+        assert (states[1:] == 1).all(), f"pages {np.flatnonzero(states[1:] != 1)[:8] + 1} are lost or in two states"
+        assert states[NULL_PAGE] == 0 and not self.committed[NULL_PAGE], "the null page was given out"
+        assert int(self.candidate.sum()) == self.num_candidates
+        assert int((self._pending_until > 0).sum()) == self.num_pending
+        assert (self._pending_until[self._pending_until > 0] > self.done_step).all(), "a page waits for a finished step"
+        assert not self.committed[free].any() and self.committed[self.candidate].all()
+        assert len(self._evictor) == int(self._known.sum()), "the evictor counts other candidates"
+        assert self.candidate[self._known].all()
+        self._evictor.check_integrity()
+
+
+def _unique(pages: np.ndarray) -> np.ndarray:
+    """Each page once, at its first place."""
+    if pages.size < 2:
+        return pages
+    values, first = np.unique(pages, return_index=True)
+    return pages if values.size == pages.size else pages[np.sort(first)]

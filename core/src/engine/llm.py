@@ -1,0 +1,373 @@
+"""Offline use: `LLM` for whole batches, `LLMEngine` for those who want to make the steps themselves.
+
+Both run the engine core in the caller's thread and are to be used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from engine.frontend.assemble import Frontend, assemble_frontend, start_in_process
+from engine.frontend.client import EngineClient
+from engine.frontend.input_processor import ProcessedRequest
+from engine.frontend.interrupt import DeferredInterrupt
+from engine.frontend.launch import Launch, launch
+from engine.frontend.output_processor import OutputKind
+from engine.frontend.prompts import Prompt, as_prompts
+from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
+from engine.types.outputs import RequestOutput, StepStats
+from engine.types.params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.config.settings import EngineConfig
+    from engine.interfaces.tokenizer import Tokenizer
+    from engine.plugin import Registry
+
+Message = Mapping[str, Any]
+"""One turn of a conversation: {"role": "user", "content": "..."}."""
+
+
+class LLMEngine:
+    """An engine whose steps the caller makes.
+
+        engine = LLMEngine.from_engine_args(EngineArgs(model="/models/llama"))
+        engine.add_request("a", "Hello", SamplingParams(max_tokens=8))
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                ...
+
+    Args:
+        frontend: tokenizer and processors.
+        client: the engine core.
+        plan: what the launcher decided; None in tests.
+    """
+
+    def __init__(self, frontend: Frontend, client: EngineClient, plan: Launch | None = None) -> None:
+        self.frontend, self.client, self.plan = frontend, client, plan
+        self._undelivered: list[RequestOutput] = []
+        self._closed = False
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig, registry: Registry | None = None) -> Self:
+        """Start an engine with these settings: choose drivers, load the model. Raises the launcher's errors."""
+        plan = launch(engine_args, registry)
+        # The tokenizer comes first: it is quick to fail, weights take their time.
+        frontend = assemble_frontend(plan)
+        return cls(frontend, start_in_process(plan), plan)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        arrival_time: float | None = None,
+        output_kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> None:
+        """Queue a request.
+
+        Args:
+            request_id: unique among unfinished requests.
+            prompt: text, token ids, or a dict with either.
+            params: None means `SamplingParams()`.
+            arrival_time: seconds of `time.time()`; None means now.
+            output_kind: whether `step` tells all so far, only what is new, or only the end.
+
+        Raises:
+            InvalidRequestError, PromptTooLongError: nothing was queued.
+        """
+        self._alive()
+        params = SamplingParams() if params is None else params
+        self.submit(self.frontend.inputs.process(request_id, prompt, params, arrival_time), output_kind)
+
+    def submit(self, processed: ProcessedRequest, output_kind: OutputKind) -> None:
+        """Queue a request that the input processor has made."""
+        self._alive()
+        self.frontend.outputs.add(processed, output_kind)
+        try:
+            self.frontend.inputs.announce(processed)
+            self.client.add(processed.requests)
+        except BaseException:
+            self.frontend.outputs.abort([processed.request_id])
+            raise
+
+    def step(self) -> list[RequestOutput]:
+        """Make one step of the core.
+
+        Returns:
+            News of those requests that have any. A request that the core could not serve ends with finish reason
+            "error" and `RequestOutput.error`; the others go on.
+
+        Raises:
+            EngineDeadError: the core or a worker has died, or the core knows nothing of a request that waits.
+        """
+        self._alive()
+        outputs, self._undelivered = self._undelivered, []
+        if not self.has_unfinished_requests() and not self.client.has_work():
+            return outputs
+        news = self.client.receive()
+        processed = self.frontend.outputs.process(news.outputs)
+        if processed.abort_ids:
+            self.client.abort(processed.abort_ids)
+        if not news.outputs and len(self.frontend.outputs) and not self.client.has_work():
+            lost = self.frontend.outputs.request_ids()
+            self.frontend.outputs.abort(lost)
+            raise EngineDeadError("make a step", f"the engine core knows nothing of {len(lost)} unfinished requests")
+        return outputs + processed.outputs
+
+    def deliver_later(self, outputs: Iterable[RequestOutput]) -> None:
+        """Give outputs back, to be returned by the next `step`."""
+        self._undelivered += outputs
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End requests in whatever state they are; nothing more is heard of them. Unknown ids are passed over."""
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        core_ids = self.frontend.outputs.abort(ids)
+        if core_ids:
+            self.client.abort(core_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        """True while `step` has more to tell."""
+        return len(self.frontend.outputs) > 0 or bool(self._undelivered)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self.frontend.outputs)
+
+    def stats(self) -> StepStats:
+        """The state of the core."""
+        self._alive()
+        return self.client.stats()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer at work."""
+        return self.frontend.tokenizer
+
+    def shutdown(self) -> None:
+        """Stop, and free the model's memory. Idempotent; every other call then raises EngineDeadError."""
+        if not self._closed:
+            self._closed = True
+            self.frontend.outputs.abort(self.frontend.outputs.request_ids())
+            self.client.shutdown()
+
+    def _alive(self) -> None:
+        if self._closed:
+            raise EngineDeadError("use an engine", "it was shut down", "make a new one")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+class LLM:
+    """A model for offline use.
+
+        llm = LLM(model="/models/llama", dtype="bfloat16", max_num_seqs=64)
+        for output in llm.generate(["Hello, my name is"], SamplingParams(temperature=0.8, max_tokens=32)):
+            print(output.outputs[0].text)
+
+    Args:
+        model: a folder or a name; None takes the model that an installed package brings.
+        **settings: of `engine.EngineConfig`: settings, drivers by point, options as "point.option".
+
+    Raises:
+        The launcher's and the workers' errors; see `engine.errors`.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        from engine.config.settings import EngineConfig
+
+        if model is not None:
+            settings["model"] = os.fspath(model)
+        self.llm_engine = LLMEngine.from_engine_args(EngineConfig.from_kwargs(**settings))
+        self._counter = 0
+
+    @classmethod
+    def from_engine(cls, engine: LLMEngine) -> Self:
+        """An `LLM` on an engine that stands already."""
+        llm = cls.__new__(cls)
+        llm.llm_engine, llm._counter = engine, 0
+        return llm
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts.
+
+        Args:
+            prompts: one or several; see `engine.frontend.prompts.Prompt`.
+            sampling_params: for all, or one for each; None means `SamplingParams()`.
+            use_tqdm: show a progress bar; a callable is used in tqdm's place.
+
+        Returns:
+            One output a prompt, in the order of the prompts.
+
+        Raises:
+            InvalidRequestError, PromptTooLongError: one of the prompts or parameters; nothing was begun.
+            EngineError: the core could not serve a prompt (e.g. KVCacheTooSmallError). The others are finished first;
+                the error's attribute `outputs` holds what this method would have returned, where a prompt that failed
+                has finish reason "error" and `RequestOutput.error`.
+            KeyboardInterrupt: Ctrl-C ends all prompts of this call.
+
+            After any of these, but for EngineDeadError, the engine can be used again.
+        """
+        several = as_prompts(prompts)
+        return self._run(self._process(several, _params_for(sampling_params, len(several))), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several.
+
+        Args:
+            messages: one conversation, or a list of them.
+            sampling_params, use_tqdm: as for `generate`.
+            tools: JSON schemas of functions, for templates that show them.
+            add_generation_prompt: end the prompt with the beginning of the assistant's turn.
+            chat_template: a template, or the name of one of the model's; None takes the model's default.
+            chat_template_kwargs: further variables of the template.
+
+        Raises:
+            TokenizerError: there is no template, or it refuses the messages.
+            As `generate`.
+        """
+        one = not messages or isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if one else messages
+        prompts = [
+            self.llm_engine.frontend.inputs.render_chat(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                template=chat_template,
+                variables=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        return self._run(self._process(prompts, _params_for(sampling_params, len(prompts))), use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer at work."""
+        return self.llm_engine.get_tokenizer()
+
+    def shutdown(self) -> None:
+        """Stop, and free the model's memory. Idempotent."""
+        self.llm_engine.shutdown()
+
+    def _process(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[ProcessedRequest]:
+        """Everything is validated before anything is queued."""
+        inputs = self.llm_engine.frontend.inputs
+        first, self._counter = self._counter, self._counter + len(prompts)
+        return [
+            inputs.process(str(first + index), prompt, param)
+            for index, (prompt, param) in enumerate(zip(prompts, params, strict=True))
+        ]
+
+    def _run(self, processed: list[ProcessedRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+        engine = self.llm_engine
+        results: dict[str, RequestOutput | None] = {request.request_id: None for request in processed}
+        remaining = len(results)
+        with DeferredInterrupt() as interrupt, _Progress(use_tqdm, remaining) as progress:
+            try:
+                for request in processed:
+                    engine.submit(request, OutputKind.FINAL)
+                    interrupt.check()
+                while remaining:
+                    for output in engine.step():
+                        if output.request_id in results:
+                            results[output.request_id] = output
+                            remaining -= 1
+                            progress.advance(output)
+                        else:  # of a request that was added to the engine by hand
+                            engine.deliver_later([output])
+                    interrupt.check()
+            except BaseException:
+                with contextlib.suppress(EngineError):  # a dead core aborts nothing; its death is what is told
+                    engine.abort_request(results)
+                raise
+        outputs = [output for output in results.values() if output is not None]
+        failed = [output.error for output in outputs if output.error is not None]
+        if failed:
+            error = failed[0]
+            setattr(error, "outputs", outputs)  # noqa: B010
+            error.add_note(f"{len(failed)} of {len(outputs)} prompts failed; `outputs` of this error holds all")
+            raise error
+        return outputs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        plan = self.llm_engine.plan
+        return f"LLM(model={plan.model_name!r})" if plan is not None else "LLM()"
+
+
+class _Progress:
+    """A progress bar, or nothing."""
+
+    def __init__(self, use_tqdm: bool | Callable[..., Any], total: int) -> None:
+        self._bar: Any = None
+        self._tokens = 0
+        if use_tqdm and total:
+            make: Any = use_tqdm
+            if not callable(use_tqdm):
+                from tqdm.auto import tqdm
+
+                make = tqdm
+            self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True)
+
+    def advance(self, output: RequestOutput) -> None:
+        if self._bar is not None:
+            self._tokens += sum(len(completion.token_ids) for completion in output.outputs)
+            elapsed = self._bar.format_dict["elapsed"] if hasattr(self._bar, "format_dict") else 0
+            if elapsed:
+                self._bar.set_postfix_str(f"{self._tokens / elapsed:.1f} tokens/s", refresh=False)
+            self._bar.update(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _params_for(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    several = list(params)
+    if len(several) != count:
+        raise InvalidRequestError(
+            f"generate with {len(several)} sampling params",
+            f"there are {count} prompts",
+            "pass one for all, or one for each",
+        )
+    return several

@@ -1,0 +1,1 @@
+"""Floor 6: the engine core: its step loop, and the place where it is put together."""

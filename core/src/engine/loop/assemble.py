@@ -1,0 +1,93 @@
+"""The one place in the core's process where drivers are built: executor, evictor, scheduling policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engine.interfaces.context import CoreContext
+from engine.kv.manager import KVManager
+from engine.loop.engine_core import EngineCore
+from engine.plugin import HookRelay, Manifest, Registry, load_body
+from engine.plugin.manifest import restore_choice
+from engine.scheduling.scheduler import Scheduler
+from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError
+from engine.types.start import CoreStart
+
+
+def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineCore:
+    """Build an engine core from the launcher's decisions: its executor, started, then everything around it.
+
+    Args:
+        start: the launcher's decisions.
+        registry: what is installed; None looks.
+
+    Raises:
+        ManifestError: the launcher chose drivers that are not installed here.
+        PluginError: a chosen driver cannot be loaded, or refuses its options.
+        KVCacheTooSmallError: the workers' pool has no usable page.
+        EngineError: a worker could not be started.
+    """
+    if start.in_flight < 1:
+        raise ConfigError(f"in_flight={start.in_flight}", "it is below 1", "use 1 for no overlap, or 2")
+    if registry is None:
+        registry = Registry.discover()
+    worker = start.worker
+    Manifest(worker.choices).check(registry)
+    context = CoreContext(
+        layout=worker.layout,
+        max_num_seqs=worker.max_num_seqs,
+        max_num_batched_tokens=worker.max_num_batched_tokens,
+        max_model_len=worker.max_model_len,
+        worker=start.worker_class,
+    )
+    executor = _build("executor", start, registry, context)
+    try:
+        ready = executor.start(worker)
+        if ready.num_pages < 2:
+            raise KVCacheTooSmallError(
+                "start the engine",
+                f"the KV cache has {ready.num_pages} pages of {worker.layout.page_bytes} bytes, one of them unusable",
+                "raise --kv-cache-memory or --num-kv-pages",
+            )
+        context = replace(context, num_pages=ready.num_pages)
+        kv = KVManager(
+            worker.layout,
+            num_pages=ready.num_pages,
+            max_num_seqs=worker.max_num_seqs,
+            max_model_len=worker.max_model_len,
+            evictor=_build("evictor", start, registry, context),
+            enable_prefix_caching=start.enable_prefix_caching,
+        )
+        scheduler = Scheduler(
+            kv=kv,
+            policy=_build("scheduling_policy", start, registry, context),
+            max_num_seqs=worker.max_num_seqs,
+            max_num_batched_tokens=worker.max_num_batched_tokens,
+            max_model_len=worker.max_model_len,
+        )
+        return EngineCore(
+            scheduler=scheduler,
+            executor=executor,
+            worker_ready=ready,
+            in_flight=start.in_flight,
+            hooks=HookRelay("core", registry),
+        )
+    except BaseException:
+        executor.shutdown()
+        raise
+
+
+def _build(point: str, start: CoreStart, registry: Registry, context: CoreContext) -> Any:
+    """The body of the driver that the manifest names for a point."""
+    choices = [choice for choice in start.worker.choices if choice.point == point]
+    if len(choices) != 1:
+        raise ManifestError(
+            f"build the {point}",
+            f"the manifest names {len(choices)} drivers for it: {', '.join(c.driver for c in choices) or 'none'}",
+            "this is the launcher's mistake: report it",
+            point=point,
+        )
+    chosen = restore_choice(registry, choices[0])
+    body = load_body(chosen.card, candidate=chosen.candidate)
+    return body(replace(context, options=chosen.options))

@@ -1,0 +1,154 @@
+"""The engine core: requests in, steps out to the executor, news back. One call of `step` after another drives it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from engine.scheduling.scheduler import Scheduler
+from engine.types.errors import EngineDeadError
+from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
+from engine.types.request import EngineRequest
+
+if TYPE_CHECKING:
+    from engine.interfaces.executor import Executor, StepFuture
+    from engine.plugin import HookRelay
+    from engine.types.start import WorkerReady
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """One scheduler and one executor. Not thread-safe: all calls come from one thread.
+
+    Args:
+        scheduler: decides what steps compute.
+        executor: started; computes them.
+        worker_ready: what its workers answered.
+        in_flight: most steps under way at once; with 1, a step is planned when the one before is done.
+        hooks: the relay of the core's process.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        worker_ready: WorkerReady,
+        in_flight: int = 2,
+        hooks: HookRelay | None = None,
+    ) -> None:
+        self.scheduler, self.executor, self.in_flight = scheduler, executor, in_flight
+        self.worker_ready = worker_ready
+        self._hooks = hooks
+        self._futures: deque[StepFuture] = deque()
+        self._outputs: list[CoreOutput] = []
+        self._num_tokens = 0
+        self._dead: EngineDeadError | None = None
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError: its id is in use, or it has no tokens.
+            PromptTooLongError: no token could be generated within `max_model_len`.
+            EngineDeadError: the engine has died.
+        """
+        if self._dead is not None:
+            raise self._dead
+        self.scheduler.add(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests in any state; each gets a last output with finish reason "abort". Unknown ids are ignored."""
+        self.scheduler.abort(request_ids)
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.scheduler.has_work
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+    def step(self) -> CoreOutputs:
+        """Take every finished result, plan the next step and send it; wait for the oldest step only where nothing can
+        be planned or `in_flight` steps are under way.
+
+        Returns what is new since the last call, perhaps nothing. Where the executor fails, every unfinished request
+        ends here with an error, and the engine is dead.
+
+        Raises:
+            EngineDeadError: the engine had died before this call.
+        """
+        if self._dead is not None and not self.scheduler.has_work:
+            raise self._dead
+        try:
+            self._take_finished()
+            plan = self.scheduler.schedule()
+            if plan is not None:
+                self._futures.append(self.executor.execute(plan))
+            if self._futures and (plan is None or len(self._futures) >= self.in_flight):
+                self._take_oldest()
+            self._take_finished()
+        except Exception as error:
+            self._die(error)
+        return self._news()
+
+    def _take_finished(self) -> None:
+        while self._futures and self._futures[0].done():
+            self._take_oldest()
+
+    def _take_oldest(self) -> None:
+        """Wait for the oldest step under way and take its result in."""
+        result = self._futures.popleft().result()
+        self._num_tokens += self.scheduler.outstanding[0].total_tokens
+        self._outputs += self.scheduler.update(result)
+        if self._hooks is not None and self._hooks.step_done:
+            self._hooks.step_done(stats=self.stats())
+
+    def _news(self) -> CoreOutputs:
+        outputs, self._outputs = self._outputs + self.scheduler.take_notices(), []
+        news = CoreOutputs(outputs=outputs, stats=self.stats())
+        self._num_tokens = 0
+        return news
+
+    def _die(self, error: Exception) -> None:
+        logger.error("the engine core has died", exc_info=error)
+        self._dead = EngineDeadError(
+            "compute a step",
+            f"{type(error).__name__}: {error}",
+            "start the engine again; requests in progress are lost",
+        )
+        self._dead.__cause__ = error
+        self._futures.clear()
+        self.scheduler.fail_all(self._dead)
+
+    # -- state --------------------------------------------------------------------------------------------------------
+    def stats(self) -> StepStats:
+        """Counts as of now."""
+        scheduler = self.scheduler
+        pool = scheduler.kv.pool
+        return StepStats(
+            step_id=scheduler.done_step,
+            num_running=len(scheduler.running),
+            num_waiting=scheduler.num_waiting,
+            num_tokens=self._num_tokens,
+            pages_used=pool.num_held,
+            pages_total=pool.num_usable,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            num_preemptions=scheduler.num_preemptions,
+        )
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached content. Requests under way go on with their own pages and commit nothing more."""
+        self.scheduler.kv.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the inner state contradicts itself. For tests and idle moments."""
+        self.scheduler.check_integrity()
+
+    def shutdown(self) -> None:
+        """Stop the executor. Idempotent."""
+        self._futures.clear()
+        self.executor.shutdown()

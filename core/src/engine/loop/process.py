@@ -1,0 +1,148 @@
+"""The engine core as a process: `python -m engine.loop.process`, with its start message on standard input.
+
+Three loops around one `EngineCore.step()`: a thread that receives and decodes, the step loop on the main thread, and
+a thread that encodes and sends. Sockets belong to one thread each. Nothing is pickled, and multiprocessing is not
+used, so users need no `__main__` guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from typing import BinaryIO
+
+import msgspec
+import zmq
+
+from engine.loop.assemble import assemble_core
+from engine.loop.engine_core import EngineCore
+from engine.types import wire
+from engine.types.errors import EngineDeadError, EngineError
+from engine.types.messages import Abort, Add, Call, Failed, FromCore, Outputs, ProcessStart, Ready, Reply, Shutdown, ToCore
+from engine.types.outputs import CoreOutput, CoreOutputs
+from engine.types.request import FinishReason
+
+log = logging.getLogger("engine.core")
+
+CALLS = frozenset({"stats", "reset_prefix_cache", "check_integrity"})
+"""The core's methods that a frontend may call."""
+
+Inbox = queue.SimpleQueue[ToCore]
+Outbox = queue.SimpleQueue[FromCore | None]
+
+
+def main() -> int:
+    """Run until told to stop, or until the parent dies. Returns the process's exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    pipe = sys.stdin.buffer
+    start = wire.decoder(ProcessStart).decode(wire.read_frame(pipe))
+    threading.Thread(target=_watch_parent, args=(pipe, start.directory), name="parent", daemon=True).start()
+
+    inbox: Inbox = queue.SimpleQueue()
+    outbox: Outbox = queue.SimpleQueue()
+    context = zmq.Context()
+    sender = threading.Thread(target=_send_loop, args=(context, start.outputs, outbox), name="send")
+    sender.start()
+    code = 0
+    core: EngineCore | None = None
+    try:
+        core = assemble_core(start.core)
+        outbox.put(Ready(core.worker_ready))
+        receive = threading.Thread(target=_receive_loop, args=(context, start.requests, inbox), name="receive", daemon=True)
+        receive.start()
+        step_loop(core, inbox, outbox)
+    except EngineError as error:
+        outbox.put(Failed(error.parts))
+        code = 1
+    except Exception as error:  # a bug, or the machine: the frontend must hear of it whatever it is
+        traceback.print_exc()
+        outbox.put(Failed(EngineDeadError("run the engine core", f"{type(error).__name__}: {error}").parts))
+        code = 1
+    finally:
+        outbox.put(None)
+        sender.join()
+        if core is not None:
+            core.shutdown()
+    return code
+
+
+def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
+    """Take in what arrived, step, hand out the news; sleep while there is nothing to do."""
+    while True:
+        while not inbox.empty() or not core.has_work():
+            message = inbox.get()
+            if isinstance(message, Shutdown):
+                return
+            handle(core, message, outbox)
+        outputs = core.step()
+        if outputs.outputs:
+            outbox.put(Outputs(outputs))
+
+
+def handle(core: EngineCore, message: ToCore, outbox: Outbox) -> None:
+    """Apply one message to the core. A request that the core refuses is answered, never dropped."""
+    match message:
+        case Add(requests):
+            for request in requests:
+                try:
+                    core.add_request(request)
+                except EngineError as error:
+                    refused = CoreOutput(
+                        request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error.parts
+                    )
+                    outbox.put(Outputs(CoreOutputs(outputs=[refused])))
+        case Abort(request_ids):
+            core.abort(request_ids)
+        case Call(call_id, method):
+            if method not in CALLS:
+                outbox.put(Reply(call_id, error=f"the core has no call {method!r}"))
+                return
+            try:
+                outbox.put(Reply(call_id, msgspec.to_builtins(getattr(core, method)())))
+            except (EngineError, AssertionError) as error:
+                outbox.put(Reply(call_id, error=f"{type(error).__name__}: {error}"))
+
+
+def _receive_loop(context: zmq.Context, address: str, inbox: Inbox) -> None:
+    socket = context.socket(zmq.PULL)
+    socket.set_hwm(0)
+    socket.connect(address)
+    decode = wire.decoder(ToCore).decode
+    while True:
+        try:
+            inbox.put(decode(socket.recv()))
+        except msgspec.DecodeError as error:
+            log.error("a message from the frontend could not be read: %s", error)
+
+
+def _send_loop(context: zmq.Context, address: str, outbox: Outbox) -> None:
+    socket = context.socket(zmq.PUSH)
+    socket.set_hwm(0)
+    socket.linger = 2000
+    socket.connect(address)
+    while (message := outbox.get()) is not None:
+        socket.send(wire.encode(message))
+    socket.close()
+
+
+def _watch_parent(pipe: BinaryIO, directory: str) -> None:
+    """Leave at once when the pipe ends: nobody is there to read our outputs, and the device must be freed."""
+    with contextlib.suppress(OSError):
+        while pipe.read(1):
+            pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that wait on sockets need no farewell

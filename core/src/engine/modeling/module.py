@@ -1,0 +1,70 @@
+"""What every piece of a model is: a plain Python object that knows its weights and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+class Owner(Protocol):
+    """What a slot belongs to."""
+
+    def place(self, slot: Slot, tensor: torch.Tensor) -> None:
+        """Take one checkpoint tensor, already of the slot's shape, and cast it."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """The place of one of the checkpoint's tensors.
+
+    Args:
+        name: the tensor's name in the checkpoint.
+        shape: that it must have there.
+        owner: the module that takes it.
+        key: the module's own note of which of its weights this is, and where in it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    owner: Owner
+    key: Any = None
+
+
+class Module:
+    """A piece of a model. Not torch's: there are no gradients, hooks or buffers, only weights to place.
+
+    Parts are found among the attributes (modules, and lists or tuples of modules).
+    """
+
+    def parts(self) -> Iterator[Module]:
+        """This module and all that are in it, each once, in the order of the attributes."""
+        return self._walk(set())
+
+    def _walk(self, seen: set[int]) -> Iterator[Module]:
+        if id(self) in seen:
+            return
+        seen.add(id(self))
+        yield self
+        for value in vars(self).values():
+            for child in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(child, Module):
+                    yield from child._walk(seen)
+
+    def slots(self) -> list[Slot]:
+        """The places of this module's own weights, those of its parts not included."""
+        return []
+
+    def tolerated(self) -> frozenset[str]:
+        """Names of tensors that a checkpoint may hold for this module although it does not use them."""
+        return frozenset()
+
+    def place(self, slot: Slot, tensor: torch.Tensor) -> None:
+        """Take a weight. Called once for each slot."""
+        raise NotImplementedError(f"{type(self).__name__} has a slot {slot.name!r} but no place()")
+
+    def finish(self) -> None:
+        """All weights of this module are placed (for a module without slots: of the whole model). Pack them."""

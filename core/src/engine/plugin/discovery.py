@@ -1,0 +1,289 @@
+"""Which drivers are installed: one pass over the distributions' metadata, before anything of theirs is imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.plugin.card import Card
+from engine.plugin.near import did_you_mean, near_matches
+from engine.plugin.points import COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
+from engine.types.errors import (
+    ContractError,
+    DriverNotFoundError,
+    DuplicateDriverError,
+    IncompatibleDriverError,
+    PluginError,
+)
+
+_GROUP = re.compile(r"engine\.((?:hooks\.)?[a-z_]+)\.v(\d+)\Z")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One entry point as the metadata states it: nothing of it has been imported.
+
+    Attributes:
+        point: the point's name, "hooks.<process>" or "commands".
+        name: the driver's name.
+        major: the interface major of the group in which it is registered.
+        distribution: the name of the distribution that offers it.
+        version: that distribution's version.
+        value: where the card is, "package.module:Class".
+    """
+
+    point: str
+    name: str
+    major: int
+    distribution: str
+    version: str
+    value: str
+
+    @property
+    def group(self) -> str:
+        return f"engine.{self.point}.v{self.major}"
+
+    @property
+    def provenance(self) -> str:
+        """The distribution with its version, e.g. "engine 0.1.0"."""
+        return f"{self.distribution} {self.version}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in the metadata that no driver can be chosen from.
+
+    Attributes:
+        distribution: "name version", or the name alone where the version cannot be read.
+        found: what is wrong.
+        remedy: what mends it.
+    """
+
+    distribution: str
+    found: str
+    remedy: str
+
+
+@dataclass
+class Registry:
+    """What is installed, and the cards that have been imported from it.
+
+    Tests build one from a list of candidates; a process builds one with `Registry.discover()` and passes it down.
+
+    Attributes:
+        found: every candidate that was found, those of majors outside the served range included.
+        problems: metadata that could not be read, and groups of points that this core does not know.
+        quarantine: candidates that turned out to be broken while looking for a driver nobody named, with their error.
+        points: the points that are served.
+    """
+
+    found: Sequence[Candidate] = ()
+    problems: tuple[Problem, ...] = ()
+    points: Mapping[str, Point] = field(default_factory=lambda: POINTS)
+    quarantine: dict[Candidate, PluginError] = field(default_factory=dict)
+    _cards: dict[Candidate, type[Card]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.found = tuple(dict.fromkeys(self.found))
+
+    @classmethod
+    def discover(cls, extra: Iterable[Candidate] = ()) -> Registry:
+        """Read what is installed, in one pass over `importlib.metadata.distributions()`; import nothing.
+
+        Args:
+            extra: further candidates, beside those that are installed (for tests).
+        """
+        found, problems = _scan()
+        return cls(found=(*found, *extra), problems=tuple(problems))
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+    def candidates(self, point: str) -> tuple[Candidate, ...]:
+        """The candidates of a point within the served majors, sorted by name and distribution.
+
+        Where one distribution registers a name under several served majors, the highest counts.
+        """
+        majors = self._majors(point)
+        best: dict[tuple[str, str, str], Candidate] = {}
+        for candidate in sorted(self.found, key=lambda c: c.major):
+            if candidate.point == point and candidate.major in majors:
+                same = candidate.value if self._is_twice(candidate) else ""
+                best[candidate.name, candidate.distribution, same] = candidate
+        return tuple(sorted(best.values(), key=lambda c: (c.name, c.distribution, c.value)))
+
+    def outdated(self, point: str) -> tuple[Candidate, ...]:
+        """The candidates of a point that speak only majors outside the served range."""
+        served = {(c.name, c.distribution) for c in self.candidates(point)}
+        outside = (c for c in self.found if c.point == point and c.major not in self._majors(point))
+        return tuple(sorted((c for c in outside if (c.name, c.distribution) not in served), key=lambda c: c.name))
+
+    def find(self, point: str, name: str) -> Candidate:
+        """The one candidate of this name.
+
+        Raises:
+            DriverNotFoundError: nothing of this name is installed.
+            DuplicateDriverError: two distributions offer it.
+            IncompatibleDriverError: it is installed, but for majors outside the served range.
+        """
+        matches = [c for c in self.candidates(point) if c.name == name]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise duplicate(point, matches)
+        for candidate in self.outdated(point):
+            if candidate.name == name:
+                raise self._incompatible(candidate)
+        raise self._not_found(point, name)
+
+    # -- cards -------------------------------------------------------------------------------------------------------
+    def card(self, candidate: Candidate) -> type[Card]:
+        """Import the candidate's card, and nothing else of its distribution; later calls answer from memory.
+
+        Raises:
+            DriverImportError: the import raised, whatever it raised.
+            ContractError: what the entry point names is not a subclass of the point's card interface.
+            IncompatibleDriverError: the card needs a newer minor version of the interface.
+        """
+        if candidate in self._cards:
+            return self._cards[candidate]
+        from engine.plugin.loading import load_entry_point
+
+        point = self.points[candidate.point]
+        card = load_entry_point(candidate)
+        module, _, attribute = point.interface.partition(":")
+        interface: type[Card] = getattr(importlib.import_module(module), attribute)
+        if not isinstance(card, type) or not issubclass(card, interface):
+            raise ContractError(
+                f"use driver '{candidate.name}' for {candidate.point}",
+                f"{candidate.value} of {candidate.provenance} is {card!r}, not a subclass of {point.interface}",
+                "its author has to name the card class in the entry point",
+                point=candidate.point,
+                driver=candidate.name,
+                distribution=candidate.provenance,
+            )
+        if card.requires_minor > point.minor:
+            raise IncompatibleDriverError(
+                f"use driver '{candidate.name}' for {candidate.point}",
+                f"{candidate.provenance} needs interface {candidate.major}.{card.requires_minor}, "
+                f"this core has {candidate.major}.{point.minor}",
+                "pip install --upgrade engine",
+                point=candidate.point,
+                driver=candidate.name,
+                distribution=candidate.provenance,
+            )
+        self._cards[candidate] = card
+        return card
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+    def _majors(self, point: str) -> tuple[int, ...]:
+        if point == "commands":
+            return COMMAND_MAJORS
+        return HOOK_MAJORS if point.startswith("hooks.") else self.points[point].majors
+
+    def _is_twice(self, candidate: Candidate) -> bool:
+        """Whether its own distribution registers the name twice in one group, with different values."""
+        return any(
+            (c.point, c.major, c.name, c.distribution)
+            == (candidate.point, candidate.major, candidate.name, candidate.distribution)
+            and c.value != candidate.value
+            for c in self.found
+        )
+
+    def _not_found(self, point: str, name: str) -> DriverNotFoundError:
+        installed = self.candidates(point)
+        listing = ", ".join(f"{c.name} ({c.provenance})" for c in installed) or "none"
+        elsewhere = sorted({c.point for c in self.found if c.name == name and c.point in self.points})
+        hint = did_you_mean(name, (c.name for c in installed))
+        if elsewhere:
+            hint = f"'{name}' is a driver of {', '.join(elsewhere)}"
+        if not hint:
+            hint = f"install the distribution that offers it, for a first-party one: pip install engine-{name}"
+        return DriverNotFoundError(
+            f"use driver '{name}' for {point}",
+            f"no installed distribution offers it; installed: {listing}",
+            hint,
+            point=point,
+            driver=name,
+        )
+
+    def _incompatible(self, candidate: Candidate) -> IncompatibleDriverError:
+        majors = self._majors(candidate.point)
+        served = ", ".join(f"v{major}" for major in majors)
+        stale = candidate.major < min(majors)
+        return IncompatibleDriverError(
+            f"use driver '{candidate.name}' for {candidate.point}",
+            f"{candidate.provenance} speaks {candidate.group}, this core serves {served}",
+            f"pip install --upgrade {candidate.distribution if stale else 'engine'}",
+            point=candidate.point,
+            driver=candidate.name,
+            distribution=candidate.provenance,
+        )
+
+
+def duplicate(point: str, matches: Iterable[Candidate]) -> DuplicateDriverError:
+    """The error for several candidates of one name; it names every distribution."""
+    matches = list(matches)
+    distributions = list(dict.fromkeys(c.distribution for c in matches))
+    remedy = "uninstall one of them: " + " or ".join(f"pip uninstall {name}" for name in distributions)
+    if len(distributions) == 1:
+        remedy = f"its author has to register the name once; until then: pip uninstall {distributions[0]}"
+    return DuplicateDriverError(
+        f"use driver '{matches[0].name}' for {point}",
+        "it is offered more than once: " + " and ".join(f"{c.value} by {c.provenance}" for c in matches),
+        remedy,
+        point=point,
+        driver=matches[0].name,
+        distribution=", ".join(c.provenance for c in matches),
+    )
+
+
+def _scan() -> tuple[list[Candidate], list[Problem]]:
+    found: list[Candidate] = []
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    for distribution in importlib.metadata.distributions():
+        label = "unknown"
+        try:
+            # The normalised name comes from the folder's name; reading METADATA of everything installed would take
+            # most of the time that `engine plugins` has.
+            label = getattr(distribution, "_normalized_name", None) or distribution.metadata["Name"]
+            if label in seen:
+                continue
+            seen.add(label)
+            text = distribution.read_text("entry_points.txt")
+            if not text or "engine." not in text:
+                continue
+            name, version = distribution.metadata["Name"], distribution.version
+            for entry in distribution.entry_points:
+                match = _GROUP.match(entry.group)
+                if not match:
+                    continue
+                candidate = Candidate(match[1], entry.name, int(match[2]), name, version, entry.value)
+                problem = _unknown_point(candidate)
+                if problem is None:
+                    found.append(candidate)
+                else:
+                    problems.append(problem)
+        except Exception as error:  # whatever a broken installation raises must not take the others down
+            problems.append(
+                Problem(
+                    str(label),
+                    f"its metadata cannot be read: {type(error).__name__}: {error}",
+                    f"pip install --force-reinstall {label}",
+                )
+            )
+    return found, problems
+
+
+def _unknown_point(candidate: Candidate) -> Problem | None:
+    known = {*POINTS, "commands", *(f"hooks.{process}" for process in HOOK_PROCESSES)}
+    if candidate.point in known:
+        return None
+    near = near_matches(candidate.point, known)
+    return Problem(
+        candidate.provenance,
+        f"'{candidate.name}' is registered in {candidate.group}, which is no point of this core",
+        f"did its author mean {' or '.join(near)}?" if near else "a newer core may have it: pip install -U engine",
+    )

@@ -1,0 +1,124 @@
+"""Load what has been chosen already: the only file that knows stevedore.
+
+stevedore never gets to choose: it is handed the one entry point that discovery found, so its own scan, its cache on
+disk (which loses the distribution) and its handling of duplicates stay out of the way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING, NoReturn
+
+from engine.types.errors import ContractError, DriverImportError
+
+if TYPE_CHECKING:
+    from engine.plugin.card import Card
+    from engine.plugin.discovery import Candidate
+
+
+def load_entry_point(candidate: Candidate) -> object:
+    """Import what the candidate's entry point names.
+
+    Raises:
+        DriverImportError: with the name, the distribution, the value and the cause, whatever the import raised
+            (SystemExit included; KeyboardInterrupt passes).
+    """
+    from stevedore.named import NamedExtensionManager
+
+    chosen = importlib.metadata.EntryPoint(candidate.name, candidate.value, candidate.group)
+
+    class ChosenDriver(NamedExtensionManager[object]):
+        def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
+            return [chosen]
+
+    def fail(_manager: object, _entry_point: object, error: BaseException) -> NoReturn:
+        raise error
+
+    try:
+        manager = ChosenDriver(
+            candidate.group, [candidate.name], on_load_failure_callback=fail, on_missing_entrypoints_callback=None
+        )
+        return manager.extensions[0].plugin
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise DriverImportError(
+            f"load driver '{candidate.name}' for {candidate.point}",
+            f"importing {candidate.value} of {candidate.provenance} raised {_cause(error)}",
+            _import_remedy(error, candidate.value, candidate.distribution),
+            point=candidate.point,
+            driver=candidate.name,
+            distribution=candidate.provenance,
+        ) from error
+
+
+def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate | None = None) -> type:
+    """Import a chosen driver's body.
+
+    Args:
+        card: the driver's card.
+        half: which of `card.bodies`; None for `card.body`.
+        candidate: where the card came from, for the message of an error.
+
+    Returns:
+        The class that the card names.
+
+    Raises:
+        ContractError: the card names no such body, or what it names is not a class.
+        DriverImportError: the import raised, whatever it raised.
+    """
+    card_name = f"{card.__module__}:{card.__qualname__}"
+    point, driver, distribution = "", "", ""
+    if candidate is not None:
+        point, driver, distribution = candidate.point, candidate.name, candidate.provenance
+    what = f"driver '{driver}' for {point}" if driver else f"the driver of {card_name}"
+    where = f" of {distribution}" if distribution else ""
+    value = card.body if half is None else card.bodies.get(half, "")
+    module_name, _, attribute = value.partition(":")
+    if not module_name or not attribute:
+        raise ContractError(
+            f"load {what}",
+            f"its card {card_name}{where} names no body" + (f" for the half '{half}'" if half else "") + f": {value!r}",
+            'its author has to set body = "package.module:Class" (or bodies) on the card',
+            point=point,
+            driver=driver,
+            distribution=distribution,
+        )
+    try:
+        body: object = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            body = getattr(body, part)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise DriverImportError(
+            f"load {what}",
+            f"importing its body {value}{where} raised {_cause(error)}",
+            _import_remedy(error, value, candidate.distribution if candidate else ""),
+            point=point,
+            driver=driver,
+            distribution=distribution,
+        ) from error
+    if not isinstance(body, type):
+        raise ContractError(
+            f"load {what}",
+            f"its body {value}{where} is {body!r}, not a class",
+            "its author has to name a class",
+            point=point,
+            driver=driver,
+            distribution=distribution,
+        )
+    return body
+
+
+def _cause(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _import_remedy(error: BaseException, value: str, distribution: str) -> str:
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if missing and missing != value.partition(".")[0].partition(":")[0]:
+        return f"install what it needs, probably: pip install {missing}"
+    return f"reinstall or upgrade it: pip install --force-reinstall {distribution}" if distribution else ""

@@ -1,0 +1,93 @@
+"""The manifest: what the launcher chose, in plain strings, checked by every process against what it finds itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from engine.plugin.discovery import Registry
+from engine.plugin.options import validate_options
+from engine.plugin.verdicts import Selection
+from engine.types.errors import ManifestError, PluginError
+from engine.types.start import Choice
+
+ManifestEntry = Choice
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The chosen drivers of one engine.
+
+    Args:
+        choices: one entry a selection: point, kind, driver, distribution, version, value, options.
+    """
+
+    choices: tuple[Choice, ...] = ()
+
+    @classmethod
+    def of(cls, selections: Iterable[Selection]) -> Manifest:
+        """The manifest of what was selected, in that order."""
+        return cls(tuple(selection.choice() for selection in selections))
+
+    def to_json(self) -> bytes:
+        """The manifest as JSON."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Manifest:
+        """Read what `to_json` wrote. Raises ManifestError for anything else."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise ManifestError("read the manifest of the launcher", str(error), "start all processes alike") from error
+
+    def check(self, registry: Registry) -> None:
+        """Compare with what is installed here; import nothing.
+
+        Raises:
+            ManifestError: naming each driver that is missing here, comes from another distribution or another place,
+                or has another version.
+        """
+        differences: list[str] = []
+        for choice in self.choices:
+            difference = _difference(choice, registry)
+            if difference and difference not in differences:
+                differences.append(difference)
+        if differences:
+            raise ManifestError(
+                "start with the drivers that the launcher chose",
+                "this process finds others: " + "; ".join(differences),
+                "install the same distributions, in the same versions, wherever a part of the engine runs",
+            )
+
+    def restore(self, registry: Registry) -> tuple[Selection, ...]:
+        """Check, then import the chosen cards and validate their options again: the selections, in this process.
+
+        Raises:
+            ManifestError: as `check`.
+            PluginError: a card cannot be imported, or refuses its options.
+        """
+        self.check(registry)
+        return tuple(restore_choice(registry, choice) for choice in self.choices)
+
+
+def restore_choice(registry: Registry, choice: Choice) -> Selection:
+    """The selection that a choice was made from, as this process sees it; its card is imported, its body is not."""
+    candidate = registry.find(choice.point, choice.driver)
+    card = registry.card(candidate)
+    options = validate_options(choice.point, [(candidate, card)], choice.options)[candidate]
+    return Selection(choice.point, choice.kind, candidate, card, options, asked=True)
+
+
+def _difference(choice: Choice, registry: Registry) -> str:
+    name = f"{choice.point} '{choice.driver}'"
+    there = f"{choice.distribution} {choice.version}"
+    try:
+        candidate = registry.find(choice.point, choice.driver)
+    except PluginError as error:
+        return f"{name} of {there} cannot be used here ({error.found})"
+    if (candidate.distribution, candidate.version) != (choice.distribution, choice.version):
+        return f"{name} is of {there} in the launcher, of {candidate.provenance} here"
+    if candidate.value != choice.value:
+        return f"{name} of {there} is {choice.value} in the launcher, {candidate.value} here"
+    return ""

@@ -1,0 +1,98 @@
+"""A driver's own options: from strings and plain values to its typed `Options`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.plugin.near import did_you_mean
+from engine.types.errors import OptionsError
+
+if TYPE_CHECKING:
+    from engine.plugin.card import Card
+    from engine.plugin.discovery import Candidate
+
+
+def validate_options(
+    point: str, chosen: Sequence[tuple[Candidate, type[Card]]], given: Mapping[str, Any] | None
+) -> dict[Candidate, Any]:
+    """Validate the options given for a point against the drivers chosen for it.
+
+    A point may have several chosen drivers (one a layer kind, or an ordered few): each gets the options that it knows,
+    and an option that none of them knows is an error.
+
+    Args:
+        point: the point's name.
+        chosen: the chosen drivers; repetitions are fine.
+        given: option name to value; values may be the strings of a command line.
+
+    Returns:
+        For each chosen driver an instance of its `Options`, or None where it has none.
+
+    Raises:
+        OptionsError: naming the option, the value, and near matches for a name that is unknown.
+    """
+    given = dict(given or {})
+    cards = dict(chosen)
+    known = {name for card in cards.values() for name in _names(card)}
+    for name, value in given.items():
+        if name not in known:
+            raise _unknown(point, name, value, cards, known)
+    return {
+        candidate: _build(point, candidate, card, {k: v for k, v in given.items() if k in _names(card)})
+        for candidate, card in cards.items()
+    }
+
+
+def _names(card: type[Card]) -> set[str]:
+    return set() if card.Options is None else set(card.Options.model_fields)
+
+
+def _build(point: str, candidate: Candidate, card: type[Card], given: Mapping[str, Any]) -> Any:
+    if card.Options is None:
+        return None
+    from pydantic import ValidationError
+
+    try:
+        return card.Options.model_validate(dict(given))
+    except ValidationError as error:
+        faults = []
+        for fault in error.errors():
+            path = ".".join(str(part) for part in fault["loc"])
+            faults.append(f"{path or 'options'}: {fault['msg']} (given: {fault['input']!r})")
+        raise OptionsError(
+            f"set options of driver '{candidate.name}' for {point}",
+            "; ".join(faults),
+            "options of this driver: " + _listing(card),
+            point=point,
+            driver=candidate.name,
+            distribution=candidate.provenance,
+        ) from error
+
+
+def _unknown(point: str, name: str, value: Any, cards: Mapping[Candidate, type[Card]], known: set[str]) -> OptionsError:
+    names = " and ".join(f"'{candidate.name}' ({candidate.provenance})" for candidate in cards)
+    if known:
+        found = f"the chosen driver {names} has no such option"
+        remedy = did_you_mean(name, known) or "its options: " + ", ".join(sorted(known))
+    else:
+        found = f"the chosen driver {names} takes no options"
+        remedy = "leave the option out, or choose the driver that it belongs to"
+    candidate = next(iter(cards))
+    return OptionsError(
+        f"set {point}.{name} to {value!r}",
+        found,
+        remedy,
+        point=point,
+        driver=candidate.name,
+        distribution=candidate.provenance,
+    )
+
+
+def _listing(card: type[Card]) -> str:
+    assert card.Options is not None
+    entries = []
+    for name, field in card.Options.model_fields.items():
+        kind = getattr(field.annotation, "__name__", str(field.annotation))
+        entries.append(f"{name} ({kind}, {'required' if field.is_required() else f'default {field.default!r}'})")
+    return ", ".join(entries)

@@ -1,0 +1,135 @@
+"""The points: every kind of part that can be replaced, declared once.
+
+From one declaration come the command-line flag, the config field, the row of `engine plugins`, the entry-point groups
+that are read and the interface that a card is checked against. A point is declared by the work that brings its first
+driver. Nothing is imported here: interfaces are named by string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Pick = Literal["one", "ordered", "per_kind", "by_architecture", "claims"]
+"""How drivers of a point are picked.
+
+- `one`: a single driver.
+- `ordered`: a list; each operation goes to the first driver that offers it and fits.
+- `per_kind`: one driver for each kind of layer that the model has.
+- `by_architecture`: the entry point's name is the architecture string of the model's config.json.
+- `claims`: the one card whose `claims(name)` is true; two is an error.
+"""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One extension point.
+
+    Attributes:
+        name: the point's name; drivers register in the entry-point group `engine.<name>.v<major>`.
+        interface: "module:Class" of the card interface that every driver's card subclasses.
+        pick: how drivers are picked, see `Pick`.
+        help: one line for `--help`, the docs and `engine plugins`.
+        majors: the interface majors that this core serves.
+        minor: the interface's minor version; a card whose `requires_minor` is higher is refused.
+        flag: the command-line flag without dashes in front, where it is not the point's name.
+        kinds: for `per_kind`, the kinds of layer that can be bound.
+    """
+
+    name: str
+    interface: str
+    pick: Pick
+    help: str
+    majors: tuple[int, ...] = (0,)
+    minor: int = 0
+    flag: str | None = None
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def option_flag(self) -> str:
+        """The flag as typed on the command line, e.g. "--load-format"."""
+        return "--" + (self.flag or self.name).replace("_", "-")
+
+    @property
+    def keyword(self) -> str:
+        """The flag as a keyword of `LLM(...)` or a key of a config file, e.g. "load_format"."""
+        return (self.flag or self.name).replace("-", "_")
+
+    def group(self, major: int) -> str:
+        """The entry-point group of one interface major."""
+        return f"engine.{self.name}.v{major}"
+
+
+def _declare(*points: Point) -> Mapping[str, Point]:
+    return MappingProxyType({point.name: point for point in points})
+
+
+POINTS: Mapping[str, Point] = _declare(
+    Point(
+        "platform",
+        "engine.interfaces.platform:PlatformCard",
+        "one",
+        "the device: memory pools, dtypes, capture and replay, the worker that is started",
+    ),
+    Point(
+        "ops",
+        "engine.interfaces.ops:OpsCard",
+        "ordered",
+        "tensor operations; a comma-separated order of preference, resolved per operation",
+    ),
+    Point(
+        "attention",
+        "engine.interfaces.attention:AttentionCard",
+        "per_kind",
+        "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
+        kinds=("full", "sliding"),
+    ),
+    Point(
+        "executor",
+        "engine.interfaces.executor:ExecutorCard",
+        "one",
+        "starts the workers, carries plans to them and merges their results",
+    ),
+    Point(
+        "evictor",
+        "engine.interfaces.evictor:EvictorCard",
+        "one",
+        "orders the cached KV pages that are given up first",
+    ),
+    Point(
+        "model",
+        "engine.interfaces.model:ModelCard",
+        "by_architecture",
+        "the model's implementation, by the architecture string of its config.json",
+        flag="model-impl",
+    ),
+    Point(
+        "checkpoint",
+        "engine.interfaces.checkpoint:CheckpointCard",
+        "claims",
+        "resolves a model's name to files and reads the tensors in them",
+        flag="load-format",
+    ),
+    Point(
+        "tokenizer",
+        "engine.interfaces.tokenizer:TokenizerCard",
+        "one",
+        "text to tokens and back, and the chat template",
+        flag="tokenizer-mode",
+    ),
+    Point(
+        "scheduling_policy",
+        "engine.interfaces.scheduling_policy:SchedulingPolicyCard",
+        "one",
+        "orders the waiting requests and picks whom to preempt",
+    ),
+)
+"""Every point, in the order in which they are listed."""
+
+HOOK_PROCESSES: tuple[str, ...] = ("frontend", "core", "worker")
+"""The process kinds with hooks of their own: entry-point groups `engine.hooks.<process>.v0`."""
+
+HOOK_MAJORS: tuple[int, ...] = (0,)
+COMMAND_MAJORS: tuple[int, ...] = (0,)

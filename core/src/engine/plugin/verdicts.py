@@ -1,0 +1,179 @@
+"""What a card says about a need, and what was chosen in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.plugin.discovery import Candidate, Registry, duplicate
+from engine.plugin.loading import load_body
+from engine.types.errors import ContractError, PluginError, UnfitDriverError
+
+if TYPE_CHECKING:
+    from engine.plugin.card import Card
+    from engine.types.start import Choice
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One candidate's answer to one need.
+
+    Attributes:
+        candidate: who was asked.
+        fit: whether it can serve the need.
+        reasons: why not; empty where it fits.
+    """
+
+    candidate: Candidate
+    fit: bool
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        name = f"{self.candidate.name} ({self.candidate.provenance})"
+        return f"{name}: {'; '.join(self.reasons)}" if self.reasons else f"{name}: fits"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A chosen driver, and how it came to be chosen.
+
+    Attributes:
+        point: the point's name.
+        kind: the layer kind or operation it is chosen for; "" where the point has none.
+        candidate: where it comes from.
+        card: its imported card.
+        options: its validated options (an instance of `card.Options`), None where it has none.
+        asked: True where the user named it, False where `auto` found it.
+        verdicts: everyone who was considered, in order, with their reasons.
+    """
+
+    point: str
+    kind: str
+    candidate: Candidate
+    card: type[Card]
+    options: Any
+    asked: bool
+    verdicts: tuple[Verdict, ...] = ()
+
+    def load_body(self, half: str | None = None) -> type:
+        """Import the driver's body; see `engine.plugin.loading.load_body`."""
+        return load_body(self.card, half, candidate=self.candidate)
+
+    def choice(self) -> Choice:
+        """The selection as plain data, which travels."""
+        from engine.types.start import Choice
+
+        return Choice(
+            point=self.point,
+            kind=self.kind,
+            driver=self.candidate.name,
+            distribution=self.candidate.distribution,
+            version=self.candidate.version,
+            value=self.candidate.value,
+            options={} if self.options is None else self.options.model_dump(mode="json"),
+        )
+
+
+def judge(card: type[Card], candidate: Candidate, need: Any) -> Verdict:
+    """Ask a card whether it can serve `need`.
+
+    The framework is compared here, so that no card has to.
+
+    Raises:
+        ContractError: `unsupported` raised, or answered something else than a list of strings.
+    """
+    reasons: list[str] = []
+    wanted = getattr(need, "framework", None)
+    if wanted is not None and card.framework is not None and card.framework != wanted:
+        reasons.append(f"it computes with {card.framework}, the platform with {wanted}")
+    answer: object
+    try:
+        answer = card.unsupported(need)
+        valid = isinstance(answer, (list, tuple)) and all(isinstance(reason, str) for reason in answer)
+    except Exception as error:
+        raise _broken(candidate, f"its unsupported() raised {type(error).__name__}: {error}") from error
+    if not valid:
+        raise _broken(candidate, f"its unsupported() answered {answer!r}, not a list of strings")
+    assert isinstance(answer, (list, tuple))
+    reasons.extend(answer)
+    return Verdict(candidate, fit=not reasons, reasons=tuple(reasons))
+
+
+def ranked(registry: Registry, point: str) -> tuple[list[tuple[Candidate, type[Card]]], list[Verdict]]:
+    """The cards of a point as `auto` walks them: by priority, ties by name; and the verdicts on the broken ones.
+
+    Broken candidates are put into quarantine, not raised.
+
+    Raises:
+        DuplicateDriverError: two distributions offer one name, so that no name says which one runs.
+    """
+    candidates = registry.candidates(point)
+    cards: list[tuple[Candidate, type[Card]]] = []
+    broken: list[Verdict] = []
+    for candidate in candidates:
+        same = [c for c in candidates if c.name == candidate.name]
+        if len(same) > 1:
+            raise duplicate(point, same)
+        if candidate not in registry.quarantine:
+            try:
+                cards.append((candidate, registry.card(candidate)))
+                continue
+            except PluginError as error:
+                registry.quarantine[candidate] = error
+        broken.append(broken_verdict(candidate, registry.quarantine[candidate]))
+    cards.sort(key=lambda pair: (-pair[1].priority, pair[0].name))
+    return cards, broken
+
+
+def broken_verdict(candidate: Candidate, error: PluginError) -> Verdict:
+    """The verdict on a candidate in quarantine."""
+    return Verdict(candidate, fit=False, reasons=(f"broken: {error.found or error}",))
+
+
+def describe(point: str, kind: str = "") -> str:
+    """The point as people read it, e.g. "attention (full)"."""
+    return f"{point} ({kind})" if kind else point
+
+
+def unfit(registry: Registry, verdict: Verdict, kind: str = "") -> UnfitDriverError:
+    """The error for a driver that was asked for by name and does not fit: nothing else is tried."""
+    candidate = verdict.candidate
+    return UnfitDriverError(
+        f"use driver '{candidate.name}' for {describe(candidate.point, kind)}",
+        f"{candidate.provenance} says: {'; '.join(verdict.reasons)}",
+        f"name another driver, or leave {registry.points[candidate.point].option_flag} out to have one chosen",
+        point=candidate.point,
+        driver=candidate.name,
+        distribution=candidate.provenance,
+    )
+
+
+def none_fits(
+    registry: Registry, point: str, kind: str, verdicts: Sequence[Verdict], error: type[PluginError] = PluginError
+) -> PluginError:
+    """The error for a search in which no candidate fits; it carries every candidate's reasons."""
+    if not verdicts:
+        return error(
+            f"choose a driver for {describe(point, kind)}",
+            "no driver of this point is installed",
+            "install a distribution that offers one; `engine plugins` lists what is there",
+            point=point,
+        )
+    return error(
+        f"choose a driver for {describe(point, kind)}",
+        "none of the installed drivers fits: " + " | ".join(str(verdict) for verdict in verdicts),
+        "install a driver that fits, or change what the reasons name",
+        point=point,
+    )
+
+
+def _broken(candidate: Candidate, found: str) -> ContractError:
+    return ContractError(
+        f"use driver '{candidate.name}' for {candidate.point}",
+        f"{found} ({candidate.value} of {candidate.provenance})",
+        "its author has to return a list of reasons, empty where it fits",
+        point=candidate.point,
+        driver=candidate.name,
+        distribution=candidate.provenance,
+    )

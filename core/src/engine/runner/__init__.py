@@ -1,0 +1,1 @@
+"""The worker: builds the drivers that compute, and turns plans into tokens."""

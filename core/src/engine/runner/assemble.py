@@ -1,0 +1,157 @@
+"""The only place in a worker that builds drivers: platform, ops, attention, model, checkpoint, in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from engine.interfaces.attention import AttentionBackend, AttentionNeed
+from engine.interfaces.checkpoint import Checkpoint
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.model import Model, ModelContext, ModelNeed
+from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed
+from engine.interfaces.platform import Platform, PlatformNeed
+from engine.plugin import Manifest, Registry, Selection
+from engine.runner.paged_attention import Attention
+from engine.types.errors import ConfigError, ManifestError, UnfitDriverError
+from engine.types.start import WorkerStart
+
+
+class ResolvedOps:
+    """One object with all operations, each from the driver that was chosen for it. Implements `Ops`."""
+
+    __slots__ = OPERATIONS
+
+    def __init__(self, operations: dict[str, Callable[..., Any]]) -> None:
+        for name in OPERATIONS:
+            setattr(self, name, operations[name])
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What a worker computes with, built and loaded; the attention is not bound to a pool yet."""
+
+    platform: Platform
+    ops: Ops
+    attention: Attention
+    model: Model
+
+
+def assemble(start: WorkerStart, registry: Registry) -> Assembly:
+    """Check the manifest, build the drivers that it names, and load the weights.
+
+    Raises:
+        ManifestError: another driver or version is installed here than the launcher chose, or the manifest is
+            incomplete.
+        UnfitDriverError: a driver that was fit for the launcher's facts says on the real device that it is not.
+        PluginError: a card or body cannot be imported.
+        CheckpointError: the weights are broken or do not fit the model.
+    """
+    if start.size != 1:
+        raise ConfigError(f"share the model among {start.size} workers", "this core runs one worker only", "use one")
+    chosen = _Chosen(start, registry)
+    context = WorkerContext(start=start)
+    platform: Platform = chosen.build("platform", "", PlatformNeed(dtype=start.dtype), context)
+    dtype: torch.dtype = getattr(torch, start.dtype)
+    context = replace(context, platform=platform, device=platform.device, dtype=dtype)
+    context = replace(context, ops=_ops(start, chosen, context))
+    attention = _attention(start, chosen, context)
+    assert context.ops is not None
+    model = _model(start, chosen, context.ops, attention, platform.device, dtype)
+    checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
+    model.load_weights(checkpoint.weights())
+    return Assembly(platform, context.ops, attention, model)
+
+
+class _Chosen:
+    """The manifest's choices, checked against what is installed here."""
+
+    def __init__(self, start: WorkerStart, registry: Registry) -> None:
+        self._bodies: dict[tuple[str, str, str], Any] = {}
+        mine = tuple(c for c in start.choices if c.point in ("platform", "ops", "attention", "model", "checkpoint"))
+        selections = Manifest(mine).restore(registry)
+        self._selections = {(selection.point, selection.kind): selection for selection in selections}
+
+    def fit(self, point: str, kind: str, need: Any) -> Selection:
+        """The chosen driver, asked again whether it can serve `need`."""
+        selection = self._selections.get((point, kind))
+        what = f"{point} of '{kind}'" if kind else point
+        if selection is None:
+            raise ManifestError(
+                f"build the worker's {what}",
+                "the launcher's manifest names no driver for it",
+                "start all processes of one engine with the same version",
+                point=point,
+            )
+        reasons = selection.card.unsupported(need) if need is not None else []
+        if reasons:
+            raise UnfitDriverError(
+                f"use driver '{selection.candidate.name}' for {what}",
+                f"it was chosen, but on this device it says: {'; '.join(reasons)}",
+                f"choose another with --{point}, or start where the launcher's facts hold",
+                point=point,
+                driver=selection.candidate.name,
+                distribution=selection.candidate.provenance,
+            )
+        return selection
+
+    def build(self, point: str, kind: str, need: Any, context: WorkerContext) -> Any:
+        """The chosen driver's body with its own options; one for each kind of layer, else one for each driver."""
+        selection = self.fit(point, kind, need)
+        key = (point, selection.candidate.name, kind if point == "attention" else "")
+        if key not in self._bodies:
+            self._bodies[key] = selection.load_body()(replace(context, options=selection.options))
+        return self._bodies[key]
+
+
+def _ops(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Ops:
+    operations = {}
+    for name in OPERATIONS:
+        need = OpsNeed(operation=name, dtype=start.dtype, device=start.device)
+        operations[name] = getattr(chosen.build("ops", name, need, context), name)
+    return cast(Ops, ResolvedOps(operations))
+
+
+def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Attention:
+    needs = []
+    backends: dict[str, AttentionBackend] = {}
+    for group in start.layout.groups:
+        need = AttentionNeed(
+            kind=group.kind,
+            head_size=group.head_size,
+            num_q_heads=start.model.num_q_heads // start.size,
+            num_kv_heads=group.num_kv_heads,
+            dtype=start.dtype,
+            kv_dtype=start.dtype,
+            device=start.device,
+            block_size=start.layout.block_size,
+            sliding_window=group.sliding_window,
+            soft_cap=start.model.soft_cap,
+        )
+        needs.append(need)
+        backends[group.kind] = chosen.build("attention", group.kind, need, context)
+    return Attention(start.layout, tuple(needs), backends)
+
+
+def _model(
+    start: WorkerStart, chosen: _Chosen, ops: Ops, attention: Attention, device: torch.device, dtype: torch.dtype
+) -> Model:
+    description = start.model
+    need = ModelNeed(architecture=description.architecture, config=description.config, world_size=start.size)
+    body = chosen.fit("model", "", need).load_body()
+    model: Model = body(
+        ModelContext(
+            description=description,
+            ops=ops,
+            attention=attention,
+            dtype=dtype,
+            device=device,
+            max_model_len=start.max_model_len,
+            rank=start.rank,
+            size=start.size,
+        )
+    )
+    return model

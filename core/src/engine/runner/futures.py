@@ -1,0 +1,80 @@
+"""Steps under way."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from engine.interfaces.platform import Fetch
+from engine.types.plan import LogprobRows, StepPlan, StepResult
+
+_POLL_SECONDS = 0.0001
+
+
+class RunningStep:
+    """A launched step: implements `engine.interfaces.executor.StepFuture`.
+
+    Args:
+        plan: of the step.
+        rows: int64 [n]; the rows that draw a token.
+        fetch: the copy under way of their tokens int32 [n] and, where rows asked for log probabilities, of what
+            `Ops.logprobs` gave for them; None where no row draws.
+        logprob_rows: int32 [m]; the rows that asked.
+    """
+
+    def __init__(
+        self, plan: StepPlan, rows: np.ndarray, fetch: Fetch | None, logprob_rows: np.ndarray | None = None
+    ) -> None:
+        self._step_id, self._num_rows = plan.step_id, plan.num_rows
+        self._rows, self._fetch, self._logprob_rows = rows, fetch, logprob_rows
+        self._result: StepResult | None = None
+
+    def done(self) -> bool:
+        """True once `result` would not block."""
+        return self._result is not None or self._fetch is None or self._fetch.done()
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Wait for the step. Raises TimeoutError after `timeout` seconds."""
+        if self._result is None:
+            if timeout is not None:
+                self._wait(timeout)
+            self._result = self._take()
+            self._fetch = None
+        return self._result
+
+    def _wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not self.done():
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"step {self._step_id} is not done after {timeout} s")
+            time.sleep(_POLL_SECONDS)
+
+    def _take(self) -> StepResult:
+        tokens = np.full(self._num_rows, -1, np.int32)
+        if self._fetch is None:
+            return StepResult(step_id=self._step_id, tokens=tokens)
+        drawn, *rest = (tensor.numpy() for tensor in self._fetch.wait())
+        tokens[self._rows] = drawn
+        logprobs = None
+        if self._logprob_rows is not None:
+            chosen, rank, top_ids, top_values = rest
+            logprobs = LogprobRows(
+                row=self._logprob_rows, chosen=chosen, rank=rank, top_ids=top_ids, top_values=top_values
+            )
+        return StepResult(step_id=self._step_id, tokens=tokens, logprobs=logprobs)
+
+
+class FailedStep:
+    """A step that could not be launched: implements `engine.interfaces.executor.StepFuture`."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Raises the error."""
+        raise self._error

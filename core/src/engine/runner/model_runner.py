@@ -1,0 +1,165 @@
+"""The runner: from a step's plan to its tokens.
+
+A step's way: new slots and pages into the tables; rows into the fixed buffers; token ids, positions and slot mappings
+from the tables; one attention plan for each KV group; the model (captured for decode steps where the platform has
+buckets); logits of the rows that draw; the sampler, which also writes the drawn tokens where the next step reads them;
+and the copy back, which nobody waits for here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.interfaces.executor import StepFuture
+from engine.interfaces.model import Model, State
+from engine.interfaces.ops import Ops
+from engine.interfaces.platform import Platform
+from engine.runner.buffers import Frame, SlotTables, StepBuffers
+from engine.runner.futures import FailedStep, RunningStep
+from engine.runner.paged_attention import Attention
+from engine.runner.walk import PlainWalk
+from engine.sampling.parameters import SlotParameters
+from engine.sampling.sampler import SampledRows, Sampler
+from engine.types.kv import KVLayout
+from engine.types.plan import StepPlan
+from engine.types.start import WorkerStart
+
+
+@dataclass(slots=True)
+class _Step:
+    """What a launch of the model reads and leaves behind: `run` is what `platform.capture` gets.
+
+    Args:
+        frame: the inputs.
+        plans: attention's, one for each group; refilled step after step where the step is captured.
+        select: int64 [n]; tokens whose logits are wanted, None for all.
+        logits: [n, V], where `run` leaves them. A replay fills the tensor that the capture left.
+        run: the launch.
+    """
+
+    frame: Frame
+    plans: list[Any]
+    select: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    run: Callable[[], None] | None = None
+
+
+class ModelRunner:
+    """Computes steps.
+
+    Args:
+        start: sizes and limits.
+        platform, ops, attention, model: at work; attention is bound to the pool.
+    """
+
+    def __init__(self, start: WorkerStart, platform: Platform, ops: Ops, attention: Attention, model: Model) -> None:
+        self._platform, self._ops, self._attention, self._model = platform, ops, attention, model
+        self._layout: KVLayout = start.layout
+        self._walk = PlainWalk()
+        self._buckets = platform.buckets(start.max_num_seqs) if attention.can_capture_decodes() else ()
+        max_rows = max(start.max_num_seqs, *self._buckets, 1)
+        self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
+        self._buffers = StepBuffers(platform, self._slots, max_rows, max(start.max_num_batched_tokens, max_rows))
+        self._parameters = SlotParameters(start.max_num_seqs, start.model.vocab_size)
+        self._sampler = Sampler(ops, platform, self._slots.tables.tokens, self._parameters)
+        self._captured: dict[int, _Step] = {}
+        self._eager = _Step(self._buffers.frame(1, 1), [None] * self._num_groups)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepFuture:
+        """Launch a step. An error of the launch is the future's."""
+        try:
+            return self._execute(plan)
+        except Exception as error:
+            return FailedStep(error)
+
+    def _execute(self, plan: StepPlan) -> StepFuture:
+        for new in plan.new_slots:
+            self._parameters.enter(new)
+        self._slots.apply(plan)
+        rows = np.flatnonzero(plan.samples)
+        if not plan.num_rows:
+            return RunningStep(plan, rows, None)
+        bucket = self._bucket(plan)
+        step = self._eager_step(plan) if bucket is None else self._captured_step(bucket)
+        self._prepare(step, plan, keep_plans=bucket is not None)
+        if len(rows) != plan.num_rows or step.frame.num_tokens != step.frame.num_rows:
+            last = step.frame.batches[0].query_start_loc_host[rows + 1].astype(np.int64) - 1
+            step.select = self._to_device(last)
+        else:
+            step.select = None
+        if step.run is None:
+            step.run = self._platform.capture(partial(self._forward, step), bucket)
+        step.run()
+        if not len(rows):
+            return RunningStep(plan, rows, None)
+        return self._sample(step, plan, rows)
+
+    @property
+    def _num_groups(self) -> int:
+        return len(self._layout.groups)
+
+    def _bucket(self, plan: StepPlan) -> int | None:
+        """The padded number of rows of a step of decodes alone; None for a step that runs as it is."""
+        if plan.num_decodes != plan.num_rows or not self._buckets or plan.num_rows > self._buckets[-1]:
+            return None
+        return self._buckets[bisect_left(self._buckets, plan.num_rows)]
+
+    def _eager_step(self, plan: StepPlan) -> _Step:
+        """The step that is not captured; its views are made anew only when the shape is another than the last one's."""
+        step, num_rows = self._eager, plan.num_rows
+        num_tokens = num_rows if plan.num_decodes == num_rows else plan.total_tokens
+        if (step.frame.num_rows, step.frame.num_tokens) != (num_rows, num_tokens):
+            step.frame = self._buffers.frame(num_rows, num_tokens)
+        return step
+
+    def _captured_step(self, bucket: int) -> _Step:
+        """The step for this number of rows; it is captured when it first runs."""
+        step = self._captured.get(bucket)
+        if step is None:
+            step = self._captured[bucket] = _Step(self._buffers.frame(bucket, bucket), [None] * self._num_groups)
+        return step
+
+    def _prepare(self, step: _Step, plan: StepPlan, keep_plans: bool) -> None:
+        """Fill the inputs and plan attention."""
+        self._buffers.fill(step.frame, plan)
+        self._ops.prepare_inputs(self._slots.tables, step.frame.inputs)
+        for group, batch in zip(self._layout.groups, step.frame.batches, strict=True):
+            earlier = step.plans[group.index] if keep_plans else None
+            step.plans[group.index] = self._attention.backend(group).plan(batch, group, earlier)
+        self._attention.plans[:] = step.plans
+
+    def _forward(self, step: _Step) -> None:
+        """The part of a step that is captured: the model's own work, through ops and attention only."""
+        inputs = step.frame.inputs
+        state = State(token_ids=inputs.token_ids, positions=inputs.positions)
+        hidden = self._model.forward(state, self._walk)
+        if step.select is None:
+            step.logits = self._model.logits(hidden)
+        elif len(step.select):
+            step.logits = self._model.logits(self._ops.gather_rows(hidden, step.select))
+
+    def _sample(self, step: _Step, plan: StepPlan, rows: np.ndarray) -> StepFuture:
+        """Draw the rows' tokens and start their copy to the host."""
+        assert step.logits is not None
+        logits = step.logits[: len(rows)]  # a bucket's padding rows come last
+        if logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.float()
+        seq_lens = step.frame.batches[0].seq_lens_bound
+        tokens, logprobs = self._sampler(logits, SampledRows(plan.slot_of_row[rows], seq_lens[rows]))
+        if logprobs is None:
+            return RunningStep(plan, rows, self._platform.to_host((tokens,)))
+        fetch = self._platform.to_host((tokens, logprobs.chosen, logprobs.rank, logprobs.top_ids, logprobs.top_values))
+        return RunningStep(plan, rows, fetch, rows[logprobs.places].astype(np.int32))
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        out = torch.empty(array.shape, dtype=torch.int64, device=self._platform.device)
+        self._platform.to_device(torch.from_numpy(array), out)
+        return out

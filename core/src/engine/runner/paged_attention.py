@@ -1,0 +1,87 @@
+"""Attention as a model's layers see it: a call with q, k and v. Cache and plan are the runner's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, LayerCache
+from engine.types.kv import KVGroup, KVLayout
+
+
+class LayerAttention:
+    """One layer's attention. Implements `engine.interfaces.model.PagedAttention`."""
+
+    __slots__ = ("_backend", "_cache", "_layer", "_plans")
+
+    def __init__(self, layer: AttentionLayer, backend: AttentionBackend, plans: list[Any]) -> None:
+        self._layer, self._backend, self._plans = layer, backend, plans
+        self._cache: LayerCache | None = None
+
+    @property
+    def layer(self) -> AttentionLayer:
+        """Which layer it is."""
+        return self._layer
+
+    def bind(self, cache: LayerCache) -> None:
+        """Give it its views of the pool, which is allocated after the weights are loaded."""
+        self._cache = cache
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq * D]."""
+        cache, plan = self._cache, self._plans[self._layer.group.index]
+        assert cache is not None
+        self._backend.write(self._layer, k, v, cache, plan)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self._backend.forward(self._layer, q, k, v, cache, plan, out)
+        return out.view(len(q), -1)
+
+
+class Attention:
+    """All attention of a worker: makes the layers', and holds the step's plans.
+
+    Implements `engine.interfaces.model.AttentionFactory`.
+
+    Args:
+        layout: which layer belongs to which group.
+        needs: of each group.
+        backends: the body for each kind of layer.
+
+    Attributes:
+        plans: of the step under way, one for each group. The runner sets its items; layers read them.
+    """
+
+    def __init__(
+        self, layout: KVLayout, needs: tuple[AttentionNeed, ...], backends: dict[str, AttentionBackend]
+    ) -> None:
+        self.groups, self._needs, self._backends = layout.groups, needs, backends
+        self._group_of = {layer: group for group in layout.groups for layer in group.layers}
+        self._layers: list[LayerAttention] = []
+        self.plans: list[Any] = [None] * len(layout.groups)
+
+    def __call__(self, layer: int, scale: float) -> LayerAttention:
+        """The attention of the model's layer of this index."""
+        group = self._group_of[layer]
+        made = LayerAttention(
+            AttentionLayer(index=layer, group=group, need=self._needs[group.index], scale=scale),
+            self.backend(group),
+            self.plans,
+        )
+        self._layers.append(made)
+        return made
+
+    def backend(self, group: KVGroup) -> AttentionBackend:
+        """The body that serves a group."""
+        return self._backends[group.kind]
+
+    def bind(self, pool: torch.Tensor) -> None:
+        """Give every layer its cache: its bytes of each page of its group. pool: uint8 [num_pages, page_bytes]."""
+        for made in self._layers:
+            group, need = made.layer.group, made.layer.need
+            start = group.layers.index(made.layer.index) * group.layer_bytes
+            made.bind(self.backend(group).cache(need, group, pool[:, start : start + group.layer_bytes]))
+
+    def can_capture_decodes(self) -> bool:
+        """True where every group's steps of one token a row may be captured."""
+        return all(self.backend(group).capture_level != "none" for group in self.groups)

@@ -1,0 +1,88 @@
+"""The core's own worker: what executors start where the platform's card names no other."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from engine.interfaces.executor import StepFuture
+from engine.interfaces.platform import Platform
+from engine.plugin import HookRelay, Registry
+from engine.runner.assemble import assemble
+from engine.runner.model_runner import ModelRunner
+from engine.types.errors import EngineDeadError, KVCacheTooSmallError
+from engine.types.plan import StepPlan
+from engine.types.start import WorkerReady, WorkerStart
+
+MIN_PAGES = 2
+"""The null page and one to use."""
+
+
+class Worker:
+    """One rank's device at work. Implements `engine.interfaces.executor.Worker`.
+
+    Args:
+        message: everything to build it from.
+        registry: what is installed; None to find out (tests pass their own).
+    """
+
+    def __init__(self, message: WorkerStart, registry: Registry | None = None) -> None:
+        self._start, self._registry = message, registry
+        self._runner: ModelRunner | None = None
+
+    @torch.inference_mode()
+    def start(self) -> WorkerReady:
+        """Build the drivers, load the model, allocate the pool, and tell the hooks.
+
+        Raises the errors of `engine.runner.assemble.assemble`, and KVCacheTooSmallError.
+        """
+        began = time.monotonic()
+        start, registry = self._start, self._registry or Registry.discover()
+        relay = HookRelay("worker", registry)
+        parts = assemble(start, registry)
+        num_pages, page_bytes = _num_pages(start, parts.platform), start.layout.page_bytes
+        parts.attention.bind(parts.platform.allocate_pool(num_pages, page_bytes))
+        self._runner = ModelRunner(start, parts.platform, parts.ops, parts.attention, parts.model)
+        ready = WorkerReady(
+            num_pages=num_pages,
+            weight_bytes=parts.model.weight_bytes(),
+            cache_bytes=num_pages * page_bytes,
+            num_parameters=parts.model.num_parameters(),
+            load_seconds=time.monotonic() - began,
+        )
+        if relay.worker_started:
+            relay.worker_started(info=ready)
+        return ready
+
+    def execute(self, plan: StepPlan) -> StepFuture:
+        """Launch a step. Raises EngineDeadError before `start` and after `shutdown`."""
+        if self._runner is None:
+            raise EngineDeadError("run a step", "the worker is not started, or shut down", "start an engine anew")
+        return self._runner.execute(plan)
+
+    def shutdown(self) -> None:
+        """Let go of the model and the pool. Idempotent."""
+        self._runner = None
+
+
+def _num_pages(start: WorkerStart, platform: Platform) -> int:
+    """The pages of the pool, the null page included. Raises KVCacheTooSmallError for fewer than two."""
+    page_bytes = start.layout.page_bytes
+    if start.num_kv_pages is not None:
+        num_pages, asked = start.num_kv_pages, f"--num-kv-pages {start.num_kv_pages}"
+    else:
+        memory = start.kv_cache_memory
+        if memory is None:
+            memory = platform.kv_cache_bytes()
+            asked = f"a KV cache in the {memory:,} bytes that are free for it"
+        else:
+            asked = f"--kv-cache-memory {memory}"
+        num_pages = memory // page_bytes
+    if num_pages < MIN_PAGES:
+        raise KVCacheTooSmallError(
+            asked,
+            f"that is {num_pages} pages of {page_bytes:,} bytes; page 0 is kept for padding, so {MIN_PAGES} are needed",
+            f"give at least {MIN_PAGES * page_bytes:,} bytes, or free memory",
+        )
+    return num_pages

@@ -1,0 +1,124 @@
+"""What a step will compute, first as chosen, then as the plan that travels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.kv.manager import KVManager, NewEntries
+from engine.kv.matching import Hit
+from engine.scheduling.request import Request
+from engine.scheduling.slots import SlotTable
+from engine.types.plan import NewBlocks, NewSlot, StepPlan
+
+_NO_SLOTS = np.empty(0, np.int32)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Known tokens of one request that a step computes.
+
+    Args:
+        start, size: positions `start .. start + size - 1`.
+        samples: the last of them is the last token known, so the step draws the next.
+        hit: what the prefix cache gave, where the request enters a slot in this step; None where it has one.
+    """
+
+    request: Request
+    slot: int
+    start: int
+    size: int
+    samples: bool
+    hit: Hit | None
+
+
+@dataclass(slots=True)
+class Batch:
+    """The rows chosen for one step.
+
+    Args:
+        budget: tokens that may still be added.
+        decodes: int32 [d]; slots that compute one token each, at `positions`, int32 [d].
+        need: bool [groups, d]; whether that token begins a new block.
+        chunks: in the order in which they were chosen.
+        left_out: a running request found no page, or less than it wanted: nobody new is admitted.
+        reserved: pages that the chunks' requests will want in later steps.
+    """
+
+    budget: int
+    decodes: np.ndarray = field(default_factory=_NO_SLOTS.copy)
+    positions: np.ndarray = field(default_factory=_NO_SLOTS.copy)
+    need: np.ndarray | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+    left_out: bool = False
+    reserved: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """No row was chosen."""
+        return not self.decodes.size and not self.chunks
+
+
+def build_plan(step_id: int, batch: Batch, slots: SlotTable, kv: KVManager) -> StepPlan:
+    """Give the batch its pages, commit the blocks that it fills with known tokens, and write it down."""
+    kv.take_promised()
+    entries: list[list[NewEntries]] = [[] for _ in kv.tables]
+    if batch.need is not None:
+        _append(entries, kv.place_decodes(batch.decodes, batch.need))
+    new_slots = []
+    for chunk in batch.chunks:
+        slot, end = chunk.slot, chunk.start + chunk.size
+        if chunk.hit is not None:
+            _append(entries, kv.open_slot(slot, chunk.hit))
+            new_slots.append(_new_slot(chunk.request))
+        _append(entries, kv.place_chunk(slot, end))
+        kv.commit(slot, chunk.request.hashes, chunk.request.root, slots.tokens[slot, :end])
+
+    d = batch.decodes.size
+    slot_of_row, num_computed = batch.decodes, batch.positions
+    num_tokens, samples = np.ones(d, np.int32), np.ones(d, bool)
+    if batch.chunks:
+        rows = sorted(batch.chunks, key=lambda chunk: chunk.size)  # short extends before prefills
+        slot_of_row = np.append(slot_of_row, np.array([chunk.slot for chunk in rows], np.int32))
+        num_computed = np.append(num_computed, np.array([chunk.start for chunk in rows], np.int32))
+        num_tokens = np.append(num_tokens, np.array([chunk.size for chunk in rows], np.int32))
+        samples = np.append(samples, [chunk.samples for chunk in rows])
+    slots.last_step[slot_of_row] = step_id
+    return StepPlan(
+        step_id=step_id,
+        slot_of_row=slot_of_row,
+        num_computed=num_computed,
+        num_tokens=num_tokens,
+        samples=samples,
+        num_decodes=d,
+        new_slots=new_slots,
+        new_blocks=[_new_blocks(of_group) for of_group in entries],
+    )
+
+
+def _append(entries: list[list[NewEntries]], more: list[NewEntries]) -> None:
+    for of_group, new in zip(entries, more, strict=True):
+        if new.page.size:
+            of_group.append(new)
+
+
+def _new_blocks(entries: list[NewEntries]) -> NewBlocks:
+    if len(entries) == 1:
+        slot, index, page = entries[0]
+    elif entries:
+        slot, index, page = (np.concatenate(column) for column in zip(*entries, strict=True))
+    else:
+        slot = index = page = _NO_SLOTS
+    return NewBlocks(slot=slot, index=index, page=page)
+
+
+def _new_slot(request: Request) -> NewSlot:
+    return NewSlot(
+        slot=request.slot,
+        request_id=request.request_id,
+        token_ids=request.token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        params=request.params,
+        stop_token_ids=request.stop_token_ids,
+    )

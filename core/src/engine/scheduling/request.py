@@ -1,0 +1,91 @@
+"""One request inside the core."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.types.params import SamplingParams
+from engine.types.request import EngineRequest
+
+if TYPE_CHECKING:
+    from engine.scheduling.slots import SlotTable
+
+
+class Status(enum.Enum):
+    """Where a request is.
+
+    HELD       waits for a sibling to compute the prompt that they share
+    WAITING    in the policy's queue
+    RUNNING    in a slot, planned step by step
+    DRAINING   preempted: its pages are given back, its slot keeps the tokens that steps under way still return
+    FINISHED   ended; nobody looks at it again
+    """
+
+    HELD = enum.auto()
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    DRAINING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class Request:
+    """What the scheduler keeps of a request beside its slot's arrays.
+
+    Args:
+        request: as it came.
+        limit: the most tokens, prompt and output: the smaller of `max_tokens` and the model's length.
+        root: hash that stands before its first block.
+
+    Attributes:
+        token_ids: int32 [n]; all tokens known when it last was without a slot. In a slot, the slot's arrays hold them.
+        slot: -1 where it has none.
+        hashes: of its full blocks, as far as they were needed.
+        num_cached_tokens: of the prompt, when it was first admitted; -1 before.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "eos_token_ids",
+        "hashes",
+        "limit",
+        "num_cached_tokens",
+        "num_prompt_tokens",
+        "params",
+        "parent",
+        "request_id",
+        "root",
+        "slot",
+        "status",
+        "stop_token_ids",
+        "table",
+        "token_ids",
+    )
+
+    def __init__(self, request: EngineRequest, table: SlotTable, limit: int, root: bytes) -> None:
+        self.request_id = request.request_id
+        self.arrival_time = request.arrival_time
+        self.params: SamplingParams = request.params
+        self.parent = request.parent
+        self.token_ids = np.array(request.prompt_token_ids, np.int32)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.eos_token_ids = frozenset() if request.params.ignore_eos else frozenset(request.eos_token_ids)
+        # In the order of their ids, so that equal requests make equal plans.
+        self.stop_token_ids = np.array(sorted(self.eos_token_ids.union(request.params.stop_token_ids)), np.int32)
+        self.limit = limit
+        self.root = root
+        self.table = table
+        self.status = Status.HELD
+        self.slot = -1
+        self.hashes: list[bytes] = []
+        self.num_cached_tokens = -1
+
+    @property
+    def num_tokens(self) -> int:
+        """Known so far, prompt and output."""
+        return int(self.table.known[self.slot]) if self.slot >= 0 else self.token_ids.size
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, {self.status.name}, slot={self.slot}, num_tokens={self.num_tokens})"

@@ -1,0 +1,365 @@
+"""The scheduler: which requests compute how many tokens in the next step.
+
+One budget, no phases: a prompt's chunk, a prefix hit, a decode token and a resumed request are the same arithmetic on
+the number of computed tokens. Decodes come first, then prompts under way, then new requests in the policy's order.
+
+Plans are made ahead: a token that no result has brought yet is a placeholder, counted in `placed`. A request is never
+planned beyond its known length; one that ends earlier (end of sequence) leaves a surplus token that is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from engine.kv.hashing import extend_hashes, root_hash
+from engine.kv.manager import KVManager
+from engine.kv.matching import Hit
+from engine.scheduling.batch import Batch, Chunk, build_plan
+from engine.scheduling.request import Request, Status
+from engine.scheduling.siblings import Siblings
+from engine.scheduling.slots import DECODE, EMPTY, SlotTable
+from engine.scheduling.update import accept
+from engine.types.errors import EngineError, InvalidRequestError, KVCacheTooSmallError, PromptTooLongError
+from engine.types.outputs import CoreOutput
+from engine.types.plan import StepPlan, StepResult
+from engine.types.request import EngineRequest, FinishReason
+
+if TYPE_CHECKING:
+    from engine.interfaces.scheduling_policy import SchedulingPolicy
+
+
+class Scheduler:
+    """All unfinished requests and their way through waiting, slots and pages.
+
+    Args:
+        kv: the pages.
+        policy: the waiting queue's order, and who is preempted.
+        max_num_seqs: slots.
+        max_num_batched_tokens: most tokens of one step.
+        max_model_len: most tokens of one request, prompt and output.
+
+    Attributes:
+        outstanding: plans that were made and whose results have not come back, oldest first.
+        running: requests in slots, in order of admission.
+        prefilling: those of them that still have known tokens to compute.
+        draining: preempted requests named by a step under way.
+    """
+
+    def __init__(
+        self,
+        *,
+        kv: KVManager,
+        policy: SchedulingPolicy,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        self.kv, self.policy = kv, policy
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.slots = SlotTable(max_num_seqs, max_model_len)
+        self.requests: dict[str, Request] = {}
+        self.running: dict[str, Request] = {}
+        self.prefilling: dict[str, Request] = {}
+        self.draining: list[Request] = []
+        self.siblings = Siblings()
+        self.outstanding: deque[StepPlan] = deque()
+        self.last_step = 0
+        self.done_step = 0
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._notices: list[CoreOutput] = []
+
+    # -- requests come and go -----------------------------------------------------------------------------------------
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. One whose prompt can never fit the KV cache ends at once, with an error in the outputs.
+
+        Raises:
+            InvalidRequestError: its id is in use, or it has no tokens.
+            PromptTooLongError: no token could be generated within `max_model_len`.
+        """
+        n = len(request.prompt_token_ids)
+        if request.request_id in self.requests:
+            raise InvalidRequestError(
+                f"add request {request.request_id!r}", "an unfinished request has this id", "use another id"
+            )
+        if n < 1:
+            raise InvalidRequestError(f"add request {request.request_id!r}", "its prompt has no tokens")
+        if n >= self.max_model_len:
+            raise PromptTooLongError(
+                f"a prompt of {n} tokens",
+                f"with at least one token to generate it exceeds max_model_len={self.max_model_len}",
+                "shorten the prompt",
+            )
+        most = request.params.max_tokens
+        limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
+        new = Request(request, self.slots, limit, root_hash(request.cache_salt))
+        self.requests[new.request_id] = new
+        if not self.kv.fits_at_all(n):
+            self._fail(new, self._too_small(new))
+        elif not self.kv.enable_prefix_caching or self.siblings.join(new):
+            new.status = Status.WAITING
+            self.policy.push(new)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests in whatever state they are; ids that are not (or no longer) known are ignored."""
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is not None:
+                self._notices.append(CoreOutput(request_id=request_id, finish_reason=FinishReason.ABORT))
+                self._end(request)
+
+    def fail_all(self, error: EngineError) -> None:
+        """End all requests with an error: the engine is dead, and pages and slots no longer matter."""
+        self._notices += [_error_output(request_id, error) for request_id in self.requests]
+        for of_state in (self.requests, self.running, self.prefilling, self.draining, self.outstanding):
+            of_state.clear()
+
+    def take_notices(self) -> list[CoreOutput]:
+        """Outputs of requests that ended between results, since the last call."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    @property
+    def has_work(self) -> bool:
+        """Something is unfinished, under way, or has to be told."""
+        return bool(self.requests or self.outstanding or self._notices)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self.requests) - len(self.running)
+
+    # -- plan ---------------------------------------------------------------------------------------------------------
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None where nothing can be planned before a result comes back (or there is nothing)."""
+        while True:
+            batch = Batch(self.max_num_batched_tokens)
+            self._choose_decodes(batch)
+            if not batch.left_out:
+                self._choose_prefills(batch)
+            if not batch.left_out and not self.draining:
+                self._admit(batch)
+            if not batch.empty:
+                break
+            if self.outstanding or not self._unblock():
+                return None
+        self.last_step += 1
+        plan = build_plan(self.last_step, batch, self.slots, self.kv)
+        self.outstanding.append(plan)
+        return plan
+
+    def _choose_decodes(self, batch: Batch) -> None:
+        s = self.slots
+        ready = np.flatnonzero((s.phase == DECODE) & (s.placed < s.limit)).astype(np.int32)
+        if not ready.size:
+            return
+        if ready.size > batch.budget:
+            ready = ready[np.sort(np.argsort(s.order[ready])[: batch.budget])]
+        positions = s.computed[ready]
+        self.kv.leave_window(ready, positions, s.last_step[ready])
+        need = self.kv.decode_need(ready, positions)
+        while np.count_nonzero(need) > self.kv.num_available:
+            batch.left_out = True
+            if self.kv.pool.num_pending or len(self.running) == 1:
+                keep = self._oldest_that_fit(ready, need)
+            else:
+                running = list(self.running.values())
+                self._preempt(cast(Request, self.policy.victim(running)))
+                keep = s.phase[ready] != EMPTY
+            ready, positions, need = ready[keep], positions[keep], need[:, keep]
+        s.computed[ready] += 1
+        s.placed[ready] += 1
+        self.kv.promise_decodes(need)
+        batch.decodes, batch.positions, batch.need = ready, positions, need
+        batch.budget -= ready.size
+
+    def _oldest_that_fit(self, ready: np.ndarray, need: np.ndarray) -> np.ndarray:
+        """bool [n]; the rows that need no page, and the longest admitted of the others for which pages are there."""
+        order = np.argsort(self.slots.order[ready])
+        pages = np.count_nonzero(need, axis=0)[order]
+        keep = np.empty(ready.size, bool)
+        keep[order] = (np.cumsum(pages) <= self.kv.num_available) | (pages == 0)
+        return keep
+
+    def _choose_prefills(self, batch: Batch) -> None:
+        s = self.slots
+        for request in list(self.prefilling.values()):
+            if not batch.budget:
+                return
+            slot = np.array([request.slot])
+            start = int(s.computed[request.slot])
+            self.kv.leave_window(slot, s.computed[slot], s.last_step[slot])
+            wanted = min(int(s.placed[request.slot]) - start, batch.budget)
+            size = self.kv.fit_chunk(request.slot, start, wanted)
+            if size:
+                self._add_chunk(batch, request, start, size, None)
+            if size < wanted:
+                batch.left_out = True  # those after it do not get ahead of it
+                return
+
+    def _admit(self, batch: Batch) -> None:
+        """Take requests from the queue as long as budget, slots and pages last. A request is admitted only where its
+        whole prompt finds pages, beside those that prompts under way will want: a half-computed prompt that gets stuck
+        would hold pages for nothing."""
+        while batch.budget and self.slots.num_free and (head := self.policy.peek()) is not None:
+            request = cast(Request, head)
+            n = request.token_ids.size
+            if not self.kv.fits_at_all(n):
+                self._fail(request, self._too_small(request))
+                continue
+            hit = self._match(request)
+            start = hit.num_tokens
+            size = self.kv.fit_chunk(-1, start, min(n - start, batch.budget), hit)
+            pages = self.kv.pages_for_prompt(n, min(n - start, batch.budget), hit)
+            if not size or (self.running and pages + batch.reserved > self.kv.num_available):
+                return
+            self.policy.pop()
+            request.status = Status.RUNNING
+            slot = self.slots.enter(request, start)
+            self.running[request.request_id] = request
+            self.prefilling[request.request_id] = request
+            self.kv.begin_slot(slot, hit)
+            if request.num_cached_tokens < 0:
+                request.num_cached_tokens = start
+                self.prefix_hits += start
+                self.prefix_queries += n if self.kv.enable_prefix_caching else 0
+            self._add_chunk(batch, request, start, size, hit)
+
+    def _match(self, request: Request) -> Hit:
+        if self.kv.enable_prefix_caching:
+            extend_hashes(request.hashes, request.root, request.token_ids, self.kv.block_size)
+        return self.kv.match(request.hashes, request.token_ids.size - 1)  # at least one token must be computed
+
+    def _add_chunk(self, batch: Batch, request: Request, start: int, size: int, hit: Hit | None) -> None:
+        s, slot, end = self.slots, request.slot, start + size
+        samples = end == int(s.placed[slot])
+        promised = self.kv.promise_chunk(slot, start, size, request.hashes, hit)
+        s.computed[slot] = end
+        if samples:
+            s.placed[slot] += 1
+            s.phase[slot] = DECODE
+            del self.prefilling[request.request_id]
+            for sibling in reversed(self.siblings.prompt_done(request)):
+                self._queue(sibling)
+        else:
+            wanted = self.kv.pages_to_finish(slot, int(s.placed[slot]), size)
+            batch.reserved += max(0, wanted - promised)
+        batch.budget -= size
+        batch.chunks.append(Chunk(request, slot, start, size, samples, hit))
+
+    def _unblock(self) -> bool:
+        """Nothing can be planned and nothing is under way: make room. False where there is nobody to make room for."""
+        running = list(self.running.values())
+        if len(running) > 1:
+            self._preempt(cast(Request, self.policy.victim(running)))
+            return True
+        stuck = running[0] if running else cast("Request | None", self.policy.peek())
+        if stuck is not None:
+            self._fail(stuck, self._too_small(stuck))
+        return stuck is not None
+
+    # -- results ------------------------------------------------------------------------------------------------------
+    def update(self, result: StepResult) -> list[CoreOutput]:
+        """Take in the result of the oldest plan that is outstanding.
+
+        Raises:
+            ContractError: it is another step's, or does not fit the plan.
+        """
+        plan = self.outstanding.popleft()
+        assert result.step_id == plan.step_id, f"step {result.step_id} came back before step {plan.step_id}"
+        self.done_step = plan.step_id
+        self.kv.step_done(plan.step_id)
+        accepted = accept(plan, result, self.slots, self.kv)
+        for request in accepted.ended:
+            self._end(request)
+        self.slots.step_done(plan.step_id)
+        self._readmit_drained()
+        return accepted.outputs
+
+    # -- states -------------------------------------------------------------------------------------------------------
+    def _queue(self, request: Request) -> None:
+        request.status = Status.WAITING
+        self.policy.push_front(request)
+
+    def _preempt(self, request: Request) -> None:
+        """Take a request's pages; it will be computed again. Tokens that steps under way return are kept."""
+        slot = request.slot
+        self.num_preemptions += 1
+        self._leave_running(request)
+        self.slots.phase[slot] = EMPTY
+        request.status = Status.DRAINING
+        self.draining.append(request)
+        self._readmit_drained()
+
+    def _readmit_drained(self) -> None:
+        """Queue the preempted requests that no step under way names any more: all their tokens are known."""
+        s = self.slots
+        for request in [r for r in self.draining if s.last_step[r.slot] <= self.done_step]:
+            self.draining.remove(request)
+            request.token_ids = s.tokens[request.slot, : s.known[request.slot]].copy()
+            s.leave(request.slot, self.done_step)
+            self._queue(request)
+
+    def _leave_running(self, request: Request) -> None:
+        self.kv.free_slot(request.slot, int(self.slots.last_step[request.slot]))
+        del self.running[request.request_id]
+        self.prefilling.pop(request.request_id, None)
+
+    def _end(self, request: Request) -> None:
+        """The request is over, whatever its state."""
+        if request.status is Status.WAITING:
+            self.policy.remove(request)
+        elif request.status is Status.RUNNING:
+            self._leave_running(request)
+        elif request.status is Status.DRAINING:
+            self.draining.remove(request)
+        if request.slot >= 0:
+            self.slots.leave(request.slot, self.done_step)
+        request.status = Status.FINISHED
+        del self.requests[request.request_id]
+        for sibling in self.siblings.ended(request):
+            self._queue(sibling)
+
+    def _fail(self, request: Request, error: EngineError) -> None:
+        self._notices.append(_error_output(request.request_id, error))
+        self._end(request)
+
+    def _too_small(self, request: Request) -> KVCacheTooSmallError:
+        n = request.num_tokens
+        return KVCacheTooSmallError(
+            f"compute request {request.request_id!r} of {n} tokens",
+            f"it needs at least {max(self.kv.pages_at_least(n), self.kv.pool.num_usable + 1)} KV pages, "
+            f"the cache has {self.kv.pool.num_usable}",
+            "raise --kv-cache-memory or --num-kv-pages, or send a shorter prompt or a smaller max_tokens",
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where requests, slots, pages and queue contradict each other."""
+        self.slots.check_integrity()
+        self.kv.check_integrity()
+        by_status: dict[Status, int] = dict.fromkeys(Status, 0)
+        for request in self.requests.values():
+            by_status[request.status] += 1
+            assert (request.slot >= 0) == (request.status in (Status.RUNNING, Status.DRAINING)), request
+        assert by_status[Status.RUNNING] == len(self.running)
+        assert by_status[Status.DRAINING] == len(self.draining)
+        assert by_status[Status.WAITING] == len(self.policy)
+        assert by_status[Status.HELD] == len(self.siblings)
+        assert self.prefilling.keys() <= self.running.keys()
+        for request in self.running.values():
+            slot = request.slot
+            for table in self.kv.tables:
+                assert table.num_blocks[slot] == table.blocks(int(self.slots.computed[slot])), request
+        if not self.requests and not self.outstanding:
+            assert self.slots.num_free == self.slots.num_slots
+            assert self.kv.pool.num_held == 0, "pages are held by nobody"
+
+
+def _error_output(request_id: str, error: EngineError) -> CoreOutput:
+    return CoreOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=error.parts)

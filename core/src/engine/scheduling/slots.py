@@ -1,0 +1,126 @@
+"""The slots: arrays over all running requests, so that a step's arithmetic is a few array operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from engine.scheduling.request import Request
+
+EMPTY, PREFILL, DECODE = 0, 1, 2
+"""Phases of a slot: nothing to plan; known tokens to compute; the last token placed is the only one to compute."""
+
+NARROW_STOPS = 8
+"""Stop ids that are compared for all rows at once; a request with more has a set of its own."""
+
+
+class SlotTable:
+    """State of each slot. A slot that is given back is reusable only when the last step that names it is done.
+
+    Args:
+        num_slots: `max_num_seqs`.
+        max_tokens: of one request.
+
+    Attributes (arrays over slots):
+        phase: int8; EMPTY, PREFILL or DECODE.
+        known: int32; tokens whose ids the host has seen.
+        placed: int32; these and the placeholders of tokens that steps under way will draw.
+        computed: int32; tokens whose keys and values are in the cache, or will be once the steps under way are done.
+        limit: int32; `placed` never grows beyond it.
+        prompt, min_tokens: int32; of the request.
+        accepts: bool; a token that returns belongs to the request (False: it has ended, the token is surplus).
+        last_step: int64; the last step that names the slot.
+        order: int64; counts admissions up, so that the oldest can be told.
+        tokens: int32 [num_slots, max_tokens]; ids, valid up to `known`.
+        stops: int32 [num_slots, NARROW_STOPS]; ids that end the request, padded with -1.
+    """
+
+    def __init__(self, num_slots: int, max_tokens: int) -> None:
+        self.num_slots = num_slots
+        self.phase = np.zeros(num_slots, np.int8)
+        self.known = np.zeros(num_slots, np.int32)
+        self.placed = np.zeros(num_slots, np.int32)
+        self.computed = np.zeros(num_slots, np.int32)
+        self.limit = np.zeros(num_slots, np.int32)
+        self.prompt = np.zeros(num_slots, np.int32)
+        self.min_tokens = np.zeros(num_slots, np.int32)
+        self.accepts = np.zeros(num_slots, bool)
+        self.last_step = np.zeros(num_slots, np.int64)
+        self.order = np.zeros(num_slots, np.int64)
+        self.tokens = np.empty((num_slots, max_tokens), np.int32)  # memory is taken as far as it is written
+        self.stops = np.full((num_slots, NARROW_STOPS), -1, np.int32)
+        self.wide_stops: dict[int, frozenset[int]] = {}
+        self.requests: list[Request | None] = [None] * num_slots
+        self.request_ids = [""] * num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._pending: list[tuple[int, int]] = []
+        self._admissions = 0
+
+    @property
+    def num_free(self) -> int:
+        """Slots that can be taken now."""
+        return len(self._free)
+
+    def enter(self, request: Request, computed: int) -> int:
+        """Give a request a slot, with all its tokens known and the first `computed` of them in the cache."""
+        slot = self._free.pop()
+        n = request.token_ids.size
+        self.requests[slot] = request
+        self.request_ids[slot] = request.request_id
+        self.phase[slot] = PREFILL
+        self.known[slot] = self.placed[slot] = n
+        self.computed[slot] = computed
+        self.limit[slot] = request.limit
+        self.prompt[slot] = request.num_prompt_tokens
+        self.min_tokens[slot] = request.params.min_tokens
+        self.accepts[slot] = True
+        self.last_step[slot] = 0
+        self._admissions += 1
+        self.order[slot] = self._admissions
+        self.tokens[slot, :n] = request.token_ids
+        stops = request.stop_token_ids
+        self.stops[slot] = -1
+        if stops.size <= NARROW_STOPS:
+            self.stops[slot, : stops.size] = stops
+        else:
+            self.wide_stops[slot] = frozenset(stops.tolist())
+        request.slot = slot
+        return slot
+
+    def leave(self, slot: int, done_step: int) -> None:
+        """The slot's request has ended or taken its tokens out; give the slot back."""
+        request = self.requests[slot]
+        assert request is not None
+        request.slot = -1
+        self.requests[slot] = None
+        self.phase[slot] = EMPTY
+        self.accepts[slot] = False
+        self.wide_stops.pop(slot, None)
+        last = int(self.last_step[slot])
+        if last > done_step:
+            self._pending.append((last, slot))
+        else:
+            self._free.append(slot)
+
+    def step_done(self, step_id: int) -> None:
+        """This step, and all before it, no longer name any slot."""
+        if self._pending:
+            self._free.extend(slot for last, slot in self._pending if last <= step_id)
+            self._pending = [entry for entry in self._pending if entry[0] > step_id]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the arrays contradict each other."""
+        taken = [slot for slot, request in enumerate(self.requests) if request is not None]
+        pending = [slot for _, slot in self._pending]
+        assert sorted([*taken, *pending, *self._free]) == list(range(self.num_slots)), "a slot is lost or given twice"
+        for slot in taken:
+            request = self.requests[slot]
+            assert request is not None and request.slot == slot and self.accepts[slot]
+            assert self.known[slot] <= self.placed[slot] <= self.limit[slot]
+            if self.phase[slot] == DECODE:
+                assert self.computed[slot] == self.placed[slot] - 1
+            if self.phase[slot] == PREFILL:
+                assert self.computed[slot] < self.placed[slot] == self.known[slot]
+        assert not self.phase[[*pending, *self._free]].any() and not self.accepts[[*pending, *self._free]].any()

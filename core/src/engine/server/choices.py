@@ -1,0 +1,86 @@
+"""From the engine's streams to what OpenAI's answers are made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from engine.frontend.async_llm import AsyncLLM, RequestStream
+from engine.frontend.output_processor import OutputKind
+from engine.frontend.prompts import Prompt
+from engine.types.outputs import RequestOutput
+from engine.types.params import SamplingParams
+
+
+def submit(
+    engine: AsyncLLM, prompts: Sequence[Prompt], params: SamplingParams, identity: str, *, stream: bool
+) -> list[RequestStream]:
+    """Queue every prompt, or none: a prompt that is refused takes the others back.
+
+    With `stream` the outputs hold only what is new; without, one comes at the end.
+    """
+    kind = OutputKind.DELTA if stream else OutputKind.FINAL
+    streams: list[RequestStream] = []
+    try:
+        for i, prompt in enumerate(prompts):
+            name = identity if len(prompts) == 1 else f"{identity}-{i}"
+            streams.append(engine.submit(prompt, params, name, kind))
+    except BaseException:
+        for stream_ in streams:
+            stream_.close()
+        raise
+    return streams
+
+
+async def collect(streams: list[RequestStream]) -> list[RequestOutput]:
+    """Wait for all of them. An error in one, or cancellation, aborts the others."""
+    try:
+        return [await stream.final() for stream in streams]
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+async def merged(streams: list[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput]]:
+    """(stream's index, its next output) from all streams, as they come."""
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    pending = {asyncio.ensure_future(anext(stream, None)): i for i, stream in enumerate(streams)}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                i = pending.pop(task)
+                if (output := task.result()) is not None:
+                    pending[asyncio.ensure_future(anext(streams[i], None))] = i
+                    yield i, output
+    finally:
+        for task in pending:
+            task.cancel()
+
+
+class Usage:
+    """Counts tokens over all prompts and completions of an answer, whole outputs or deltas alike."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, tuple[int, int]] = {}
+        self._completion = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Count one output of a stream."""
+        self._prompts[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
+        self._completion += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def json(self) -> dict[str, Any]:
+        """As OpenAI's `usage`."""
+        prompt = sum(length for length, _ in self._prompts.values())
+        cached = sum(found for _, found in self._prompts.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._completion,
+            "total_tokens": prompt + self._completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }

@@ -1,0 +1,136 @@
+"""The bodies of requests, as pydantic models. What is not named here is refused by name, never ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from engine.types.params import SamplingParams
+
+_RENAMED = frozenset({"max_tokens", "logprobs"})
+
+
+class Body(BaseModel):
+    """Strict types, no unknown keys. A key whose value is null counts as absent, as OpenAI's server has it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}
+        return data
+
+
+class StreamOptions(Body):
+    """How to stream.
+
+    Args:
+        include_usage: send one more event before the end, with the token counts and no choices.
+    """
+
+    include_usage: bool = False
+
+
+class SamplingBody(Body):
+    """What completions and chat have in common. Ranges are checked by `SamplingParams.verify`.
+
+    Below `seed` stand our additions to OpenAI's names; clients send them as `extra_body`.
+    """
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> SamplingBody:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed with stream=true")
+        return self
+
+    def sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """The request's parameters, verified. Raises InvalidRequestError."""
+        names = set(SamplingParams.__struct_fields__) & set(type(self).model_fields) - _RENAMED
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        params = SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+        params.verify()
+        return params
+
+
+class CompletionBody(SamplingBody):
+    """`POST /v1/completions`.
+
+    Args:
+        prompt: a text, token ids, or a list of either.
+        max_tokens: OpenAI's default is 16.
+        logprobs: how many alternatives for each position.
+        echo: put the prompt before the completion.
+    """
+
+    prompt: Annotated[str | list[int] | list[str] | list[list[int]], Field(union_mode="left_to_right")]
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool = False
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry for each prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+
+class ChatBody(SamplingBody):
+    """`POST /v1/chat/completions`.
+
+    Args:
+        messages: as the model's chat template takes them.
+        max_tokens, max_completion_tokens: the same; without either, what fits the context.
+        logprobs, top_logprobs: whether, and with how many alternatives.
+        response_format: only text.
+        add_generation_prompt: end the prompt where the assistant begins.
+        chat_template_kwargs: further variables for the template.
+    """
+
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    response_format: TextFormat | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs=true")
+        return self
+
+
+class TextFormat(Body):
+    """The one response format that there is so far."""
+
+    type: Literal["text"]
+
+
+ChatBody.model_rebuild()

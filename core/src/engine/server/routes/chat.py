@@ -1,0 +1,91 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import ORJSONResponse, Response
+
+from engine.frontend.async_llm import RequestStream
+from engine.server import logprobs, sse
+from engine.server.choices import Usage, collect, merged, submit
+from engine.server.disconnect import until_disconnect
+from engine.server.errors import APIError
+from engine.server.protocol import ChatBody
+from engine.server.state import ServerState, new_id, state_of
+from engine.types.outputs import CompletionOutput, RequestOutput
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(
+    body: ChatBody, request: Request, state: Annotated[ServerState, Depends(state_of)]
+) -> Response:
+    """Answer a conversation, rendered by the model's chat template."""
+    model = state.check_model(body.model)
+    if not body.messages:
+        raise APIError(400, "messages is empty; send at least one", param="messages")
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise APIError(400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
+    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    params = body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    prompt = state.engine.render_chat(
+        body.messages, add_generation_prompt=body.add_generation_prompt, variables=body.chat_template_kwargs
+    )
+    identity = new_id("chatcmpl")
+    streams = submit(state.engine, [prompt], params, identity, stream=body.stream)
+    head = {"id": identity, "created": int(time.time()), "model": model}
+    if body.stream:
+        events = _events(body, streams, params.n, {**head, "object": "chat.completion.chunk"})
+        return sse.EventStream(events, streams)
+    (output,) = await until_disconnect(request, collect(streams))
+    return ORJSONResponse(_answer(body, output, {**head, "object": "chat.completion"}))
+
+
+def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any]) -> dict[str, Any]:
+    usage = Usage()
+    usage.add(output)
+    choices = [
+        {
+            "index": completion.index,
+            "message": {"role": "assistant", "content": completion.text},
+            "logprobs": logprobs.chat(completion, body.top_logprobs or 0),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        for completion in output.outputs
+    ]
+    return {**head, "choices": choices, "usage": usage.json()}
+
+
+async def _events(
+    body: ChatBody, streams: list[RequestStream], n: int, head: dict[str, Any]
+) -> AsyncGenerator[bytes]:
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    blank = {**head, "usage": None} if include_usage else head
+    usage = Usage()
+    for index in range(n):
+        first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        yield sse.event({**blank, "choices": [first]})
+    async for _, output in merged(streams):
+        usage.add(output)
+        for completion in output.outputs:
+            yield sse.event({**blank, "choices": [_delta(body, completion)]})
+    if include_usage:
+        yield sse.event({**head, "choices": [], "usage": usage.json()})
+
+
+def _delta(body: ChatBody, completion: CompletionOutput) -> dict[str, Any]:
+    choice = {
+        "index": completion.index,
+        "delta": {"content": completion.text} if completion.text or completion.token_ids else {},
+        "logprobs": logprobs.chat(completion, body.top_logprobs or 0),
+        "finish_reason": completion.finish_reason,
+    }
+    if completion.finish_reason is not None:
+        choice["stop_reason"] = completion.stop_reason
+    return choice

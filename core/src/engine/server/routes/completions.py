@@ -1,0 +1,101 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import ORJSONResponse, Response
+
+from engine.frontend.async_llm import RequestStream
+from engine.server import logprobs, sse
+from engine.server.choices import Usage, collect, merged, submit
+from engine.server.disconnect import until_disconnect
+from engine.server.errors import APIError
+from engine.server.protocol import CompletionBody
+from engine.server.state import ServerState, new_id, state_of
+from engine.types.outputs import CompletionOutput, RequestOutput
+
+router = APIRouter()
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+
+
+@router.post("/v1/completions")
+async def completions(
+    body: CompletionBody, request: Request, state: Annotated[ServerState, Depends(state_of)]
+) -> Response:
+    """Complete one or several prompts; choice `i * n + j` is completion j of prompt i."""
+    model = state.check_model(body.model)
+    if body.echo and body.logprobs is not None:
+        raise APIError(400, "logprobs with echo=true is not supported: prompt tokens are not scored", param="echo")
+    prompts = body.prompts()
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise APIError(400, f"prompt holds {len(prompts)} prompts; send 1 to {MAX_PROMPTS}", param="prompt")
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = body.sampling_params(max_tokens=max_tokens, logprobs=body.logprobs)
+    identity = new_id("cmpl")
+    streams = submit(
+        state.engine,
+        [p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompts],
+        params,
+        identity,
+        stream=body.stream,
+    )
+    head = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
+    if body.stream:
+        return sse.EventStream(_events(state, body, streams, params.n, head), streams)
+    outputs = await until_disconnect(request, collect(streams))
+    return ORJSONResponse(_answer(state, body, outputs, params.n, head))
+
+
+def _answer(
+    state: ServerState, body: CompletionBody, outputs: list[RequestOutput], n: int, head: dict[str, Any]
+) -> dict[str, Any]:
+    choices = []
+    usage = Usage()
+    for i, output in enumerate(outputs):
+        usage.add(output)
+        echo = _echo(state, body, output)
+        for completion in output.outputs:
+            choices.append(_choice(body, i * n + completion.index, echo, completion, 0))
+    return {**head, "choices": choices, "usage": usage.json()}
+
+
+async def _events(
+    state: ServerState, body: CompletionBody, streams: list[RequestStream], n: int, head: dict[str, Any]
+) -> AsyncGenerator[bytes]:
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    blank = {**head, "usage": None} if include_usage else head
+    usage = Usage()
+    characters: dict[int, int] = {}
+    async for i, output in merged(streams):
+        usage.add(output)
+        for completion in output.outputs:
+            index = i * n + completion.index
+            echo = "" if index in characters else _echo(state, body, output)
+            offset = characters.get(index, 0)
+            characters[index] = offset + len(completion.text)
+            yield sse.event({**blank, "choices": [_choice(body, index, echo, completion, offset)]})
+    if include_usage:
+        yield sse.event({**head, "choices": [], "usage": usage.json()})
+
+
+def _choice(
+    body: CompletionBody, index: int, echo: str, completion: CompletionOutput, offset: int
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": echo + completion.text,
+        "logprobs": logprobs.completion(completion, body.logprobs or 0, offset),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+
+
+def _echo(state: ServerState, body: CompletionBody, output: RequestOutput) -> str:
+    if not body.echo:
+        return ""
+    return output.prompt if output.prompt is not None else state.engine.tokenizer.decode(output.prompt_token_ids)

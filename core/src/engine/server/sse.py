@@ -1,0 +1,56 @@
+"""Server-sent events: a response that stops its source when the client goes away."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from typing import Any, Protocol
+
+import orjson
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from engine.server import errors
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Closable(Protocol):
+    """What an event stream ends with itself."""
+
+    def close(self) -> None:
+        """Give up the work behind the stream. Idempotent."""
+        ...
+
+
+def event(content: Any) -> bytes:
+    """One event with a JSON body."""
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+async def guarded(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    """The events, then DONE. An error in mid-stream becomes an event in OpenAI's shape, and the end."""
+    try:
+        async with contextlib.aclosing(events):
+            async for chunk in events:
+                yield chunk
+    except Exception as error:
+        yield event(errors.describe(error)[1])
+    yield DONE
+
+
+class EventStream(StreamingResponse):
+    """Streams events; closes `sources` at its end, however it ends: also when the client left before the first byte."""
+
+    def __init__(self, events: AsyncGenerator[bytes], sources: Iterable[Closable]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(guarded(events), media_type="text/event-stream", headers=headers)
+        self._sources = sources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; see starlette."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for source in self._sources:
+                source.close()

@@ -1,0 +1,166 @@
+"""The errors that Engine raises on purpose.
+
+Every message says three things: what was asked, what was found, what to do. `EngineError` takes them apart so that
+a server can show them in its own form; `str(error)` joins them for a terminal.
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of every error that a user can cause.
+
+    Args:
+        asked: what the user wanted, e.g. "load model '/models/llama'".
+        found: what stood in the way, e.g. "the folder has no config.json".
+        remedy: what to do about it; empty where nothing useful can be said.
+    """
+
+    code = "engine_error"
+
+    def __init__(self, asked: str, found: str = "", remedy: str = "") -> None:
+        self.asked, self.found, self.remedy = asked, found, remedy
+        super().__init__("; ".join(part for part in (asked, found, remedy) if part))
+
+    @property
+    def parts(self) -> tuple[str, str, str, str]:
+        """(code, asked, found, remedy): what travels to another process; `rebuild_error` is the way back."""
+        return self.code, self.asked, self.found, self.remedy
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.asked, self.found, self.remedy)
+
+
+def rebuild_error(parts: tuple[str, str, str, str]) -> EngineError:
+    """The typed error that these `parts` were taken from. An unknown code gives a plain EngineError."""
+    code, *texts = parts
+    pending: list[type[EngineError]] = [EngineError]
+    while pending:
+        kind = pending.pop()
+        if kind.code == code:
+            return kind(*texts)
+        pending += kind.__subclasses__()
+    return EngineError(*texts)
+
+
+# -- what a user asked of a running engine ---------------------------------------------------------------------------
+class InvalidRequestError(EngineError, ValueError):
+    """A request or a sampling parameter is out of range, of the wrong type, or contradicts another."""
+
+    code = "invalid_request"
+
+
+class PromptTooLongError(InvalidRequestError):
+    """The prompt (with at least one token to generate) does not fit `max_model_len`."""
+
+    code = "context_length_exceeded"
+
+
+class KVCacheTooSmallError(EngineError):
+    """A request needs more KV pages than the whole cache holds, or the cache holds no usable page."""
+
+    code = "kv_cache_too_small"
+
+
+class EngineDeadError(EngineError):
+    """The engine core or one of its workers has died; requests in progress are lost."""
+
+    code = "engine_dead"
+
+
+# -- what a user asked at start --------------------------------------------------------------------------------------
+class ConfigError(EngineError, ValueError):
+    """A setting is unknown, of the wrong type, out of range, or contradicts another."""
+
+    code = "invalid_config"
+
+
+class ModelNotFoundError(EngineError):
+    """No checkpoint driver can resolve this model name, or the folder is not a model."""
+
+    code = "model_not_found"
+
+
+class UnsupportedModelError(EngineError):
+    """The model's architecture or a feature of its config is served by no installed driver."""
+
+    code = "unsupported_model"
+
+
+class CheckpointError(EngineError):
+    """A checkpoint's files are missing, truncated, or contradict the model's config."""
+
+    code = "bad_checkpoint"
+
+
+class TokenizerError(EngineError):
+    """A tokenizer or chat template is missing, broken, or refuses the messages."""
+
+    code = "tokenizer_error"
+
+
+# -- plugins ---------------------------------------------------------------------------------------------------------
+class PluginError(EngineError):
+    """Base of the errors about a point, a driver, or a distribution.
+
+    Args:
+        point: the extension point, e.g. "attention".
+        driver: the driver's name, or "" where the error is about the point.
+        distribution: "name version" of the distribution that offers it, or "" where unknown.
+    """
+
+    code = "plugin_error"
+
+    def __init__(
+        self, asked: str, found: str = "", remedy: str = "", *, point: str = "", driver: str = "", distribution: str = ""
+    ) -> None:
+        self.point, self.driver, self.distribution = point, driver, distribution
+        super().__init__(asked, found, remedy)
+
+
+class DriverNotFoundError(PluginError):
+    """No installed distribution offers a driver of this name at this point."""
+
+    code = "driver_not_found"
+
+
+class DuplicateDriverError(PluginError):
+    """Two distributions offer one name at one point."""
+
+    code = "duplicate_driver"
+
+
+class DriverImportError(PluginError):
+    """The card or the body of a driver could not be imported."""
+
+    code = "driver_import_failed"
+
+
+class IncompatibleDriverError(PluginError):
+    """The driver speaks an interface version that this core does not serve."""
+
+    code = "driver_incompatible"
+
+
+class UnfitDriverError(PluginError):
+    """The driver was asked for by name and says that it cannot do what is needed."""
+
+    code = "driver_unfit"
+
+
+class ContractError(PluginError):
+    """The driver does not keep the interface's contract (wrong type, missing method, heavy card, ...)."""
+
+    code = "driver_contract"
+
+
+class OptionsError(PluginError, ValueError):
+    """An option of a driver is unknown or has a bad value."""
+
+    code = "driver_options"
+
+
+class ManifestError(PluginError):
+    """A process found other drivers or versions than the launcher wrote into the manifest."""
+
+    code = "manifest_mismatch"

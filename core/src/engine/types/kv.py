@@ -1,0 +1,52 @@
+"""How the KV cache is cut: one pool of equal pages, shared by groups of layers.
+
+The pool is `[num_pages, page_bytes]`. A page holds `tokens_per_block` tokens of *all layers of one group*; layer i of
+the group owns bytes `[i * layer_bytes, (i + 1) * layer_bytes)` of it. Page 0 is never given out: padding rows write
+there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.types.model import KVKind
+
+NULL_PAGE = 0
+"""The page that nobody owns."""
+
+
+class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers whose cache has one form, and therefore one block table for each request.
+
+    Args:
+        index: its place in `KVLayout.groups`.
+        kind: "full" or "sliding".
+        layers: indices of the model's layers, in order.
+        num_kv_heads, head_size: on this rank.
+        sliding_window: None for "full".
+        tokens_per_block: tokens in one page of this group; a whole multiple of `KVLayout.block_size`.
+        layer_bytes: bytes of one layer in one page.
+    """
+
+    index: int
+    kind: KVKind
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_size: int
+    sliding_window: int | None
+    tokens_per_block: int
+    layer_bytes: int
+
+
+class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool's form, equal on every rank.
+
+    Args:
+        block_size: tokens of the hash unit: prefixes are matched in whole multiples of it.
+        page_bytes: bytes of one page: what the largest group needs for `block_size` tokens.
+        groups: in a fixed order; block tables and plans are indexed by it.
+    """
+
+    block_size: int
+    page_bytes: int
+    groups: tuple[KVGroup, ...]

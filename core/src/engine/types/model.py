@@ -1,0 +1,76 @@
+"""What a model is, in facts that need no torch: enough to choose drivers, size the cache and serve requests."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+KVKind = Literal["full", "sliding"]
+"""The kinds of KV cache: every token, or the last `sliding_window` tokens."""
+
+
+class KVSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The cache that one layer needs.
+
+    Args:
+        kind: "full" or "sliding".
+        num_kv_heads: of the whole model, before it is divided over ranks.
+        head_size: elements of one head.
+        sliding_window: tokens that a query sees, itself included; None for "full".
+    """
+
+    kind: KVKind
+    num_kv_heads: int
+    head_size: int
+    sliding_window: int | None = None
+
+
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What `config.json` says about a model, in one form for every architecture.
+
+    Args:
+        architecture: config.json's string, e.g. "LlamaForCausalLM".
+        dtype: of the weights as stored, e.g. "bfloat16"; "float32" where the config is silent.
+        vocab_size: rows of the embedding.
+        hidden_size: elements of one token's hidden state.
+        num_layers: decoder layers; equals `len(kv_specs)`.
+        num_q_heads: query heads of the whole model.
+        max_model_len: positions that the model was made for (rope scaling counted in).
+        kv_specs: one a layer, in order.
+        soft_cap: attention logits are squashed to +-soft_cap by tanh; None for none.
+        eos_token_ids: from generation_config.json, else config.json.
+        bos_token_id: None where there is none.
+        config: config.json itself, for the model's body.
+    """
+
+    architecture: str
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_q_heads: int
+    max_model_len: int
+    kv_specs: tuple[KVSpec, ...]
+    soft_cap: float | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    config: dict[str, object] = msgspec.field(default_factory=dict)
+
+
+class CheckpointFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a checkpoint's parts lie, as a checkpoint card's `resolve` found them.
+
+    Args:
+        name: what the user asked for.
+        folder: holds config.json and the tokenizer's files.
+        weights: files with tensors, in the order to read.
+        config: config.json, decoded.
+        generation_config: generation_config.json, decoded; empty where there is none.
+    """
+
+    name: str
+    folder: str
+    weights: tuple[str, ...]
+    config: dict[str, object]
+    generation_config: dict[str, object] = msgspec.field(default_factory=dict)

@@ -1,0 +1,142 @@
+"""What comes back: from the core to the frontend in token ids, from the frontend to the user in text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from engine.types.errors import EngineError
+from engine.types.request import FinishReason
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log probabilities at one output position.
+
+    Args:
+        chosen: of the token that was drawn.
+        rank: of that token; 1 is the most likely.
+        top_ids, top_values: the most likely tokens, best first; as many as the request asked for.
+    """
+
+    chosen: float
+    rank: int
+    top_ids: list[int]
+    top_values: list[float]
+
+
+class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """News of one request after one step.
+
+    Args:
+        new_token_ids: tokens accepted in this step, in order; may be empty when the request ends.
+        new_logprobs: one entry a token, or empty where none were asked for.
+        finish_reason: None while it runs.
+        stop_reason: the stop token id that ended it, where one did (None for end of sequence).
+        num_cached_tokens: prompt tokens that were found in the prefix cache; sent with the first token.
+        error: (code, asked, found, remedy) of a typed error where `finish_reason` is "error".
+    """
+
+    request_id: str
+    new_token_ids: list[int] = msgspec.field(default_factory=list)
+    new_logprobs: list[TokenLogprobs] = msgspec.field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    error: tuple[str, str, str, str] | None = None
+
+
+class StepStats(msgspec.Struct, kw_only=True):
+    """The state of the core after one step, for hooks, logs and metrics.
+
+    Args:
+        step_id: of the step whose results were taken in.
+        num_running, num_waiting: requests.
+        num_tokens: computed in this step (prompt and output).
+        pages_used, pages_total: of the KV cache; a page that only the prefix cache holds is not used.
+        prefix_queries, prefix_hits: prompt tokens looked up, and found, since start.
+        num_preemptions: since start.
+    """
+
+    step_id: int
+    num_running: int
+    num_waiting: int
+    num_tokens: int
+    pages_used: int
+    pages_total: int
+    prefix_queries: int
+    prefix_hits: int
+    num_preemptions: int
+
+
+class CoreOutputs(msgspec.Struct, kw_only=True):
+    """What one step sends to the frontend."""
+
+    outputs: list[CoreOutput]
+    stats: StepStats | None = None
+
+
+class Logprob(NamedTuple):
+    """One candidate at one position.
+
+    Args:
+        logprob: natural logarithm of its probability, before temperature and filters.
+        rank: 1 is the most likely; None where it was not computed.
+        decoded_token: its text alone.
+    """
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of one prompt, as far as it has come.
+
+    Args:
+        index: 0 .. n-1.
+        text: all text so far; never ends in half a UTF-8 character, and never shows a part of a stop string.
+        token_ids: all ids so far.
+        logprobs: for each position a dict from token id to `Logprob`, the drawn token among them; None if not asked.
+        cumulative_logprob: sum over the drawn tokens; None if not asked.
+        finish_reason: "stop", "length", "abort", "error", or None while it runs.
+        stop_reason: the stop string or stop token id that ended it; None for end of sequence.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """True once there is a finish reason."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its completions.
+
+    Args:
+        request_id: as given to `add_request`.
+        prompt: the text, None where token ids were given.
+        prompt_token_ids: the ids.
+        outputs: one `CompletionOutput` for each of n.
+        finished: all completions have ended.
+        num_cached_tokens: prompt tokens found in the prefix cache.
+        error: why completions ended with "error"; None where none did.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    num_cached_tokens: int = 0
+    error: EngineError | None = None

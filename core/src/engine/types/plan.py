@@ -1,0 +1,122 @@
+"""What the scheduler hands the runner for one step, and what comes back.
+
+A plan names work by *slot*: the place in the runner's preallocated buffers that a request keeps while it runs. The
+runner remembers each slot's tokens, parameters and block table, so a plan carries only what changed. Arrays are
+numpy; in another process they travel through `engine.types.wire`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from engine.types.params import SamplingParams
+
+Int32 = np.ndarray
+"""A one-dimensional int32 array; shapes stand in the docstrings."""
+
+
+class NewSlot(msgspec.Struct, kw_only=True):
+    """A request that enters a slot in this step: new, or resumed after preemption.
+
+    Args:
+        slot: its place, 0 <= slot < max_num_seqs.
+        request_id: for logs and hooks only.
+        token_ids: int32 [n]; all tokens known so far, prompt first.
+        num_prompt_tokens: how many of them are prompt (penalties tell the two apart).
+        params: with `seed` filled in; the runner needs no other default.
+        stop_token_ids: int32 [k]; ids that must not be drawn before `min_tokens` outputs.
+    """
+
+    slot: int
+    request_id: str
+    token_ids: Int32
+    num_prompt_tokens: int
+    params: SamplingParams
+    stop_token_ids: Int32
+
+
+class NewBlocks(msgspec.Struct, kw_only=True):
+    """The page ids that one KV group's block tables gain in this step.
+
+    Entry i says: `block_table[slot[i], index[i]] = page[i]`. A slot that is new in this step starts with an empty
+    table, so its prefix hits stand here too.
+
+    Args:
+        slot, index, page: int32 [m], equal lengths.
+    """
+
+    slot: Int32
+    index: Int32
+    page: Int32
+
+
+class StepPlan(msgspec.Struct, kw_only=True):
+    """One step over R rows, ordered: decodes (one token each), then extends, then prefills.
+
+    Row r computes the tokens at positions `num_computed[r] .. num_computed[r] + num_tokens[r] - 1` of its slot. Their
+    ids lie in the runner's token table: known ids were put there by `NewSlot`, and an id not seen by the host yet is
+    a placeholder that the previous step's sampler fills in on the device.
+
+    Args:
+        step_id: counts up by one; results return in this order.
+        slot_of_row: int32 [R].
+        num_computed: int32 [R]; tokens whose KV is in the cache when this step starts.
+        num_tokens: int32 [R]; tokens to compute, at least 1.
+        samples: bool [R]; the row's last token is the last token known or placed, so the step draws the next one,
+            which goes to position `num_computed + num_tokens`.
+        num_decodes: the first rows, with exactly one token each and `samples` set.
+        new_slots: requests that enter a slot.
+        new_blocks: one entry for each KV group.
+    """
+
+    step_id: int
+    slot_of_row: Int32
+    num_computed: Int32
+    num_tokens: Int32
+    samples: np.ndarray
+    num_decodes: int
+    new_slots: list[NewSlot]
+    new_blocks: list[NewBlocks]
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.slot_of_row)
+
+    @property
+    def total_tokens(self) -> int:
+        """The sum of `num_tokens`, at most `max_num_batched_tokens`."""
+        return int(self.num_tokens.sum())
+
+
+class LogprobRows(msgspec.Struct, kw_only=True):
+    """Log probabilities of the sampled rows that asked for them (m of them), before temperature and filters.
+
+    Args:
+        row: int32 [m]; rows of the plan.
+        chosen: float32 [m]; of the drawn token.
+        rank: int32 [m]; 1 is the most likely token.
+        top_ids: int32 [m, k]; the most likely ids, where k is the largest number that a row of this step asked for.
+        top_values: float32 [m, k].
+    """
+
+    row: Int32
+    chosen: np.ndarray
+    rank: Int32
+    top_ids: np.ndarray
+    top_values: np.ndarray
+
+
+class StepResult(msgspec.Struct, kw_only=True):
+    """What a step gave, merged over all workers.
+
+    Args:
+        step_id: of the plan.
+        tokens: int32 [R]; the drawn token of each row, -1 where the row does not sample.
+        logprobs: None where no row asked.
+    """
+
+    step_id: int
+    tokens: Int32
+    logprobs: LogprobRows | None = None

@@ -1,0 +1,41 @@
+"""A request as the engine core sees it: token ids, never text."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from engine.types.params import SamplingParams
+
+
+class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One sequence to generate. Made by the frontend, read by the core.
+
+    Args:
+        request_id: unique among unfinished requests.
+        prompt_token_ids: at least one id, each within the vocabulary.
+        params: verified, with `n == 1`, `max_tokens` and `seed` filled in (n > 1 is several requests with a `parent`).
+        eos_token_ids: ids that end the sequence unless `ignore_eos`.
+        arrival_time: seconds of `time.time()`; first come, first served goes by it.
+        cache_salt: requests with different salts share no cached pages.
+        parent: the id that siblings of one prompt (n > 1) have in common. The core computes the prompt for the first
+            of them and lets the others wait for it, so that they share its pages.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    eos_token_ids: list[int] = msgspec.field(default_factory=list)
+    arrival_time: float = 0.0
+    cache_salt: str | None = None
+    parent: str | None = None
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended, in OpenAI's words where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"

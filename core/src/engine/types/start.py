@@ -1,0 +1,95 @@
+"""What a worker is told when it starts, and what it answers. Plain data: it also travels to other processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.types.kv import KVLayout
+from engine.types.model import CheckpointFiles, ModelDescription
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One chosen driver, as the manifest writes it.
+
+    Args:
+        point, kind, driver: e.g. "attention", "full", "torch"; kind is "" where the point has none. For ops it is the
+            operation's name.
+        distribution, version: who offers it.
+        value: the entry point's value, "pkg.mod:Card".
+        options: validated options as plain data.
+    """
+
+    point: str
+    driver: str
+    distribution: str
+    version: str
+    value: str
+    kind: str = ""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a worker needs to build itself.
+
+    Args:
+        choices: the manifest's entries; every process checks them against what is installed.
+        model: the description; `files`: where the weights lie.
+        layout: the KV pool's form.
+        dtype: "float32", "bfloat16", "float16" or "float64": of weights and activations.
+        device: torch's device string, e.g. "cpu".
+        max_model_len: most tokens of one request.
+        max_num_seqs: slots.
+        max_num_batched_tokens: most tokens of one step.
+        kv_cache_memory: bytes for the pool; None asks the platform's memory profile.
+        num_kv_pages: overrides `kv_cache_memory`.
+        rank, size: this worker's place.
+    """
+
+    choices: tuple[Choice, ...]
+    model: ModelDescription
+    files: CheckpointFiles
+    layout: KVLayout
+    dtype: str
+    device: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_memory: int | None = None
+    num_kv_pages: int | None = None
+    rank: int = 0
+    size: int = 1
+
+
+class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's answer once the model is loaded and the pool allocated.
+
+    Args:
+        num_pages: pages of its pool, the null page included. The core uses the smallest of all ranks.
+        weight_bytes, cache_bytes: memory taken.
+        num_parameters: of the weights on this rank.
+        load_seconds: from start to ready.
+    """
+
+    num_pages: int
+    weight_bytes: int
+    cache_bytes: int
+    num_parameters: int
+    load_seconds: float
+
+
+class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an engine core needs to build itself: the launcher's decisions, and its workers' start message.
+
+    Args:
+        worker: for rank 0; executors replace `rank` for the others.
+        worker_class: "pkg.mod:Class" of the worker.
+        enable_prefix_caching: look prompts up in, and commit full blocks to, the prefix cache.
+        in_flight: most steps under way at once.
+    """
+
+    worker: WorkerStart
+    worker_class: str
+    enable_prefix_caching: bool = True
+    in_flight: int = 2

@@ -1,0 +1,112 @@
+"""The validated settings, and that they are what was declared."""
+
+from __future__ import annotations
+
+import pathlib
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+import engine
+from engine.config.declaration import SETTINGS
+from engine.config.settings import EngineArgs, EngineConfig
+from engine.config.sizes import parse_bytes
+from engine.config.sources import gather
+from engine.types.errors import ConfigError
+
+
+def test_the_model_has_exactly_the_declared_settings():
+    fields = EngineConfig.model_fields
+    assert [*fields] == [*(setting.name for setting in SETTINGS), "points", "options"]
+    types = {"text": str, "integer": int, "boolean": bool, "bytes": int}
+    for setting in SETTINGS:
+        field = fields[setting.name]
+        assert field.default == setting.default, setting.name
+        hint = field.annotation
+        arguments = typing.get_args(hint)
+        if setting.choices:
+            assert arguments == setting.choices
+            continue
+        plain = {a for a in (arguments or (hint,)) if a is not type(None)}
+        plain = {typing.get_args(a)[0] if typing.get_origin(a) is typing.Annotated else a for a in plain}
+        assert plain - {*filter(lambda a: not isinstance(a, type), plain)} == {types[setting.type]}, setting.name
+        assert (setting.default is None) == (type(None) in arguments), setting.name
+
+
+def test_the_shape_that_users_of_vllm_know():
+    config = EngineArgs(model="m", max_num_seqs=8, attention="torch", load_format="x", **{"attention.num_splits": 4})
+    assert config == EngineConfig.from_kwargs(
+        model="m",
+        max_num_seqs=8,
+        points={"attention": "torch", "checkpoint": "x"},
+        options={"attention": {"num_splits": 4}},
+    )
+    assert (config.asked("attention"), config.asked("executor")) == ("torch", None)
+    assert config.options_for("attention") == {"num_splits": 4} and config.options_for("ops") == {}
+    assert engine.EngineArgs is EngineConfig
+
+
+def test_paths_and_auto():
+    config = EngineConfig(model=pathlib.Path("/models/x"), attention=" auto ")
+    assert config.model == "/models/x" and config.asked("attention") is None
+
+
+def test_it_is_frozen():
+    with pytest.raises(ValidationError):
+        EngineConfig().seed = 3
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"max_num_seq": 8}, "did you mean 'max_num_seqs'"),
+        ({"max_num_seqs": "many"}, "set max_num_seqs to 'many'"),
+        ({"max_num_seqs": 0}, "greater than or equal to 1"),
+        ({"dtype": "int3"}, "'auto', 'float32'"),
+        ({"kv_cache_memory": "4 bananas"}, "not an amount of memory"),
+        ({"in_flight": 0}, "greater than or equal to 1"),
+        ({"attention": 3}, "set attention to 3"),
+        ({"block_size": 0, "seed": "x"}, "block_size: .*; seed: "),
+    ],
+)
+def test_bad_values_are_config_errors_that_name_them(keywords, says):
+    with pytest.raises(ConfigError, match=says):
+        EngineConfig(**keywords)
+
+
+def test_an_error_says_where_the_value_was_set():
+    with pytest.raises(ConfigError, match=r"'lots' \(environment ENGINE_MAX_NUM_SEQS\)"):
+        EngineConfig.from_merged(gather({}, None, {"ENGINE_MAX_NUM_SEQS": "lots"}))
+
+
+def test_strings_of_the_command_line_and_the_environment_are_read():
+    flags = {"enable_prefix_caching": False, "kv-cache-memory": "1GiB"}
+    config = EngineConfig.from_merged(gather(flags, None, {"ENGINE_MAX_MODEL_LEN": "64", "ENGINE_IN_FLIGHT": "1"}))
+    assert config == EngineConfig(enable_prefix_caching=False, kv_cache_memory=2**30, max_model_len=64, in_flight=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("512MiB", 512 * 2**20),
+        ("4GB", 4 * 10**9),
+        ("0.5 gib", 2**29),
+        ("100", 100),
+        ("7B", 7),
+        (12, 12),
+        ("1TiB", 2**40),
+    ],
+)
+def test_amounts_of_memory(text, amount):
+    assert parse_bytes(text) == amount
+
+
+@given(st.one_of(st.text(), st.integers(max_value=0), st.booleans(), st.floats(), st.none()))
+def test_everything_else_is_no_amount_of_memory(value):
+    try:
+        assert parse_bytes(value) > 0
+    except ConfigError as error:
+        assert repr(value) in error.asked

@@ -1,0 +1,135 @@
+"""Requests as the core gets them: validated, tokenised, every default filled in."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from engine.frontend.input_processor import InputProcessor
+from engine.types.errors import InvalidRequestError, PromptTooLongError
+from engine.types.params import MAX_SEED, SamplingParams
+
+
+@pytest.fixture
+def inputs(doubles: ModuleType) -> InputProcessor:
+    return InputProcessor(doubles.CharTokenizer(), doubles.description(), max_model_len=16, seed=7)
+
+
+def test_text_and_ids(inputs: InputProcessor) -> None:
+    text = inputs.process("a", "hi", SamplingParams())
+    assert (text.prompt, text.prompt_token_ids) == ("hi", [2, 104, 105])
+    ids = inputs.process("b", {"prompt_token_ids": [5, 6], "cache_salt": "s"}, SamplingParams())
+    assert (ids.prompt, ids.prompt_token_ids) == (None, [5, 6])
+    (request,) = ids.requests
+    assert (request.request_id, request.parent, request.cache_salt) == ("b", None, "s")
+    assert request.eos_token_ids == [0]  # the tokenizer's second id lies outside the vocabulary
+
+
+def test_defaults_are_filled_in(inputs: InputProcessor) -> None:
+    params = SamplingParams(max_tokens=None, top_k=5000, logprobs=64, min_tokens=3)
+    (request,) = inputs.process("a", "hello", params, arrival_time=4.5).requests
+    assert request.params.max_tokens == 10
+    assert request.params.top_k == 0
+    assert request.arrival_time == 4.5
+    assert isinstance(request.params.seed, int) and 0 <= request.params.seed <= MAX_SEED
+    assert params.max_tokens is None and params.seed is None  # the user's stays as it was
+    request.params.verify()
+    (request,) = inputs.process("b", "x" * 14, SamplingParams(max_tokens=50, min_tokens=20)).requests
+    assert (request.params.max_tokens, request.params.min_tokens) == (1, 1)
+    request.params.verify()
+
+
+def test_seeds_come_from_the_engines_generator(doubles: ModuleType) -> None:
+    def seeds(seed: int) -> list[int | None]:
+        inputs = InputProcessor(doubles.CharTokenizer(), doubles.description(), 16, seed)
+        return [inputs.process(str(i), "a", SamplingParams()).requests[0].params.seed for i in range(4)]
+
+    assert seeds(1) == seeds(1)
+    assert seeds(1) != seeds(2)
+    assert len(set(seeds(1))) == 4
+
+
+def test_n_makes_siblings(inputs: InputProcessor) -> None:
+    processed = inputs.process("a", "hi", SamplingParams(n=3, seed=MAX_SEED))
+    assert [r.request_id for r in processed.requests] == ["a#0", "a#1", "a#2"]
+    assert {r.parent for r in processed.requests} == {"a"}
+    assert [r.params.seed for r in processed.requests] == [MAX_SEED, 0, 1]
+    assert {r.params.n for r in processed.requests} == {1}
+    assert processed.params.n == 3
+    assert inputs.process("b", "hi", SamplingParams(seed=-1)).requests[0].params.seed == MAX_SEED
+
+
+def test_lengths(inputs: InputProcessor) -> None:
+    inputs.process("a", "x" * 14, SamplingParams())
+    with pytest.raises(PromptTooLongError, match=r"16 tokens; the longest request has 16 tokens.*shorten .* to 15"):
+        inputs.process("a", "x" * 15, SamplingParams())
+    with pytest.raises(PromptTooLongError):
+        inputs.process("a", {"prompt_token_ids": [1] * 1000}, SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "complaint"),
+    [
+        ("", {}, "empty prompt"),
+        ({"prompt_token_ids": []}, {}, "empty prompt"),
+        ({"prompt_token_ids": [1000]}, {}, "id 1000, the model's vocabulary ends at 999"),
+        ({"prompt_token_ids": [-1]}, {}, "id -1"),
+        ("Ж", {}, "tokenizer gives the id 1046"),
+        ("\ud800", {}, "no valid Unicode"),
+        ("a", {"temperature": math.nan}, "temperature=nan"),
+        ("a", {"max_tokens": 0}, "max_tokens=0"),
+        ("a", {"stop_token_ids": [1000]}, r"stop_token_ids=\[1000\]"),
+        ("a", {"n": 0}, "n=0"),
+        ("a", {"stop": [""]}, "empty stop string"),
+        (None, {}, "no prompt"),
+    ],
+)
+def test_refusals(inputs: InputProcessor, prompt: Any, params: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        inputs.process("a", prompt, SamplingParams(**params))
+
+
+def test_refuses_bad_ids_and_params(inputs: InputProcessor) -> None:
+    for request_id in ("", None, 3):
+        with pytest.raises(InvalidRequestError, match="request_id"):
+            inputs.process(request_id, "a", SamplingParams())  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="are a dict"):
+        inputs.process("a", "a", {"n": 1})  # type: ignore[arg-type]
+
+
+def test_eos_of_model_and_tokenizer(doubles: ModuleType) -> None:
+    inputs = InputProcessor(doubles.CharTokenizer(), doubles.description(eos_token_ids=(7, 0, 1001)), 16)
+    assert inputs.process("a", "a", SamplingParams()).requests[0].eos_token_ids == [7, 0]
+
+
+def test_hook_hears_each_request(doubles: ModuleType) -> None:
+    heard: list[str] = []
+
+    class Hooks:
+        @staticmethod
+        def request_received(request: Any) -> None:
+            heard.append(request.request_id)
+
+    inputs = InputProcessor(doubles.CharTokenizer(), doubles.description(), 16, 0, Hooks())  # type: ignore[arg-type]
+    processed = inputs.process("a", "a", SamplingParams(n=2))
+    assert heard == []
+    inputs.announce(processed)
+    assert heard == ["a#0", "a#1"]
+
+
+def test_chat(inputs: InputProcessor) -> None:
+    prompt = inputs.render_chat([{"role": "u", "content": "a"}])
+    assert prompt == {"prompt": "u:a;!", "prompt_token_ids": [ord(c) for c in "u:a;!"]}  # no BOS: it is the template's
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert inputs.render_chat([{"role": "u", "content": parts}], add_generation_prompt=False)["prompt"] == "u:a\nb;"
+    with pytest.raises(InvalidRequestError, match="type 'image_url'"):
+        inputs.render_chat([{"role": "u", "content": [{"type": "image_url", "image_url": {}}]}])
+    for bad in ([], "hi", {"role": "u"}, None):
+        with pytest.raises(InvalidRequestError, match="no list of messages"):
+            inputs.render_chat(bad)  # type: ignore[arg-type]
+    for message in ("hi", {}, {"role": 3}):
+        with pytest.raises(InvalidRequestError, match="no role"):
+            inputs.render_chat([message])  # type: ignore[list-item]

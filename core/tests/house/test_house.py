@@ -1,0 +1,127 @@
+"""The house's own rules that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from engine.plugin import Card, Registry
+from engine.plugin.points import HOOK_PROCESSES, POINTS
+
+ROOT = Path(__file__).resolve().parents[3]
+MAX_LINES = 600
+
+
+def sources() -> list[Path]:
+    """Every Python file of the workspace's packages, tests included."""
+    folders = [ROOT / "core", *sorted((ROOT / "plugins").iterdir()), ROOT / "tests"]
+    files = [path for folder in folders if folder.is_dir() for path in folder.rglob("*.py")]
+    return sorted(p for p in files if not {"build", ".venv", "__pycache__"} & set(p.relative_to(ROOT).parts))
+
+
+def test_no_file_is_over_600_lines():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources()}
+    assert len(lengths) > 50
+    assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
+
+
+def test_the_environment_is_read_in_config_alone():
+    offenders = []
+    for path in (ROOT / "core" / "src").rglob("*.py"):
+        if "config" in path.relative_to(ROOT / "core" / "src" / "engine").parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            attribute = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb")
+            if attribute and isinstance(node.value, ast.Name) and node.value.id == "os":
+                offenders.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert offenders == []
+
+
+def test_every_package_is_typed_and_has_the_same_form():
+    for pyproject in [ROOT / "core" / "pyproject.toml", *(ROOT / "plugins").glob("*/pyproject.toml")]:
+        folder = pyproject.parent
+        for part in ("README.md", "src", "tests", "LICENSE"):
+            assert (folder / part).exists(), f"{folder.name} has no {part}"
+        assert list((folder / "src").glob("*/py.typed")), f"{folder.name} has no py.typed"
+        assert tomllib.loads(pyproject.read_text())["build-system"]["build-backend"] == "setuptools.build_meta"
+
+
+@pytest.mark.parametrize("point", POINTS.values(), ids=lambda point: point.name)
+def test_every_points_interface_resolves_to_a_card(point):
+    module, _, attribute = point.interface.partition(":")
+    interface = getattr(importlib.import_module(module), attribute)
+    assert issubclass(interface, Card) and interface is not Card
+    assert point.help and "\n" not in point.help
+    assert (point.pick == "per_kind") == bool(point.kinds)
+
+
+def test_points_and_flags_are_unique_and_are_no_settings():
+    from engine.config.declaration import SETTINGS
+
+    flags = [point.option_flag for point in POINTS.values()] + [setting.flag for setting in SETTINGS]
+    assert len(set(flags)) == len(flags)
+
+
+def ours() -> list[object]:
+    registry = Registry.discover()
+    points = [*POINTS, *(f"hooks.{process}" for process in HOOK_PROCESSES), "commands"]
+    return [c for point in points for c in registry.candidates(point) if c.distribution.startswith("engine")]
+
+
+@pytest.mark.parametrize("candidate", ours(), ids=lambda c: f"{c.point}-{c.name}")
+def test_every_entry_point_of_ours_resolves(candidate):
+    registry = Registry.discover()
+    assert registry.find(candidate.point, candidate.name) == candidate
+    if candidate.point not in POINTS:
+        return
+    card = registry.card(candidate)
+    assert card.__doc__, f"{candidate.value} has no docstring"
+    assert card.body or card.bodies, f"{candidate.value} names no body"
+
+
+@pytest.mark.parametrize("candidate", ours(), ids=lambda c: f"{c.point}-{c.name}")
+def test_every_body_of_ours_resolves(candidate):
+    from engine.plugin import load_body
+
+    if candidate.point not in POINTS:
+        pytest.skip("hooks and commands have no body")
+    card = Registry.discover().card(candidate)
+    for half in [*card.bodies] or [None]:
+        assert isinstance(load_body(card, half, candidate=candidate), type)
+
+
+def test_metadata_and_pyproject_agree():
+    """An entry point that was added to a pyproject but not installed would be missing without a word."""
+    registry = Registry.discover()
+    for pyproject in [ROOT / "core" / "pyproject.toml", *(ROOT / "plugins").glob("*/pyproject.toml")]:
+        project = tomllib.loads(pyproject.read_text())["project"]
+        declared = {
+            (group, name, value)
+            for group, entries in project.get("entry-points", {}).items()
+            for name, value in entries.items()
+        }
+        installed = {(c.group, c.name, c.value) for c in registry.found if c.distribution == project["name"]}
+        assert installed == declared, f"run `make install`: {project['name']}"
+
+
+def test_the_core_knows_no_drivers_name():
+    """No built-in driver's name is compared with anything in the core."""
+    names = {c.name for c in Registry.discover().found if c.point in POINTS and c.point != "model"}
+    offenders = []
+    for path in (ROOT / "core" / "src" / "engine").rglob("*.py"):
+        if "builtin" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                for side in (node.left, *node.comparators):
+                    parts = side.elts if isinstance(side, (ast.Tuple, ast.List, ast.Set)) else [side]
+                    offenders += [
+                        f"{path.relative_to(ROOT)}:{node.lineno} {part.value!r}"
+                        for part in parts
+                        if isinstance(part, ast.Constant) and part.value in names
+                    ]
+    assert offenders == []

@@ -1,0 +1,144 @@
+"""What may be imported where, held at run time: import-linter sees direct imports only."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import grimp
+import pytest
+
+from engine.plugin import Registry
+from engine.plugin.points import POINTS
+
+TORCH_FREE = ("types", "plugin", "config", "interfaces", "kv", "scheduling", "loop", "frontend", "cli", "server")
+"""Packages in which nothing imports torch, directly or through others, whatever module is taken."""
+
+TORCH_FREE_MODULES = ("engine", "engine.llm", "engine.__main__")
+
+LIGHT_CARD = {"pydantic", "pydantic_core", "msgspec", "numpy"} | {
+    "annotated_types",
+    "typing_extensions",
+    "typing_inspection",
+}
+"""The third-party packages that a card may bring with it, and what these bring."""
+
+
+def import_all(modules: list[str], *, one_process_each: bool = False) -> dict[str, list[str]]:
+    """Import each module in turn in fresh processes; for each, the third-party top-level modules loaded by then."""
+    code = (
+        "import importlib, json, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    top = {m.partition('.')[0] for m in sys.modules} - set(sys.stdlib_module_names)\n"
+        "    print(json.dumps([name, sorted(top)]))\n"
+    )
+    loaded: dict[str, list[str]] = {}
+    for batch in [[name] for name in modules] if one_process_each else [modules]:
+        result = subprocess.run([sys.executable, "-c", code, *batch], capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stderr
+        loaded.update(json.loads(line) for line in result.stdout.splitlines())
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("engine", cache_dir=None, exclude_type_checking_imports=True)
+
+
+def modules_of(graph: grimp.ImportGraph, package: str) -> list[str]:
+    found = [package, *graph.find_descendants(package)]
+    return sorted(name for name in found if not name.endswith("__main__"))
+
+
+@pytest.mark.parametrize("package", TORCH_FREE)
+def test_every_module_of_a_torch_free_package_leaves_torch_alone(graph, package):
+    modules = modules_of(graph, f"engine.{package}")
+    assert len(modules) > 1
+    for module, loaded in import_all(modules).items():
+        assert "torch" not in loaded, f"{module} has torch imported"
+        assert "transformers" not in loaded, f"{module} has transformers imported"
+
+
+def test_the_package_itself_and_llm_leave_torch_alone():
+    loaded = import_all([*TORCH_FREE_MODULES], one_process_each=True)
+    for module in TORCH_FREE_MODULES:
+        assert "torch" not in loaded[module], module
+    assert third_party(loaded["engine"]) == set()
+
+
+def third_party(loaded: list[str]) -> set[str]:
+    """Without ourselves, and without the finders that editable installs put into every process."""
+    return {name for name in loaded if name != "engine" and not name.startswith(("__", "_"))}
+
+
+def test_the_plugin_host_is_light():
+    loaded = set(import_all(["engine.plugin"])["engine.plugin"])
+    assert not loaded & {"numpy", "torch", "pydantic", "stevedore", "msgspec", "pluggy"}
+
+
+def builtin_cards() -> list[str]:
+    registry = Registry.discover()
+    found = (c.value.partition(":")[0] for point in POINTS for c in registry.candidates(point))
+    return sorted({module for module in found if module.startswith(("engine.", "engine_tiny."))})
+
+
+@pytest.mark.parametrize("module", builtin_cards())
+def test_cards_are_light(module):
+    """DESIGN section 5: under 20 ms beyond pydantic, msgspec and numpy; held by what they import, not by a clock."""
+    loaded = third_party(import_all([module])[module])
+    extra = loaded - LIGHT_CARD - {"engine_tiny"}
+    assert not extra, f"the card {module} imports {sorted(extra)}"
+
+
+def test_no_import_cycle(graph):
+    assert cycles(graph) == []
+
+
+def cycles(graph: grimp.ImportGraph) -> list[set[str]]:
+    """Strongly connected components of more than one module (Tarjan 1972, without recursion)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    on_stack: set[str] = set()
+    found: list[set[str]] = []
+    for root in sorted(graph.modules):
+        if root in index:
+            continue
+        work = [(root, iter(sorted(graph.find_modules_directly_imported_by(root))))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            module, imports = work[-1]
+            for target in imports:
+                if target not in index:
+                    index[target] = low[target] = len(index)
+                    stack.append(target)
+                    on_stack.add(target)
+                    work.append((target, iter(sorted(graph.find_modules_directly_imported_by(target)))))
+                    break
+                if target in on_stack:
+                    low[module] = min(low[module], index[target])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[module])
+                if low[module] == index[module]:
+                    component: set[str] = set()
+                    while module not in component:
+                        component.add(stack.pop())
+                    on_stack -= component
+                    if len(component) > 1:
+                        found.append(component)
+    return found
+
+
+def test_the_cycle_finder_finds_cycles():
+    graph = grimp.ImportGraph()
+    for module in "abcde":
+        graph.add_module(module)
+    for importer, imported in ("ab", "bc", "ca", "cd", "de"):
+        graph.add_import(importer=importer, imported=imported)
+    assert cycles(graph) == [{"a", "b", "c"}]

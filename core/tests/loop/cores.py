@@ -1,0 +1,95 @@
+"""Engine cores around a `PagedWorker`, put together by hand."""
+
+from __future__ import annotations
+
+from paged_worker import HoldingExecutor, PagedWorker
+from schedules import Settings
+
+from engine.builtin.evictor_lru.body import LRU
+from engine.builtin.policy_fcfs.body import FCFS
+from engine.interfaces.context import CoreContext
+from engine.kv.layout import make_layout
+from engine.kv.manager import KVManager
+from engine.loop.engine_core import EngineCore
+from engine.scheduling.scheduler import Scheduler
+from engine.types.kv import KVLayout
+from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
+from engine.types.start import WorkerStart
+
+FULL = KVSpec(kind="full", num_kv_heads=2, head_size=4)
+
+
+def sliding(window: int, heads: int = 2) -> KVSpec:
+    return KVSpec(kind="sliding", num_kv_heads=heads, head_size=4, sliding_window=window)
+
+
+def layout_of(*specs: KVSpec, block_size: int = 4) -> KVLayout:
+    return make_layout(
+        specs, block_size=block_size, kv_itemsize=4, tokens_per_page={"full": block_size, "sliding": block_size}
+    )
+
+
+LAYOUTS = {
+    "full": layout_of(FULL),
+    "full, blocks of 1": layout_of(FULL, block_size=1),
+    "full and sliding": layout_of(FULL, sliding(6)),
+    "full and a wide sliding block": layout_of(FULL, sliding(5, heads=1), block_size=2),
+    "a wide full block and sliding": layout_of(FULL, sliding(3, heads=4), sliding(9, heads=4), block_size=2),
+    "sliding": layout_of(sliding(7)),
+    "sliding, window of 1": layout_of(FULL, sliding(1), block_size=3),
+}
+
+
+def worker_start(layout: KVLayout, settings: Settings) -> WorkerStart:
+    """A start message with what `PagedWorker` reads."""
+    model = ModelDescription(
+        architecture="Paged", dtype="float64", vocab_size=13, hidden_size=8, num_layers=1, num_q_heads=1,
+        max_model_len=settings.max_model_len, kv_specs=(FULL,),
+    )  # fmt: skip
+    return WorkerStart(
+        choices=(),
+        model=model,
+        files=CheckpointFiles(name="", folder="", weights=(), config={}),
+        layout=layout,
+        dtype="float64",
+        device="cpu",
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_kv_pages=settings.num_pages,
+    )
+
+
+def make_core(
+    layout: KVLayout, settings: Settings, evictor: type = LRU, policy: type = FCFS
+) -> tuple[EngineCore, HoldingExecutor]:
+    """A core, and the executor that it drives."""
+    message = worker_start(layout, settings)
+    executor = HoldingExecutor(
+        PagedWorker(message), layout, settings.max_num_seqs, settings.max_model_len, settings.hold
+    )
+    context = CoreContext(
+        layout=layout,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        num_pages=settings.num_pages,
+    )
+    kv = KVManager(
+        layout,
+        num_pages=settings.num_pages,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        evictor=evictor(context),
+        enable_prefix_caching=settings.enable_prefix_caching,
+    )
+    scheduler = Scheduler(
+        kv=kv,
+        policy=policy(context),
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+    )
+    ready = executor.start(message)
+    core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
+    return core, executor

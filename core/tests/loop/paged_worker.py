@@ -1,0 +1,291 @@
+"""A worker whose next token is a pure function of the tokens that a real model would see, read from real pages.
+
+It does with integers what a runner does with tensors: each KV group is one layer; a layer writes a cell for each token
+of the step at its place in the token's page, then each query folds the cells that it sees, found through the block
+table, into its state, which the next layer's cells depend on. So each cell depends on the whole prefix, and a wrong
+block table, a page reused too early, a stale cell, or a lost or doubled token changes the tokens that come out.
+`alone` computes the same function without pages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from engine.types.kv import KVLayout
+from engine.types.params import SamplingParams
+from engine.types.plan import LogprobRows, StepPlan, StepResult
+from engine.types.start import WorkerReady, WorkerStart
+
+VOCAB = 13
+
+
+def mix(a: np.ndarray, b: np.ndarray | int) -> np.ndarray:
+    """Two uint64 into one (SplitMix64's finaliser)."""
+    x = a * np.uint64(0x9E3779B97F4A7C15) + np.asarray(b).astype(np.uint64) * np.uint64(0xD1342543DE82EF95) + np.uint64(1)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def draw(state: int, params: SamplingParams, stops: set[int], num_outputs: int) -> int:
+    """The token that a state gives: no stop id before `min_tokens` outputs."""
+    token = state % VOCAB
+    while num_outputs < params.min_tokens and token in stops:
+        token = (token + 1) % VOCAB
+    return token
+
+
+def logprob_entry(token: int, k: int) -> tuple[float, int, list[int], list[float]]:
+    """Made-up log probabilities that tell which token they belong to."""
+    return -float(token) / 4, token + 1, [(token + i) % VOCAB for i in range(k)], [-float(i) for i in range(k)]
+
+
+def alone(
+    layout: KVLayout, prompt: list[int], params: SamplingParams, eos: list[int], max_model_len: int
+) -> tuple[list[int], str]:
+    """The tokens that a request gets by itself, and why it ends."""
+    tokens = list(prompt)
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
+    windows = [group.sliding_window for group in layout.groups]
+    while True:
+        positions = np.arange(len(tokens))
+        x = mix(np.array(tokens, np.uint64), positions)
+        for g, window in enumerate(windows):
+            x = mix(x, _visible_sums(mix(mix(x, positions), g), positions, 0, window))
+        num_outputs = len(tokens) - len(prompt)
+        token = draw(int(x[-1]), params, stops, num_outputs)
+        tokens.append(token)
+        if token in stops and num_outputs + 1 >= params.min_tokens:
+            return tokens[len(prompt) :], "stop"
+        if num_outputs + 1 == params.max_tokens or len(tokens) == max_model_len:
+            return tokens[len(prompt) :], "length"
+
+
+def _visible_sums(cells: np.ndarray, positions: np.ndarray, first: int, window: int | None) -> np.ndarray:
+    """For each query the sum of the cells that it sees; `cells[i]` is that of position `first + i`."""
+    sums = np.append(np.uint64(0), np.cumsum(cells, dtype=np.uint64))
+    low = positions * 0 if window is None else np.maximum(positions - window + 1, 0)
+    return sums[positions + 1 - first] - sums[np.maximum(low, first) - first]
+
+
+class Done:
+    """A step's future, done at once."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        return True
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        return self._result
+
+
+class PagedWorker:
+    """See the module. Its block tables, tokens and pages are public, for tests."""
+
+    def __init__(self, message: WorkerStart) -> None:
+        self.layout = message.layout
+        self.num_pages = message.num_kv_pages or 0
+        slots, length = message.max_num_seqs, message.max_model_len
+        self.tokens = np.full((slots, length + 1), -1, np.int64)
+        self.block_tables = [
+            np.full((slots, -(-length // group.tokens_per_block)), -1, np.int64) for group in self.layout.groups
+        ]
+        most = max(group.tokens_per_block for group in self.layout.groups)
+        self.cells = np.random.default_rng(0).integers(0, 2**63, (self.num_pages, most)).astype(np.uint64)
+        self.new_slot = [None] * slots
+        self.max_num_batched_tokens = message.max_num_batched_tokens
+        self.num_steps = 0
+        self.stopped = False
+
+    def start(self) -> WorkerReady:
+        return WorkerReady(
+            num_pages=self.num_pages, weight_bytes=0, cache_bytes=0, num_parameters=0, load_seconds=0.0
+        )
+
+    def shutdown(self) -> None:
+        self.stopped = True
+
+    def execute(self, plan: StepPlan) -> Done:
+        self._check_form(plan)
+        self._take_in(plan)
+        rows = np.repeat(np.arange(plan.num_rows), plan.num_tokens)
+        slots = plan.slot_of_row[rows]
+        ends = np.cumsum(plan.num_tokens)
+        positions = np.arange(ends[-1]) - (ends - plan.num_tokens)[rows] + plan.num_computed[rows]
+        ids = self.tokens[slots, positions]
+        assert (ids >= 0).all(), "a token is computed that nobody has placed"
+        x = mix(ids.astype(np.uint64), positions)
+        for g, group in enumerate(self.layout.groups):
+            size = group.tokens_per_block
+            pages = self.block_tables[g][slots, positions // size]
+            assert (pages > 0).all(), "a token has no page"
+            places = pages * size + positions % size
+            assert np.unique(places).size == places.size, "two tokens are written to one place"
+            self.cells[pages, positions % size] = mix(mix(x, positions), g)
+            x = mix(x, self._read(plan, g, positions, ends))
+        return Done(self._sample(plan, x[ends - 1]))
+
+    def _read(self, plan: StepPlan, g: int, positions: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        group = self.layout.groups[g]
+        size, window = group.tokens_per_block, group.sliding_window
+        sums = np.empty(positions.size, np.uint64)
+        for row, slot in enumerate(plan.slot_of_row.tolist()):
+            mine = slice(int(ends[row] - plan.num_tokens[row]), int(ends[row]))
+            first = 0 if window is None else max(0, int(positions[mine][0]) - window + 1)
+            seen = np.arange(first, int(positions[mine][-1]) + 1)
+            pages = self.block_tables[g][slot, seen // size]
+            assert (pages > 0).all(), "a query sees a token that has no page"
+            sums[mine] = _visible_sums(self.cells[pages, seen % size], positions[mine], first, window)
+        return sums
+
+    def _check_form(self, plan: StepPlan) -> None:
+        self.num_steps += 1
+        assert plan.step_id == self.num_steps
+        assert plan.num_rows > 0 and (plan.num_tokens > 0).all()
+        assert plan.total_tokens <= self.max_num_batched_tokens
+        assert np.unique(plan.slot_of_row).size == plan.num_rows, "a slot has two rows"
+        d = plan.num_decodes
+        assert (plan.num_tokens[:d] == 1).all() and plan.samples[:d].all()
+        assert (np.diff(plan.num_tokens[d:]) >= 0).all(), "short extends come before prefills"
+        for array in (plan.slot_of_row, plan.num_computed, plan.num_tokens):
+            assert array.dtype == np.int32
+        assert len(plan.new_blocks) == len(self.layout.groups)
+
+    def _take_in(self, plan: StepPlan) -> None:
+        for new in plan.new_slots:
+            self.new_slot[new.slot] = new
+            self.tokens[new.slot] = -1
+            self.tokens[new.slot, : new.token_ids.size] = new.token_ids
+            for table in self.block_tables:
+                table[new.slot] = -1
+        for table, new in zip(self.block_tables, plan.new_blocks, strict=True):
+            assert new.slot.dtype == new.index.dtype == new.page.dtype == np.int32
+            assert ((new.page > 0) & (new.page < self.num_pages)).all()
+            assert (table[new.slot, new.index] == -1).all(), "a block gets a second page"
+            table[new.slot, new.index] = new.page
+
+    def _sample(self, plan: StepPlan, states: np.ndarray) -> StepResult:
+        tokens = np.full(plan.num_rows, -1, np.int32)
+        asked = []
+        for row in np.flatnonzero(plan.samples).tolist():
+            slot = int(plan.slot_of_row[row])
+            new, at = self.new_slot[slot], int(plan.num_computed[row] + plan.num_tokens[row])
+            stops = set(new.stop_token_ids.tolist())
+            token = draw(int(states[row]), new.params, stops, at - new.num_prompt_tokens)
+            assert self.tokens[slot, at] == -1, "a known token is drawn again"
+            self.tokens[slot, at] = tokens[row] = token
+            if new.params.logprobs is not None:
+                asked.append((row, token, new.params.logprobs))
+        logprobs = None
+        if asked:
+            k = max(entry[2] for entry in asked)
+            entries = [logprob_entry(token, k) for _, token, _ in asked]
+            logprobs = LogprobRows(
+                row=np.array([entry[0] for entry in asked], np.int32),
+                chosen=np.array([entry[0] for entry in entries], np.float32),
+                rank=np.array([entry[1] for entry in entries], np.int32),
+                top_ids=np.array([entry[2] for entry in entries], np.int32).reshape(len(asked), k),
+                top_values=np.array([entry[3] for entry in entries], np.float32).reshape(len(asked), k),
+            )
+        return StepResult(step_id=plan.step_id, tokens=tokens, logprobs=logprobs)
+
+
+class Held:
+    """A step's future that is not done before the next plan is sent, or its result is waited for."""
+
+    def __init__(self, executor: HoldingExecutor, plan: StepPlan, inner: object) -> None:
+        self._executor, self._plan, self._inner = executor, plan, inner
+        self.released = False
+
+    def done(self) -> bool:
+        return self.released and self._inner.done()
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        result = self._inner.result(timeout)
+        self._executor.taken(self._plan, result)
+        return result
+
+
+class HoldingExecutor:
+    """Runs a worker on the caller's thread and holds each result back until the next plan is sent.
+
+    It works with any worker, and checks what a plan may not do while another is under way: reuse a slot, write to a
+    page that the other names, plan a request again that was preempted.
+
+    Attributes:
+        num_placeholders: rows that computed a token whose id the host had not seen.
+        most_in_flight: steps under way at once.
+    """
+
+    def __init__(self, worker: object, layout: KVLayout, max_num_seqs: int, max_model_len: int, hold: bool = True) -> None:
+        self.worker, self.layout, self.hold = worker, layout, hold
+        self.num_placeholders = 0
+        self.most_in_flight = 0
+        self._host_known = np.zeros(max_num_seqs, np.int64)
+        self._ids = [""] * max_num_seqs
+        self._tables = [
+            np.full((max_num_seqs, -(-max_model_len // group.tokens_per_block)), -1) for group in layout.groups
+        ]
+        self._under_way: deque[tuple[StepPlan, list[str], dict[int, set[int]]]] = deque()
+        self._last: Held | None = None
+
+    def start(self, message: WorkerStart) -> WorkerReady:
+        return self.worker.start()
+
+    def execute(self, plan: StepPlan) -> Held:
+        if self._last is not None:
+            self._last.released = True
+        self._check(plan)
+        self._last = Held(self, plan, self.worker.execute(plan))
+        if not self.hold:
+            self._last.released = True
+        return self._last
+
+    def _check(self, plan: StepPlan) -> None:
+        for new in plan.new_slots:
+            for other, ids, _ in self._under_way:
+                assert new.slot not in other.slot_of_row, "a slot is reused while a step names it"
+                assert new.request_id not in ids, "a preempted request is planned while a step names it"
+            self._ids[new.slot] = new.request_id
+            self._host_known[new.slot] = new.token_ids.size
+            for table in self._tables:
+                table[new.slot] = -1
+        for table, new in zip(self._tables, plan.new_blocks, strict=True):
+            table[new.slot, new.index] = new.page
+        starts, ends = plan.num_computed, plan.num_computed + plan.num_tokens
+        self.num_placeholders += int((ends > self._host_known[plan.slot_of_row]).sum())
+        named: dict[int, set[int]] = {}
+        for slot, start, end in zip(plan.slot_of_row.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            named[slot] = set()
+            for table, group in zip(self._tables, self.layout.groups, strict=True):
+                size, window = group.tokens_per_block, group.sliding_window
+                first = 0 if window is None else max(0, start - window + 1) // size
+                last = -(-end // size)
+                named[slot].update(table[slot, first:last].tolist())
+                written = set(table[slot, start // size : last].tolist())
+                for _, _, others in self._under_way:
+                    for other, pages in others.items():
+                        assert other == slot or not written & pages, "a page is reused while a step names it"
+        ids = [self._ids[slot] for slot in plan.slot_of_row.tolist()]
+        self._under_way.append((plan, ids, named))
+        self.most_in_flight = max(self.most_in_flight, len(self._under_way))
+
+    def taken(self, plan: StepPlan, result: StepResult) -> None:
+        first, ids, _ = self._under_way.popleft()
+        assert first is plan, "results are taken out of order"
+        for slot, request_id, samples in zip(plan.slot_of_row.tolist(), ids, plan.samples.tolist(), strict=True):
+            if samples and self._ids[slot] == request_id:
+                self._host_known[slot] += 1
+
+    def call(self, method: str, *args: object) -> list[object]:
+        return [getattr(self.worker, method)(*args)]
+
+    def check_health(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        self.worker.shutdown()

@@ -1,0 +1,209 @@
+"""Schedules of arrivals and aborts, made by hypothesis, and a driver that runs one through an engine core.
+
+Used with `paged_worker` here, and with the real runner in float64 elsewhere:
+
+    @given(schedules(vocab=...))
+    def test(schedule):
+        core = ...an EngineCore with schedule.settings...
+        outcomes = run_schedule(core, schedule)
+        for request in schedule.requests: compare outcomes[request.request_id] with the request alone
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from engine.loop.engine_core import EngineCore
+from engine.types.outputs import CoreOutput, TokenLogprobs
+from engine.types.params import SamplingParams
+from engine.types.request import EngineRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of the core: small and awkward numbers.
+
+    Args:
+        num_pages: the null page included.
+        hold: whether a test executor holds results back.
+    """
+
+    num_pages: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    in_flight: int
+    enable_prefix_caching: bool
+    hold: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One request of a schedule.
+
+    Args:
+        arrives: the loop's step before which it is added.
+        aborted: the step before which it is aborted, or None.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    arrives: int = 0
+    aborted: int | None = None
+    eos: tuple[int, ...] = ()
+    salt: str | None = None
+    parent: str | None = None
+
+    def to_request(self) -> EngineRequest:
+        """As the core takes it."""
+        return EngineRequest(
+            request_id=self.request_id,
+            prompt_token_ids=list(self.prompt),
+            params=self.params,
+            eos_token_ids=list(self.eos),
+            arrival_time=float(self.arrives),
+            cache_salt=self.salt,
+            parent=self.parent,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Settings, and requests in the order of their arrival."""
+
+    settings: Settings
+    requests: tuple[Planned, ...]
+
+
+@dataclass
+class Outcome:
+    """What a request got."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    error: tuple[str, str, str, str] | None = None
+
+    def take(self, output: CoreOutput) -> None:
+        """Add one output. Nothing may follow the last."""
+        assert self.finish_reason is None, f"{output} came after the end"
+        self.tokens += output.new_token_ids
+        self.logprobs += output.new_logprobs
+        self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
+        if output.finish_reason is not None:
+            self.finish_reason, self.stop_reason = str(output.finish_reason), output.stop_reason
+            self.error = output.error
+
+
+@st.composite
+def schedules(
+    draw: st.DrawFn, vocab: int, tokens_per_page: int = 4, max_model_len: int = 40, max_requests: int = 10
+) -> Schedule:
+    """Requests whose prompts share prefixes, some with salts, some siblings, some aborted; caches from too small for
+    one request to roomy; budgets from one token.
+
+    Hypothesis draws what is worth shrinking; the rest comes from a seed, so that most examples are crowded.
+
+    Args:
+        vocab: ids are below it; id 0 is the end of sequence.
+        tokens_per_page: of the KV layout, roughly: the scale for the number of pages.
+        max_model_len: of the core. max_requests: siblings count as one.
+    """
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    requests = _requests(rng, vocab, max_model_len, draw(st.integers(1, max_requests)))
+    longest = max(min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests)
+    total = sum(min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests)
+    tight = -(-longest // tokens_per_page)
+    pages = {
+        "too small": rng.randint(1, tight),
+        "tight": tight + rng.randint(0, 3),
+        "crowded": rng.randint(tight, 3 * tight),
+        "roomy": 3 * (total // tokens_per_page + len(requests)),
+    }[draw(st.sampled_from(["crowded", "tight", "roomy", "too small"]))]
+    in_flight = draw(st.sampled_from([2, 1, 3]))
+    return Schedule(
+        settings=Settings(
+            num_pages=1 + pages,
+            max_num_seqs=rng.randint(1, 6),
+            max_num_batched_tokens=rng.choice([1, 2, 3, 5, 7, 8, 16, 33, 64]),
+            max_model_len=max_model_len,
+            in_flight=in_flight,
+            enable_prefix_caching=draw(st.booleans()),
+            hold=rng.random() < 0.7,
+        ),
+        requests=requests,
+    )
+
+
+def _requests(rng: random.Random, vocab: int, max_model_len: int, count: int) -> tuple[Planned, ...]:
+    def ids(n: int) -> list[int]:
+        return [rng.randrange(vocab) for _ in range(n)]
+
+    shared = [ids(max_model_len // 2) for _ in range(2)]
+    requests: list[Planned] = []
+    at = 0
+    for i in range(count):
+        at += rng.choice([0, 0, 0, 1, 2, 9])
+        prefix = rng.choice(shared)[: rng.choice([0, 5, 12, max_model_len])]
+        prompt = tuple([*prefix, *ids(rng.randint(1, 14))][: max_model_len - 1])
+        salt = rng.choice([None, None, None, None, "a", "b"])
+        siblings = rng.choice([1, 1, 1, 3])
+        for k in range(siblings):
+            requests.append(
+                Planned(
+                    request_id=f"r{i}" if siblings == 1 else f"r{i}-{k}",
+                    prompt=prompt,
+                    params=_params(rng, vocab),
+                    arrives=at,
+                    aborted=at + rng.randint(0, 15) if rng.random() < 0.15 else None,
+                    eos=(0,),
+                    salt=salt,
+                    parent=None if siblings == 1 else f"r{i}",
+                )
+            )
+    return tuple(requests)
+
+
+def _params(rng: random.Random, vocab: int) -> SamplingParams:
+    """Greedy, with all the ways to end."""
+    max_tokens = rng.choice([1, 2, 7, 20, 30])
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        min_tokens=rng.choice([0, 0, rng.randint(0, max_tokens)]),
+        stop_token_ids=rng.choice([[], [], [], [], [vocab - 1], list(range(1, min(vocab, 11)))]),
+        ignore_eos=rng.random() < 0.6,
+        logprobs=rng.choice([None, None, 0, 2]),
+        seed=0,
+    )
+
+
+def run_schedule(core: EngineCore, schedule: Schedule, most_steps: int = 5000) -> dict[str, Outcome]:
+    """Run until every request has ended; checks the core's integrity after each step, and that all comes back.
+
+    Raises AssertionError where a request gets no end, or something after its end, or a step hangs.
+    """
+    outcomes = {request.request_id: Outcome() for request in schedule.requests}
+    arrivals, step = list(schedule.requests), 0
+    while arrivals or core.has_work():
+        assert step < most_steps, f"no end after {step} steps: {core.stats()}"
+        if not core.has_work():
+            step = max(step, arrivals[0].arrives)
+        while arrivals and arrivals[0].arrives <= step:
+            core.add_request(arrivals.pop(0).to_request())
+        core.abort([r.request_id for r in schedule.requests if r.aborted == step])
+        for output in core.step().outputs:
+            outcomes[output.request_id].take(output)
+        core.check_integrity()
+        step += 1
+    for request_id, outcome in outcomes.items():
+        assert outcome.finish_reason is not None, f"{request_id} has not ended"
+    stats = core.stats()
+    assert stats.pages_used == stats.num_running == stats.num_waiting == 0
+    return outcomes

@@ -1,0 +1,190 @@
+"""The loader: what it takes, what it refuses, and what it keeps."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain import PlainOps, body_of, describe, make_context, open_model, run
+
+from engine.modeling import (
+    ColumnParallelLinear,
+    Embedding,
+    LMHead,
+    MergedColumnLinear,
+    Module,
+    QKVLinear,
+    RMSNorm,
+    RowParallelLinear,
+    load_weights,
+    read_safetensors,
+)
+from engine.types.errors import CheckpointError, ConfigError
+
+Tensors = dict[str, torch.Tensor]
+
+
+def load(folder: Path, tensors: Any) -> Any:
+    """The folder's model with these tensors."""
+    description, _, card = describe(folder)
+    model = body_of(card)(make_context(description))
+    model.load_weights(tensors.items() if isinstance(tensors, dict) else tensors)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoints) -> Path:
+    return checkpoints("LlamaForCausalLM")
+
+
+@pytest.fixture
+def tensors(folder: Path) -> Tensors:
+    return {name: tensor.clone() for name, tensor in read_safetensors(describe(folder)[1])}
+
+
+def test_any_order(folder: Path, tensors: Tensors) -> None:
+    """Fused parts may come in any order, with others between."""
+    expected = run(load(folder, tensors), [1, 2, 3])
+    assert torch.equal(run(load(folder, dict(reversed(tensors.items()))), [1, 2, 3]), expected)
+    assert torch.equal(run(open_model(folder, torch.float32), [1, 2, 3]), expected)
+
+
+def test_every_problem_in_one_error(folder: Path, tensors: Tensors) -> None:
+    del tensors["model.layers.1.self_attn.k_proj.weight"], tensors["model.norm.weight"]
+    tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(3, 4)
+    tensors["model.layers.0.mlp.down_proj.weight"] = torch.zeros(64, 80, dtype=torch.int8)
+    tensors["model.layers.9.mlp.up_proj.weight"] = torch.zeros(1)
+    with pytest.raises(CheckpointError) as caught:
+        load(folder, tensors)
+    message = str(caught.value)
+    for words in (
+        "load the weights of LlamaForCausalLM",
+        "missing: model.layers.1.self_attn.k_proj.weight, model.norm.weight",
+        "1 unexpected: model.layers.9.mlp.up_proj.weight",
+        "model.layers.0.mlp.up_proj.weight [3, 4] for [80, 64]",
+        "model.layers.0.mlp.down_proj.weight of dtype int8",
+    ):
+        assert words in message, message
+
+
+def test_long_lists_are_cut(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"21 missing: (\S+, ){5}\S+ and 15 more"):
+        load(folder, {})
+
+
+def test_twice(folder: Path, tensors: Tensors) -> None:
+    with pytest.raises(CheckpointError, match=r"1 there twice: model\.norm\.weight"):
+        load(folder, [*tensors.items(), ("model.norm.weight", tensors["model.norm.weight"])])
+
+
+def test_harmless_tensors(folder: Path, tensors: Tensors) -> None:
+    """Old checkpoints hold rotary frequencies in each layer."""
+    load(folder, tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(16)})
+
+
+def test_missing_bias(checkpoints) -> None:
+    """Qwen2's biases are not optional."""
+    folder = checkpoints("Qwen2ForCausalLM")
+    weights = [(n, t) for n, t in read_safetensors(describe(folder)[1]) if not n.endswith("0.self_attn.q_proj.bias")]
+    with pytest.raises(CheckpointError, match=r"1 missing: model\.layers\.0\.self_attn\.q_proj\.bias"):
+        load(folder, weights)
+
+
+def test_tied(checkpoints) -> None:
+    """A tied model's file holds one matrix; a second one is passed over; an untied model needs it."""
+    folder = checkpoints("LlamaForCausalLM", tie=True)
+    weights = {name: tensor.clone() for name, tensor in read_safetensors(describe(folder)[1])}
+    assert "lm_head.weight" not in weights
+    expected = run(load(folder, weights), [5, 6])
+    copy = weights | {"lm_head.weight": torch.full_like(weights["model.embed_tokens.weight"], 9.0)}
+    assert torch.equal(run(load(folder, copy), [5, 6]), expected)
+    with pytest.raises(CheckpointError, match=r"missing: lm_head\.weight"):
+        load(checkpoints("LlamaForCausalLM"), weights)
+
+
+def test_streamed_and_freed(folder: Path, tensors: Tensors) -> None:
+    """No checkpoint tensor outlives its turn, and no unpacked weight its packing."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    unpacked: list[weakref.ref[torch.Tensor]] = []
+
+    class Packing(PlainOps):
+        def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            assert sum(ref() is not None for ref in unpacked) == 0  # one unpacked layer at a time
+            unpacked.append(weakref.ref(weight))
+            return weight.clone(), bias
+
+    def stream() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in list(tensors):
+            gc.collect()
+            assert sum(ref() is not None for ref in alive) <= 1  # the one that the loader has in hand
+            tensor = tensors.pop(name)
+            alive.append(weakref.ref(tensor))
+            yield name, tensor
+
+    description, _, card = describe(folder)
+    context = make_context(description)
+    object.__setattr__(context, "ops", Packing())
+    model = body_of(card)(context)
+    model.load_weights(stream())
+    gc.collect()
+    assert not any(ref() is not None for ref in [*alive, *unpacked])
+
+
+def test_layers_compute_what_they_say() -> None:
+    """Each kind of layer, alone, against torch."""
+    from types import SimpleNamespace
+
+    context: Any = SimpleNamespace(
+        ops=PlainOps(), dtype=torch.float32, device=torch.device("cpu"), rank=0, size=1, attention=None
+    )
+
+    class Parts(Module):
+        def __init__(self) -> None:
+            self.column = ColumnParallelLinear(context, 4, 6, "column", bias=True)
+            self.row = RowParallelLinear(context, 6, 4, "row")
+            self.merged = MergedColumnLinear(context, 4, [3, 5], ["a", "b"], bias=True)
+            self.several = [QKVLinear(context, 4, 4, 2, 3, "attn", bias=True)]
+            self.norm = RMSNorm(context, 4, 1e-5, "norm")
+            self.embed = Embedding(context, 7, 4, "embed")
+            self.head = LMHead(context, 7, 4, "head", bias=True)
+            self.tied = LMHead(context, 7, 4, "tied", self.embed)
+
+    parts = Parts()
+    named = {slot.name: torch.randn(slot.shape) for part in parts.parts() for slot in part.slots()}
+    load_weights(parts, named.items())
+    x, linear = torch.randn(5, 4), torch.nn.functional.linear
+
+    def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+    y = linear(x, named["column.weight"], named["column.bias"])
+    close(parts.column(x), y)
+    close(parts.row(y), linear(y, named["row.weight"]))
+    both = [linear(x, named[f"{n}.weight"], named[f"{n}.bias"]) for n in "ab"]
+    close(parts.merged(x), torch.cat(both, dim=-1))
+    for ours, part, heads in zip(parts.several[0](x), "qkv", (4, 2, 2), strict=True):
+        name = f"attn.{part}_proj"
+        close(ours, linear(x, named[f"{name}.weight"], named[f"{name}.bias"]).view(5, heads, 3))
+    close(parts.embed(torch.tensor([6, 0, 6])), named["embed.weight"][[6, 0, 6]])
+    close(parts.head(x), linear(x, named["head.weight"], named["head.bias"]))
+    close(parts.tied(x), linear(x, named["embed.weight"]))
+    normed = torch.nn.functional.rms_norm
+    close(parts.norm(x), normed(x, (4,), named["norm.weight"], 1e-5))
+    first, kept = parts.norm.add(x, None)
+    assert kept is x
+    close(first, normed(x, (4,), named["norm.weight"], 1e-5))
+    total = x + 1.0
+    second, summed = parts.norm.add(x.clone(), torch.ones(5, 4))
+    close(second, normed(total, (4,), named["norm.weight"], 1e-5))
+    close(summed, total)
+
+
+def test_several_ranks_are_refused(folder: Path) -> None:
+    description, _, card = describe(folder)
+    with pytest.raises(ConfigError, match="2 ranks"):
+        body_of(card)(make_context(description, rank=1, size=2))
+    with pytest.raises(ConfigError, match="no such rank"):
+        body_of(card)(make_context(description, rank=1, size=1))

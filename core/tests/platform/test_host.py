@@ -1,0 +1,73 @@
+"""The host platform: its facts, its memory, and that nothing it does goes on after the call."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine.builtin.platform_host import body as body_module
+from engine.builtin.platform_host import card as card_module
+from engine.builtin.platform_host.body import MAX_DEFAULT_POOL, HostPlatformBody
+from engine.builtin.platform_host.card import HostPlatform
+from engine.builtin.platform_host.memory import free_memory
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.platform import PlatformNeed
+from engine.types.errors import KVCacheTooSmallError
+
+
+@pytest.fixture
+def platform() -> HostPlatformBody:
+    return HostPlatformBody(WorkerContext(start=SimpleNamespace(device="cpu")))  # type: ignore[arg-type]
+
+
+def test_facts() -> None:
+    facts = HostPlatform.describe()
+    assert facts.device == "cpu" and "cores" in facts.name and facts.framework == "torch"
+    assert set(facts.dtypes) == {"float32", "bfloat16", "float16", "float64"}
+    assert facts.dtypes.index("float32") < facts.dtypes.index("float16"), "float16 weights are computed in float32"
+
+
+@pytest.mark.parametrize(("features", "best"), [({"avx2", "avx512_bf16"}, "bfloat16"), ({"avx2"}, "float32")])
+def test_bfloat16_only_where_the_processor_has_it(
+    monkeypatch: pytest.MonkeyPatch, features: set[str], best: str
+) -> None:
+    monkeypatch.setattr(card_module, "_processor", lambda: ("some processor", frozenset(features)))
+    assert HostPlatform.describe().dtypes[0] == best
+
+
+def test_unsupported() -> None:
+    assert HostPlatform.unsupported(PlatformNeed()) == []
+    assert HostPlatform.unsupported(PlatformNeed(dtype="bfloat16")) == []
+    assert "int4" in HostPlatform.unsupported(PlatformNeed(dtype="int4"))[0]
+
+
+def test_pool(platform: HostPlatformBody, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = platform.allocate_pool(3, 100)
+    assert (pool.shape, pool.dtype, int(pool.sum())) == ((3, 100), torch.uint8, 0)
+    with pytest.raises(KVCacheTooSmallError, match=r"bytes of memory are free.*--kv-cache-memory"):
+        platform.allocate_pool(1 << 40, 1 << 20)
+    monkeypatch.setattr(body_module, "free_memory", lambda: 1 << 80)
+    with pytest.raises(KVCacheTooSmallError, match="allocate a KV cache"):
+        platform.allocate_pool(1 << 40, 1 << 20)
+
+
+def test_default_cache(platform: HostPlatformBody, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < platform.kv_cache_bytes() <= min(MAX_DEFAULT_POOL, free_memory())
+    monkeypatch.setattr(body_module, "free_memory", lambda: 1 << 30)
+    assert platform.kv_cache_bytes() == 1 << 28
+    monkeypatch.setattr(body_module, "free_memory", lambda: 1 << 50)
+    assert platform.kv_cache_bytes() == MAX_DEFAULT_POOL
+
+
+def test_everything_is_done_at_once(platform: HostPlatformBody) -> None:
+    def step() -> None: ...
+
+    assert platform.device == torch.device("cpu")
+    assert platform.buckets(256) == ()
+    assert platform.capture(step, None) is step and platform.capture(step, 8) is step
+    host, out = torch.arange(3), torch.zeros(3, dtype=torch.int64)
+    platform.to_device(host, out)
+    host.fill_(9)
+    assert out.tolist() == [0, 1, 2]
+    fetch = platform.to_host((out,))
+    assert fetch.done() and fetch.wait()[0].tolist() == [0, 1, 2]

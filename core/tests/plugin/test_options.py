@@ -1,0 +1,75 @@
+"""Typed options: validated at start, errors name the field."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, Field
+
+from engine.interfaces.evictor import EvictorCard
+from engine.plugin import Registry, select
+from engine.types.errors import OptionsError
+
+
+class Plain(EvictorCard):
+    pass
+
+
+class Tunable(EvictorCard):
+    class Options(BaseModel):
+        num_splits: int = Field(1, ge=1)
+        order: str = "lru"
+        sizes: list[int] = []
+
+
+class Demanding(EvictorCard):
+    class Options(BaseModel):
+        address: str
+
+
+@pytest.fixture
+def registry(candidate):
+    cards = {"plain": "Plain", "tunable": "Tunable", "demanding": "Demanding"}
+    return Registry([candidate("evictor", n, f"{__name__}:{c}", f"dist-{n}") for n, c in cards.items()])
+
+
+def choose(registry, driver, options=None):
+    return select(registry, "evictor", None, driver, options).options
+
+
+def test_strings_of_a_command_line_become_typed(registry):
+    options = choose(registry, "tunable", {"num_splits": "4", "order": "7", "sizes": [1, "2"]})
+    assert (options.num_splits, options.order, options.sizes) == (4, "7", [1, 2])
+
+
+def test_defaults_and_none(registry):
+    assert choose(registry, "tunable").num_splits == 1
+    assert choose(registry, "plain") is None
+
+
+def test_unknown_option_has_near_matches(registry):
+    with pytest.raises(OptionsError) as caught:
+        choose(registry, "tunable", {"num_split": 4})
+    assert caught.value.remedy == "did you mean 'num_splits'?"
+    assert "evictor.num_split" in caught.value.asked and "dist-tunable 1.0" in caught.value.found
+
+
+def test_bad_value_names_the_field_the_value_and_the_driver(registry):
+    with pytest.raises(OptionsError) as caught:
+        choose(registry, "tunable", {"num_splits": "0", "order": "x"})
+    assert "num_splits" in caught.value.found and "'0'" in caught.value.found and "order" not in caught.value.found
+    assert caught.value.driver == "tunable"
+
+
+def test_a_required_option_that_is_missing(registry):
+    with pytest.raises(OptionsError, match="address"):
+        choose(registry, "demanding")
+
+
+def test_options_for_a_driver_that_takes_none(registry):
+    with pytest.raises(OptionsError, match="takes no options"):
+        choose(registry, "plain", {"num_splits": 4})
+
+
+def test_options_of_a_driver_that_was_not_chosen(registry):
+    with pytest.raises(OptionsError, match="'demanding'.*has no such option"):
+        choose(registry, "demanding", {"num_splits": 4, "address": "x"})

@@ -1,0 +1,211 @@
+"""One driver for each kind of layer, and an ordered few for many operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from pydantic import BaseModel
+
+from engine.interfaces.attention import AttentionCard
+from engine.interfaces.ops import OpsCard
+from engine.plugin import Registry, select_kinds, select_ordered
+from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, PluginError, UnfitDriverError
+
+
+@dataclass(frozen=True)
+class Need:
+    head_size: int = 64
+    operation: str = ""
+
+
+class Everything(AttentionCard):
+    kinds = frozenset({"full", "sliding"})
+
+    class Options(BaseModel):
+        window: int = 0
+
+
+class FullOnly(AttentionCard):
+    kinds = frozenset({"full"})
+    priority = 10
+
+    class Options(BaseModel):
+        num_splits: int = 1
+
+    @classmethod
+    def unsupported(cls, need):
+        return [] if need.head_size <= 128 else [f"head size {need.head_size} is over 128"]
+
+
+class Latent(AttentionCard):
+    kinds = frozenset({"mla"})
+
+
+BOTH = {"full": Need(), "sliding": Need()}
+
+
+@pytest.fixture
+def attention(candidate):
+    cards = {"torch": "Everything", "flash": "FullOnly", "latent": "Latent"}
+    return Registry([candidate("attention", n, f"{__name__}:{c}", f"dist-{n}") for n, c in cards.items()])
+
+
+def picked(selections):
+    return {s.kind: (s.candidate.name, s.asked) for s in selections}
+
+
+# -- kinds -----------------------------------------------------------------------------------------------------------
+def test_auto_picks_for_each_kind_by_itself(attention):
+    selections = select_kinds(attention, "attention", BOTH)
+    assert picked(selections) == {"full": ("flash", False), "sliding": ("torch", False)}
+    assert [s.kind for s in selections] == ["full", "sliding"]
+    reasons = {v.candidate.name: v.reasons for v in selections[1].verdicts}
+    assert reasons["flash"] == ("it serves layers of kind full, not sliding",)
+
+
+def test_a_single_name_binds_the_kinds_it_serves_and_leaves_the_rest_to_auto(attention):
+    assert picked(select_kinds(attention, "attention", BOTH, "flash")) == {
+        "full": ("flash", True),
+        "sliding": ("torch", False),
+    }
+    assert picked(select_kinds(attention, "attention", BOTH, "torch")) == {
+        "full": ("torch", True),
+        "sliding": ("torch", True),
+    }
+
+
+def test_a_single_name_that_serves_none_of_the_kinds_is_an_error(attention):
+    with pytest.raises(UnfitDriverError) as caught:
+        select_kinds(attention, "attention", BOTH, "latent")
+    assert "kind mla" in caught.value.found and "full, sliding" in caught.value.found
+
+
+def test_a_name_that_serves_the_kind_but_not_the_need_never_falls_back(attention):
+    needs = {"full": Need(256), "sliding": Need(256)}
+    assert picked(select_kinds(attention, "attention", needs))["full"] == ("torch", False)
+    for asked in ("flash", "full=flash"):
+        with pytest.raises(UnfitDriverError, match="head size 256 is over 128"):
+            select_kinds(attention, "attention", needs, asked)
+
+
+def test_an_exact_list(attention):
+    chosen = select_kinds(attention, "attention", BOTH, "sliding=torch, full=torch")
+    assert picked(chosen) == {"full": ("torch", True), "sliding": ("torch", True)}
+    chosen = select_kinds(attention, "attention", BOTH, "sliding=torch,full=auto")
+    assert picked(chosen) == {"full": ("flash", False), "sliding": ("torch", True)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("full=flash,slidng=torch", "did you mean 'sliding'"),
+        ("full=flash,torch", "is not kind=driver"),
+        ("full=", "is not kind=driver"),
+        ("full=flash,full=torch", "named twice"),
+    ],
+)
+def test_an_exact_list_that_cannot_be_read(attention, asked, found):
+    with pytest.raises(ConfigError, match=found):
+        select_kinds(attention, "attention", BOTH, asked)
+
+
+def test_a_kind_that_the_model_has_not_is_an_error(attention):
+    with pytest.raises(ConfigError, match="no layers of kind 'sliding'"):
+        select_kinds(attention, "attention", {"full": Need()}, "full=flash,sliding=torch")
+
+
+def test_an_exact_list_with_a_driver_that_does_not_serve_the_kind(attention):
+    with pytest.raises(UnfitDriverError, match="serves layers of kind full, not sliding"):
+        select_kinds(attention, "attention", BOTH, "sliding=flash")
+    with pytest.raises(DriverNotFoundError, match="did you mean 'flash'"):
+        select_kinds(attention, "attention", BOTH, "full=flsh")
+
+
+def test_each_chosen_driver_gets_the_options_that_it_knows(attention):
+    by_kind = {s.kind: s for s in select_kinds(attention, "attention", BOTH, None, {"num_splits": "4", "window": 8})}
+    assert by_kind["full"].options.num_splits == 4
+    assert by_kind["sliding"].options.window == 8
+    with pytest.raises(OptionsError, match="num_splits"):
+        select_kinds(attention, "attention", BOTH, "torch", {"num_splits": 4})
+
+
+def test_nobody_serves_a_kind(attention):
+    with pytest.raises(PluginError, match=r"choose a driver for attention \(cross\).*latent"):
+        select_kinds(attention, "attention", {"cross": Need()})
+
+
+# -- ordered ---------------------------------------------------------------------------------------------------------
+class All(OpsCard):
+    operations = frozenset({"add", "linear", "pack_linear", "rope"})
+
+
+class Fast(OpsCard):
+    operations = frozenset({"linear", "pack_linear", "rope"})
+    priority = 10
+
+    @classmethod
+    def unsupported(cls, need):
+        return ["no pack here"] if need.operation == "pack_linear" else []
+
+
+class Extra(OpsCard):
+    operations = frozenset({"rope"})
+    priority = 5
+
+
+class Useless(OpsCard):
+    operations = frozenset({"conv"})
+
+
+OPERATIONS = {operation: Need(operation=operation) for operation in ("add", "linear", "pack_linear", "rope")}
+
+
+@pytest.fixture
+def ops(candidate):
+    cards = {"torch": "All", "fast": "Fast", "extra": "Extra", "useless": "Useless"}
+    return Registry([candidate("ops", n, f"{__name__}:{c}", f"dist-{n}") for n, c in cards.items()])
+
+
+def test_each_operation_goes_to_the_first_that_offers_it_and_fits(ops):
+    assert picked(select_ordered(ops, "ops", OPERATIONS)) == {
+        "add": ("torch", False),
+        "linear": ("fast", False),
+        "pack_linear": ("torch", False),
+        "rope": ("fast", False),
+    }
+
+
+def test_operations_that_belong_together_come_from_one_driver(ops):
+    chosen = picked(select_ordered(ops, "ops", OPERATIONS, together=[("pack_linear", "linear")]))
+    assert chosen["linear"] == chosen["pack_linear"] == ("torch", False)
+    assert chosen["rope"] == ("fast", False)
+
+
+def test_asked_ones_come_first_in_their_order_and_the_rest_help_out(ops):
+    chosen = picked(select_ordered(ops, "ops", OPERATIONS, "extra,fast"))
+    assert chosen == {
+        "add": ("torch", False),
+        "linear": ("fast", True),
+        "pack_linear": ("torch", False),
+        "rope": ("extra", True),
+    }
+
+
+@pytest.mark.parametrize("asked", ["useless", "torch,useless", "fast,extra"])
+def test_an_asked_one_that_serves_no_operation_is_an_error(ops, asked):
+    with pytest.raises(UnfitDriverError, match="serves no operation") as caught:
+        select_ordered(ops, "ops", OPERATIONS, asked)
+    assert caught.value.driver == asked.split(",")[-1]
+
+
+def test_asked_ones_must_exist_once(ops):
+    with pytest.raises(DriverNotFoundError):
+        select_ordered(ops, "ops", OPERATIONS, "torch,fats")
+    with pytest.raises(ConfigError, match="twice"):
+        select_ordered(ops, "ops", OPERATIONS, "torch,torch")
+
+
+def test_an_operation_that_nobody_offers(ops):
+    with pytest.raises(PluginError, match=r"ops \(fft\).*it does not offer fft"):
+        select_ordered(ops, "ops", {"fft": Need()})

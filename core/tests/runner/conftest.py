@@ -1,0 +1,6 @@
+"""Makes `harness` and the attention tests' `dense` importable."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "attention")]

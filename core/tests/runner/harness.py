@@ -1,0 +1,344 @@
+"""A tiny random Qwen2 with full and sliding layers, hand-written plans for it, and a dense oracle.
+
+The drivers are the installed ones, but for the checkpoint (random weights), and where a test registers others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from dense import dense
+
+from engine.builtin.attention_torch.body import TorchAttentionBody
+from engine.builtin.attention_torch.card import TorchAttention
+from engine.builtin.models.card import Qwen2
+from engine.builtin.models.llama import Qwen2Model
+from engine.builtin.ops_torch.body import TorchOpsBody
+from engine.builtin.platform_host.body import HostPlatformBody
+from engine.builtin.platform_host.card import HostPlatform
+from engine.interfaces.checkpoint import CheckpointCard
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.executor import StepFuture
+from engine.interfaces.model import ModelContext, State
+from engine.interfaces.ops import OPERATIONS
+from engine.plugin import Candidate, Registry
+from engine.runner.worker import Worker
+from engine.types.kv import KVGroup, KVLayout
+from engine.types.model import CheckpointFiles
+from engine.types.params import SamplingParams
+from engine.types.plan import NewBlocks, NewSlot, StepPlan, StepResult
+from engine.types.start import Choice, WorkerStart
+
+VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, INNER, WINDOW = 61, 24, 4, 2, 6, 32, 5
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 3,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "intermediate_size": INNER,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "torch_dtype": "float64",
+}
+
+
+def random_weights() -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a checkpoint with this config."""
+    generator = torch.Generator().manual_seed(5)
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator) * 0.25
+
+    yield "model.embed_tokens.weight", tensor(VOCAB, HIDDEN)
+    for index in range(CONFIG["num_hidden_layers"]):
+        prefix = f"model.layers.{index}"
+        for name, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+            yield f"{prefix}.self_attn.{name}_proj.weight", tensor(rows * HEAD_SIZE, HIDDEN)
+            yield f"{prefix}.self_attn.{name}_proj.bias", tensor(rows * HEAD_SIZE)
+        yield f"{prefix}.self_attn.o_proj.weight", tensor(HIDDEN, HEADS * HEAD_SIZE)
+        yield f"{prefix}.mlp.gate_proj.weight", tensor(INNER, HIDDEN)
+        yield f"{prefix}.mlp.up_proj.weight", tensor(INNER, HIDDEN)
+        yield f"{prefix}.mlp.down_proj.weight", tensor(HIDDEN, INNER)
+        yield f"{prefix}.input_layernorm.weight", 1 + tensor(HIDDEN)
+        yield f"{prefix}.post_attention_layernorm.weight", 1 + tensor(HIDDEN)
+    yield "model.norm.weight", 1 + tensor(HIDDEN)
+    yield "lm_head.weight", tensor(VOCAB, HIDDEN)
+
+
+class RandomCheckpoint(CheckpointCard):
+    """Claims nothing: the plans name it."""
+
+    body = "harness:RandomCheckpointBody"
+
+
+class RandomCheckpointBody:
+    def __init__(self, context: WorkerContext) -> None:
+        assert context.platform is not None and context.ops is not None and context.dtype is not None
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return random_weights()
+
+
+class BucketPlatform(HostPlatform):
+    """Pads decode steps, and captures them."""
+
+    body = "harness:BucketPlatformBody"
+
+
+class BucketPlatformBody(HostPlatformBody):
+    """What it captured, and how often each was replayed, stands in `captures`."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self.captures: dict[Hashable, int] = {}
+
+    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
+        return (4, 12)
+
+    def capture(self, fn: Callable[[], None], key: Hashable) -> Callable[[], None]:
+        assert key not in self.captures, "a key is captured once"
+        self.captures[key] = 0
+
+        def replay() -> None:
+            self.captures[key] += 1
+            fn()
+
+        return replay
+
+
+class CapturableAttention(TorchAttention):
+    """The reference, under a capture that runs Python again."""
+
+    body = "harness:CapturableAttentionBody"
+
+
+class CapturableAttentionBody(TorchAttentionBody):
+    capture_level = "decode"
+
+
+def random_candidate(point: str, name: str, card: str) -> Candidate:
+    return Candidate(point, name, 0, "harness", "1", f"harness:{card}")
+
+
+CHECKPOINT = random_candidate("checkpoint", "random", "RandomCheckpoint")
+BUCKETS = random_candidate("platform", "buckets", "BucketPlatform")
+CAPTURABLE = random_candidate("attention", "capturable", "CapturableAttention")
+
+
+def registry() -> Registry:
+    return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE))
+
+
+def layout() -> KVLayout:
+    """4 tokens a block: the sliding group's two layers fill a page, the full one's only layer holds twice the tokens."""
+    token = 2 * KV_HEADS * HEAD_SIZE * 8
+    common = {"num_kv_heads": KV_HEADS, "head_size": HEAD_SIZE}
+    return KVLayout(
+        block_size=4,
+        page_bytes=8 * token,
+        groups=(
+            KVGroup(index=0, kind="sliding", layers=(0, 2), sliding_window=WINDOW, tokens_per_block=4,
+                    layer_bytes=4 * token, **common),
+            KVGroup(index=1, kind="full", layers=(1,), sliding_window=None, tokens_per_block=8,
+                    layer_bytes=8 * token, **common),
+        ),
+    )  # fmt: skip
+
+
+def choice(found: Registry, point: str, driver: str, kind: str = "") -> Choice:
+    candidate = found.find(point, driver)
+    return Choice(
+        point=point, kind=kind, driver=driver, distribution=candidate.distribution, version=candidate.version,
+        value=candidate.value,
+    )  # fmt: skip
+
+
+def start_message(platform: str = "host", attention: str = "torch", **changes: Any) -> WorkerStart:
+    found = registry()
+    fields: dict[str, Any] = {
+        "choices": (
+            choice(found, "platform", platform),
+            *(choice(found, "ops", "torch", operation) for operation in OPERATIONS),
+            *(choice(found, "attention", attention, kind) for kind in ("full", "sliding")),
+            choice(found, "model", "Qwen2ForCausalLM"),
+            choice(found, "checkpoint", "random"),
+        ),
+        "model": Qwen2.describe(CONFIG),
+        "files": CheckpointFiles(name="random", folder="", weights=(), config=CONFIG),
+        "layout": layout(),
+        "dtype": "float64",
+        "device": "cpu",
+        "max_model_len": 128,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 160,
+        "num_kv_pages": 300,
+    }
+    return WorkerStart(**{**fields, **changes})
+
+
+def started(**changes: Any) -> Worker:
+    worker = Worker(start_message(**changes), registry())
+    worker.start()
+    return worker
+
+
+@dataclass
+class Request:
+    """What the test knows of a request."""
+
+    prompt: list[int]
+    params: SamplingParams
+    slot: int
+    stop_ids: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    computed: int = 0
+    placed: int = 0
+    """Tokens known or promised by a step under way."""
+    blocks: list[int] = field(default_factory=list)
+    """Blocks of each group."""
+    fresh: bool = True
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.outputs
+
+
+def params(**fields: Any) -> SamplingParams:
+    made = SamplingParams(**{"temperature": 0.0, "seed": 11, **fields})
+    made.verify()
+    return made
+
+
+class Driver:
+    """Writes plans by hand: who computes how many tokens. Takes pages at random and gives none back."""
+
+    def __init__(self, worker: Worker, seed: int = 0) -> None:
+        self.worker, self.step_id = worker, 0
+        self.groups = layout().groups
+        self.free = (np.random.default_rng(seed).permutation(299) + 1).tolist()
+        self.under_way: list[tuple[StepFuture, list[Request], np.ndarray]] = []
+
+    def preempt(self, request: Request, slot: int) -> None:
+        """Forget its cache; it comes back, in another slot, with all its tokens."""
+        assert request.placed == len(request.tokens), "it is not scheduled while tokens still return"
+        request.slot, request.computed, request.fresh, request.blocks = slot, 0, True, []
+
+    def submit(self, *work: tuple[Request, int]) -> StepPlan:
+        """Launch a step; decodes first."""
+        new_slots, entries = [], [[] for _ in self.groups]
+        for request, count in work:
+            if request.fresh:
+                request.fresh, request.placed = False, len(request.tokens)
+                request.blocks = [0] * len(self.groups)
+                new_slots.append(
+                    NewSlot(
+                        slot=request.slot,
+                        request_id=str(request.slot),
+                        token_ids=np.array(request.tokens, np.int32),
+                        num_prompt_tokens=len(request.prompt),
+                        params=request.params,
+                        stop_token_ids=np.array(request.stop_ids, np.int32),
+                    )
+                )
+            for g, group in enumerate(self.groups):
+                while request.blocks[g] * group.tokens_per_block < request.computed + count:
+                    entries[g].append((request.slot, request.blocks[g], self.free.pop()))
+                    request.blocks[g] += 1
+        samples = np.array([request.computed + count == request.placed for request, count in work])
+        plan = StepPlan(
+            step_id=self.step_id,
+            slot_of_row=np.array([request.slot for request, _ in work], np.int32),
+            num_computed=np.array([request.computed for request, _ in work], np.int32),
+            num_tokens=np.array([count for _, count in work], np.int32),
+            samples=samples,
+            num_decodes=sum(
+                1 for i, (_, count) in enumerate(work) if all(c == 1 for _, c in work[: i + 1]) and samples[: i + 1].all()
+            ),
+            new_slots=new_slots,
+            new_blocks=[NewBlocks(**_columns(rows)) for rows in entries],
+        )
+        self.step_id += 1
+        self.under_way.append((self.worker.execute(plan), [request for request, _ in work], samples))
+        for (request, count), draws in zip(work, samples, strict=True):
+            request.computed += count
+            request.placed += int(draws)
+        return plan
+
+    def take(self) -> StepResult:
+        """Wait for the oldest step under way."""
+        future, requests, samples = self.under_way.pop(0)
+        result = future.result(timeout=60)
+        assert future.done()
+        assert ((result.tokens >= 0) == samples).all()
+        for row, request in enumerate(requests):
+            if samples[row]:
+                request.outputs.append(int(result.tokens[row]))
+        if result.logprobs is not None:
+            found = result.logprobs
+            for i, row in enumerate(found.row):
+                requests[row].logprobs.append(
+                    (found.chosen[i], found.rank[i], found.top_ids[i].tolist(), found.top_values[i].tolist())
+                )
+        return result
+
+    def step(self, *work: tuple[Request, int]) -> StepResult:
+        self.submit(*work)
+        return self.take()
+
+    def alone(self, request: Request, outputs: int) -> list[int]:
+        """The prompt at once, then token by token."""
+        self.step((request, len(request.prompt)))
+        while len(request.outputs) < outputs:
+            self.step((request, 1))
+        return request.outputs
+
+
+def _columns(rows: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
+    columns = np.array(rows, np.int32).reshape(-1, 3).T
+    return dict(zip(("slot", "index", "page"), columns, strict=True))
+
+
+def dense_logits(tokens: list[int]) -> torch.Tensor:
+    """[T, VOCAB] of the model without runner, pages, slots or batch."""
+    ops = TorchOpsBody(None)  # type: ignore[arg-type]
+    description = Qwen2.describe(CONFIG)
+
+    def attention(layer: int, scale: float) -> Any:
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            window = description.kv_specs[layer].sliding_window
+            out, _ = dense(*(x.numpy() for x in (q, k, v)), np.arange(len(q)), scale, window, None)
+            return torch.from_numpy(out).flatten(1)
+
+        return attend
+
+    model = Qwen2Model(
+        ModelContext(
+            description=description, ops=ops, attention=attention, dtype=torch.float64, device=torch.device("cpu"),
+            max_model_len=512,
+        )
+    )  # fmt: skip
+    model.load_weights(random_weights())
+    state = State(token_ids=torch.tensor(tokens, dtype=torch.int32), positions=torch.arange(len(tokens)))
+    return model.logits(model.forward(state, lambda layers, state: iter(layers)))
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def fake_context(**fields: Any) -> Any:
+    return SimpleNamespace(**fields)

@@ -1,0 +1,83 @@
+"""A real server on a free port, started as a user starts it and stopped by process id."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+START_SECONDS = 90
+
+
+class Server:
+    """`engine serve ARGS --port 0` as a child process."""
+
+    def __init__(self, *args: str) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "engine", "serve", *args, "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._listening = threading.Event()
+        self.address = ""
+        threading.Thread(target=self._read, daemon=True).start()
+        deadline = time.monotonic() + START_SECONDS
+        while not self._listening.wait(0.1):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise AssertionError("the server did not start:\n" + "".join(self.lines))
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if found := re.search(r"http://[\d.]+:\d+", line):
+                self.address = found.group()
+                self._listening.set()
+
+    def client(self, **options: object) -> openai.OpenAI:
+        """The official client, unmodified."""
+        return openai.OpenAI(base_url=self.address + "/v1", api_key="none", max_retries=0, timeout=60, **options)
+
+    def core_pid(self) -> int:
+        """The engine core's process: the server's only child."""
+        import psutil
+
+        children = psutil.Process(self.process.pid).children()
+        assert len(children) == 1, children
+        return children[0].pid
+
+    def stop(self) -> int:
+        """SIGTERM, then wait; SIGKILL after 30 s. The exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError("the server did not stop within 30 s of SIGTERM") from None
+        return self.process.returncode
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One server with the bundled model, in float64: a batch must not change an answer, not even by rounding."""
+    running = Server("tiny", "--dtype", "float64", "--max-num-seqs", "64")
+    yield running
+    assert running.stop() == 0, "".join(running.lines)
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    """The official client of that server."""
+    return server.client()
