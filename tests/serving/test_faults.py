@@ -25,7 +25,7 @@ LONG = {"model": "tiny", "max_tokens": 400, "temperature": 0.8, "extra_body": {"
 
 
 def test_concurrent_streams_with_random_disconnects() -> None:
-    """64 streams of which a third leaves in the middle; the others get a quiet engine's answers; no page stays in use."""
+    """64 streams of which a third leaves midway; the others get a quiet engine's answers; no page stays in use."""
     draw = random.Random(0)
     work = [(f"Story {i}: once", draw.randint(8, 40), draw.random() < 0.35, draw.randint(1, 10)) for i in range(64)]
 

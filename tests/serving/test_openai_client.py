@@ -41,7 +41,8 @@ def test_streamed_completion_is_the_whole_one(client: openai.OpenAI) -> None:
     chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     assert "".join(c.choices[0].text for c in chunks if c.choices) == whole.choices[0].text
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage.model_copy(update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details})
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
 
 
@@ -80,7 +81,12 @@ def test_chat_and_stream(client: openai.OpenAI, llm: LLM) -> None:
     assert answer.choices[0].message.role == "assistant"
     stream = list(
         client.chat.completions.create(
-            model="tiny", messages=messages, max_tokens=16, temperature=0, stream=True, stream_options={"include_usage": True}
+            model="tiny",
+            messages=messages,
+            max_tokens=16,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
         )
     )
     assert stream[0].choices[0].delta.role == "assistant"
@@ -129,8 +135,12 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
         values = [top.logprob for top in score.top_logprobs]
         assert values == sorted(values, reverse=True)
         assert score.logprob == values[0] <= 0  # greedy draws the best
-    streamed = [s for c in client.chat.completions.create(**options, top_logprobs=3, stream=True)
-                if c.choices[0].logprobs for s in c.choices[0].logprobs.content]
+    streamed = [
+        s
+        for c in client.chat.completions.create(**options, top_logprobs=3, stream=True)
+        if c.choices[0].logprobs
+        for s in c.choices[0].logprobs.content
+    ]
     assert [s.token for s in streamed] == [s.token for s in scores]
 
 
@@ -156,7 +166,9 @@ def test_error_types(client: openai.OpenAI, server) -> None:
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="tiny", prompt=[10**9])
-    answer = httpx.post(server.address + "/v1/chat/completions", content=b"{not json")
+    answer = httpx.post(
+        server.address + "/v1/chat/completions", content=b"{not json", headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
     assert httpx.get(server.address + "/nowhere").json()["error"]["message"].startswith("no such route")
     assert httpx.get(server.address + "/health").status_code == 200
@@ -166,7 +178,8 @@ def test_async_client(server) -> None:
     async def run() -> list[str]:
         async with openai.AsyncOpenAI(base_url=server.address + "/v1", api_key="none") as client:
             calls = [
-                client.completions.create(model="tiny", prompt=f"Number {i}", max_tokens=8, temperature=0) for i in range(8)
+                client.completions.create(model="tiny", prompt=f"Number {i}", max_tokens=8, temperature=0)
+                for i in range(8)
             ]
             return [answer.choices[0].text for answer in await asyncio.gather(*calls)]
 

@@ -17,6 +17,7 @@ from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.interrupt import DeferredInterrupt
 from engine.frontend.launch import Launch, launch
 from engine.frontend.output_processor import OutputKind
+from engine.frontend.progress import Progress
 from engine.frontend.prompts import Prompt, as_prompts
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.types.outputs import RequestOutput, StepStats
@@ -286,7 +287,7 @@ class LLM:
         engine = self.llm_engine
         results: dict[str, RequestOutput | None] = {request.request_id: None for request in processed}
         remaining = len(results)
-        with DeferredInterrupt() as interrupt, _Progress(use_tqdm, remaining) as progress:
+        with DeferredInterrupt() as interrupt, Progress(use_tqdm, remaining) as progress:
             try:
                 for request in processed:
                     engine.submit(request, OutputKind.FINAL)
@@ -324,38 +325,6 @@ class LLM:
     def __repr__(self) -> str:
         plan = self.llm_engine.plan
         return f"LLM(model={plan.model_name!r})" if plan is not None else "LLM()"
-
-
-class _Progress:
-    """A progress bar, or nothing."""
-
-    def __init__(self, use_tqdm: bool | Callable[..., Any], total: int) -> None:
-        self._bar: Any = None
-        self._tokens = 0
-        if use_tqdm and total:
-            make: Any = use_tqdm
-            if not callable(use_tqdm):
-                from tqdm.auto import tqdm
-
-                make = tqdm
-            self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True)
-
-    def advance(self, output: RequestOutput) -> None:
-        if self._bar is not None:
-            self._tokens += sum(len(completion.token_ids) for completion in output.outputs)
-            elapsed = self._bar.format_dict["elapsed"] if hasattr(self._bar, "format_dict") else 0
-            if elapsed:
-                self._bar.set_postfix_str(f"{self._tokens / elapsed:.1f} tokens/s", refresh=False)
-            self._bar.update(1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _params_for(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -14,7 +14,13 @@ from engine.types.kv import KVGroup
 
 
 def dense(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, kv_index: np.ndarray, scale: float, window: int | None, cap: float | None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    kv_index: np.ndarray,
+    scale: float,
+    window: int | None,
+    cap: float | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """One row: q [n, Hq, D], k and v [S, Hkv, D], kv_index [n] -> out [n, Hq, D], lse [n, Hq]."""
     repeat = q.shape[1] // k.shape[1]

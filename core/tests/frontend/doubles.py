@@ -67,9 +67,7 @@ def description(**changes: Any) -> ModelDescription:
     return ModelDescription(**(facts | changes))
 
 
-def news(
-    request_id: str, text: str | Iterable[int] = "", finish: str | None = None, **fields: Any
-) -> CoreOutput:
+def news(request_id: str, text: str | Iterable[int] = "", finish: str | None = None, **fields: Any) -> CoreOutput:
     """What the core says: a string's characters as tokens."""
     ids = [ord(c) for c in text] if isinstance(text, str) else list(text)
     reason = None if finish is None else FinishReason(finish)
@@ -89,10 +87,9 @@ class ScriptedCore:
         raise_at_step: (number of the step, error) at which `step` raises, once.
     """
 
-    def __init__(self, answers: dict[str, tuple[str, str]] | None = None, per_step: int = 1, in_flight: int = 1) -> None:
+    def __init__(self, answers: dict[str, tuple[str, str]] | None = None, per_step: int = 1) -> None:
         self.answers = answers or {}
         self.per_step = per_step
-        self.late = in_flight - 1
         self.running: dict[str, tuple[EngineRequest, list[int], str, int]] = {}
         self.aborted: list[str] = []
         self.requests: list[EngineRequest] = []

@@ -32,8 +32,21 @@ def test_forms(prompt: Any, expected: ParsedPrompt) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [None, 3, b"a", {}, {"text": "a"}, {"prompt": 3}, {"prompt_token_ids": "abc"}, {"prompt_token_ids": [1.0]}, [True]]
-    + [["a"], {"prompt_token_ids": [None]}, {"prompt": "a", "cache_salt": 1}, object()],
+    [
+        None,
+        3,
+        b"a",
+        {},
+        {"text": "a"},
+        {"prompt": 3},
+        {"prompt_token_ids": "abc"},
+        {"prompt_token_ids": [1.0]},
+        {"prompt_token_ids": [None]},
+        {"prompt": "a", "cache_salt": 1},
+        [True],
+        ["a"],
+        object(),
+    ],
 )
 def test_bad_forms(prompt: Any) -> None:
     with pytest.raises(InvalidRequestError):

@@ -65,9 +65,8 @@ def make_core(
 ) -> tuple[EngineCore, HoldingExecutor]:
     """A core, and the executor that it drives."""
     message = worker_start(layout, settings)
-    executor = HoldingExecutor(
-        PagedWorker(message), layout, settings.max_num_seqs, settings.max_model_len, settings.hold
-    )
+    hold = max(1, settings.in_flight - 1) if settings.hold else 0
+    executor = HoldingExecutor(PagedWorker(message), layout, settings.max_num_seqs, settings.max_model_len, hold)
     context = CoreContext(
         layout=layout,
         max_num_seqs=settings.max_num_seqs,

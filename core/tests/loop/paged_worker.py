@@ -23,7 +23,8 @@ VOCAB = 13
 
 def mix(a: np.ndarray, b: np.ndarray | int) -> np.ndarray:
     """Two uint64 into one (SplitMix64's finaliser)."""
-    x = a * np.uint64(0x9E3779B97F4A7C15) + np.asarray(b).astype(np.uint64) * np.uint64(0xD1342543DE82EF95) + np.uint64(1)
+    b = np.asarray(b).astype(np.uint64)
+    x = a * np.uint64(0x9E3779B97F4A7C15) + b * np.uint64(0xD1342543DE82EF95) + np.uint64(1)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -195,7 +196,7 @@ class PagedWorker:
 
 
 class Held:
-    """A step's future that is not done before the next plan is sent, or its result is waited for."""
+    """A step's future that is not done before later plans are sent, or its result is waited for."""
 
     def __init__(self, executor: HoldingExecutor, plan: StepPlan, inner: object) -> None:
         self._executor, self._plan, self._inner = executor, plan, inner
@@ -211,7 +212,10 @@ class Held:
 
 
 class HoldingExecutor:
-    """Runs a worker on the caller's thread and holds each result back until the next plan is sent.
+    """Runs a worker on the caller's thread and holds each result back until later plans are sent.
+
+    Args:
+        hold: how many of them; 0: a result is there at once.
 
     It works with any worker, and checks what a plan may not do while another is under way: reuse a slot, write to a
     page that the other names, plan a request again that was preempted.
@@ -221,7 +225,9 @@ class HoldingExecutor:
         most_in_flight: steps under way at once.
     """
 
-    def __init__(self, worker: object, layout: KVLayout, max_num_seqs: int, max_model_len: int, hold: bool = True) -> None:
+    def __init__(
+        self, worker: object, layout: KVLayout, max_num_seqs: int, max_model_len: int, hold: int = 1
+    ) -> None:
         self.worker, self.layout, self.hold = worker, layout, hold
         self.num_placeholders = 0
         self.most_in_flight = 0
@@ -231,19 +237,18 @@ class HoldingExecutor:
             np.full((max_num_seqs, -(-max_model_len // group.tokens_per_block)), -1) for group in layout.groups
         ]
         self._under_way: deque[tuple[StepPlan, list[str], dict[int, set[int]]]] = deque()
-        self._last: Held | None = None
+        self._held: deque[Held] = deque()
 
     def start(self, message: WorkerStart) -> WorkerReady:
         return self.worker.start()
 
     def execute(self, plan: StepPlan) -> Held:
-        if self._last is not None:
-            self._last.released = True
         self._check(plan)
-        self._last = Held(self, plan, self.worker.execute(plan))
-        if not self.hold:
-            self._last.released = True
-        return self._last
+        future = Held(self, plan, self.worker.execute(plan))
+        self._held.append(future)
+        while len(self._held) > self.hold:
+            self._held.popleft().released = True
+        return future
 
     def _check(self, plan: StepPlan) -> None:
         for new in plan.new_slots:

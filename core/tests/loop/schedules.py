@@ -116,26 +116,29 @@ def schedules(
         max_model_len: of the core. max_requests: siblings count as one.
     """
     rng = random.Random(draw(st.integers(0, 2**32)))
-    requests = _requests(rng, vocab, max_model_len, draw(st.integers(1, max_requests)))
+    most = draw(st.integers(1, max_requests))
+    requests = _requests(rng, vocab, max_model_len, rng.randint((most + 1) // 2, most))
     longest = max(min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests)
     total = sum(min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests)
     tight = -(-longest // tokens_per_page)
-    pages = {
-        "too small": rng.randint(1, tight),
-        "tight": tight + rng.randint(0, 3),
-        "crowded": rng.randint(tight, 3 * tight),
-        "roomy": 3 * (total // tokens_per_page + len(requests)),
-    }[draw(st.sampled_from(["crowded", "tight", "roomy", "too small"]))]
-    in_flight = draw(st.sampled_from([2, 1, 3]))
+    pages = rng.choice(
+        [
+            rng.randint(1, tight),  # too small for some
+            tight + rng.randint(0, 2),
+            rng.randint(tight, 3 * tight),
+            rng.randint(tight, 3 * tight),
+            3 * (total // tokens_per_page + len(requests)),  # roomy
+        ]
+    )
     return Schedule(
         settings=Settings(
             num_pages=1 + pages,
             max_num_seqs=rng.randint(1, 6),
             max_num_batched_tokens=rng.choice([1, 2, 3, 5, 7, 8, 16, 33, 64]),
             max_model_len=max_model_len,
-            in_flight=in_flight,
-            enable_prefix_caching=draw(st.booleans()),
-            hold=rng.random() < 0.7,
+            in_flight=rng.choice([1, 2, 2, 2, 3]),
+            enable_prefix_caching=rng.random() < 0.8,
+            hold=rng.random() < 0.8,
         ),
         requests=requests,
     )
@@ -172,13 +175,13 @@ def _requests(rng: random.Random, vocab: int, max_model_len: int, count: int) ->
 
 def _params(rng: random.Random, vocab: int) -> SamplingParams:
     """Greedy, with all the ways to end."""
-    max_tokens = rng.choice([1, 2, 7, 20, 30])
+    max_tokens = rng.choice([1, 2, 7, 20, 20, 30])
     return SamplingParams(
         temperature=0.0,
         max_tokens=max_tokens,
         min_tokens=rng.choice([0, 0, rng.randint(0, max_tokens)]),
-        stop_token_ids=rng.choice([[], [], [], [], [vocab - 1], list(range(1, min(vocab, 11)))]),
-        ignore_eos=rng.random() < 0.6,
+        stop_token_ids=rng.choice([[], [], [], [], [], [], [vocab - 1], list(range(1, min(vocab, 11)))]),
+        ignore_eos=rng.random() < 0.7,
         logprobs=rng.choice([None, None, 0, 2]),
         seed=0,
     )

@@ -102,7 +102,8 @@ def test_sample_follows_the_distribution(chosen: tuple[float, int, float, float]
     logits = np.random.default_rng(3).normal(size=24).astype(np.float32) * 0.8
     n = 20_000
     drawn = OPS.sample(
-        torch.from_numpy(np.tile(logits, (n, 1))), rows_of([chosen] * n, [7] * (n // 2) + [8] * (n // 2), [*range(n // 2)] * 2)
+        torch.from_numpy(np.tile(logits, (n, 1))),
+        rows_of([chosen] * n, [7] * (n // 2) + [8] * (n // 2), [*range(n // 2)] * 2),
     )
     p = definition.distribution(logits, *chosen)
     count = np.bincount(drawn.numpy(), minlength=24)
@@ -189,7 +190,9 @@ def test_logprobs(k: int, dtype: torch.dtype) -> None:
     exact = logits.double().numpy()
     exact = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
     np.testing.assert_allclose(chosen.numpy(), exact[range(3), tokens.numpy()], rtol=1e-5)
-    assert rank.tolist() == [int((row > row[token]).sum()) + 1 for row, token in zip(exact, tokens.tolist(), strict=True)]
+    assert rank.tolist() == [
+        int((row > row[token]).sum()) + 1 for row, token in zip(exact, tokens.tolist(), strict=True)
+    ]
     assert rank[1] == 1
     assert top_ids.shape == top_values.shape == (3, k)
     np.testing.assert_allclose(top_values.numpy(), -np.sort(-exact, axis=1)[:, :k], rtol=1e-5)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -143,7 +142,7 @@ def registry() -> Registry:
 
 
 def layout() -> KVLayout:
-    """4 tokens a block: the sliding group's two layers fill a page, the full one's only layer holds twice the tokens."""
+    """4 tokens a block: the two sliding layers fill a page, in which the one full layer holds twice the tokens."""
     token = 2 * KV_HEADS * HEAD_SIZE * 8
     common = {"num_kv_heads": KV_HEADS, "head_size": HEAD_SIZE}
     return KVLayout(
@@ -265,8 +264,8 @@ class Driver:
             num_computed=np.array([request.computed for request, _ in work], np.int32),
             num_tokens=np.array([count for _, count in work], np.int32),
             samples=samples,
-            num_decodes=sum(
-                1 for i, (_, count) in enumerate(work) if all(c == 1 for _, c in work[: i + 1]) and samples[: i + 1].all()
+            num_decodes=int(
+                np.cumprod([count == 1 and draws for (_, count), draws in zip(work, samples, strict=True)]).sum()
             ),
             new_slots=new_slots,
             new_blocks=[NewBlocks(**_columns(rows)) for rows in entries],
@@ -338,7 +337,3 @@ def dense_logits(tokens: list[int]) -> torch.Tensor:
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
-
-
-def fake_context(**fields: Any) -> Any:
-    return SimpleNamespace(**fields)

@@ -140,7 +140,7 @@ def test_padded_rows_change_nothing() -> None:
 
 
 def test_min_tokens_and_stop_ids(worker: Worker) -> None:
-    """The most likely ids are stop ids: before min_tokens others come, then they do. Ids past the vocabulary are none."""
+    """The most likely ids are stop ids: before min_tokens others come, then they do."""
     free = alone(worker, prompt(12), params(), 1)[0]
     request = Request(prompt(12), params(min_tokens=3, logprobs=1), slot=0, stop_ids=[free, VOCAB, 10**6])
     Driver(worker).alone(request, 6)

@@ -72,9 +72,7 @@ def wordpiece() -> Tokenizer:
 def regex_bytes() -> Tokenizer:
     """A decoder that is not recognised, with byte fallback in it."""
     tokenizer = llama2(strip=False)
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(Regex("▁"), " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex("▁"), " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
 

@@ -99,7 +99,7 @@ def test_unicode_text_streams_without_half_characters(
         assert whole == text
 
 
-@pytest.mark.parametrize("family", sorted(PIECES - {"metaspace_first"}))
+@pytest.mark.parametrize("family", sorted(PIECES))
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_after_a_prompt_the_text_is_what_the_prompt_lacks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -56,11 +57,11 @@ class RequestStream(AsyncIterator[RequestOutput]):
 
     async def final(self) -> RequestOutput:
         """The last output. For a stream of kind FINAL, the only one."""
-        output: RequestOutput | None = None
+        last: RequestOutput | None = None
         async for output in self:
-            pass
-        assert output is not None, "final() was called on a stream that had ended"
-        return output
+            last = output
+        assert last is not None, "final() was called on a stream that had ended"
+        return last
 
     def close(self) -> None:
         """Abort the request if it has not ended. Idempotent; nothing more comes out of the stream."""
@@ -239,7 +240,5 @@ class AsyncLLM:
 
 def _hand_over(loop: asyncio.AbstractEventLoop, take: Callable[[Any], None], item: Any) -> None:
     """Call `take(item)` in the loop, unless it has closed."""
-    try:
+    with contextlib.suppress(RuntimeError):  # the program has ended; there is nobody to tell
         loop.call_soon_threadsafe(take, item)
-    except RuntimeError:
-        pass  # the program has ended; there is nobody to tell

@@ -36,7 +36,7 @@ class CoreProcess:
         self._context = zmq.Context()
         self._requests = self._socket(zmq.PUSH, requests)
         self._outputs = self._socket(zmq.PULL, outputs)
-        self._decode = wire.decoder(FromCore).decode
+        self._decode: Callable[[bytes], FromCore] = wire.decoder(FromCore).decode
         self._stopping = threading.Event()
         self._reader: threading.Thread | None = None
         # A session of its own: Ctrl-C in a terminal reaches the frontend alone, which then stops the core in order.
@@ -127,7 +127,9 @@ class CoreProcess:
     def _death(self, state: str) -> EngineDeadError:
         code = self._process.returncode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return EngineDeadError(f"the engine core's process ended while {state}", how, "its log says why; start it again")
+        return EngineDeadError(
+            f"the engine core's process ended while {state}", how, "its log says why; start it again"
+        )
 
 
 def _socket_directory() -> str:

@@ -227,7 +227,8 @@ class PagePool:
         assert int((self._pending_until > 0).sum()) == self.num_pending
         assert (self._pending_until[self._pending_until > 0] > self.done_step).all(), "a page waits for a finished step"
         assert not self.committed[free].any() and self.committed[self.candidate].all()
-        assert len(self._evictor) == int(self._known.sum()), "the evictor counts other candidates"
+        untold = sum(pages.size for pages in self._touches)
+        assert len(self._evictor) == int(self._known.sum()) + untold, "the evictor counts other candidates"
         assert self.candidate[self._known].all()
         self._evictor.check_integrity()
 

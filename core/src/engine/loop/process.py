@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import BinaryIO
 
 import msgspec
@@ -25,7 +26,19 @@ from engine.loop.assemble import assemble_core
 from engine.loop.engine_core import EngineCore
 from engine.types import wire
 from engine.types.errors import EngineDeadError, EngineError
-from engine.types.messages import Abort, Add, Call, Failed, FromCore, Outputs, ProcessStart, Ready, Reply, Shutdown, ToCore
+from engine.types.messages import (
+    Abort,
+    Add,
+    Call,
+    Failed,
+    FromCore,
+    Outputs,
+    ProcessStart,
+    Ready,
+    Reply,
+    Shutdown,
+    ToCore,
+)
 from engine.types.outputs import CoreOutput, CoreOutputs
 from engine.types.request import FinishReason
 
@@ -55,7 +68,9 @@ def main() -> int:
     try:
         core = assemble_core(start.core)
         outbox.put(Ready(core.worker_ready))
-        receive = threading.Thread(target=_receive_loop, args=(context, start.requests, inbox), name="receive", daemon=True)
+        receive = threading.Thread(
+            target=_receive_loop, args=(context, start.requests, inbox), name="receive", daemon=True
+        )
         receive.start()
         step_loop(core, inbox, outbox)
     except EngineError as error:
@@ -114,7 +129,7 @@ def _receive_loop(context: zmq.Context, address: str, inbox: Inbox) -> None:
     socket = context.socket(zmq.PULL)
     socket.set_hwm(0)
     socket.connect(address)
-    decode = wire.decoder(ToCore).decode
+    decode: Callable[[bytes], ToCore] = wire.decoder(ToCore).decode
     while True:
         try:
             inbox.put(decode(socket.recv()))

@@ -159,8 +159,9 @@ class Scheduler:
         ready = np.flatnonzero((s.phase == DECODE) & (s.placed < s.limit)).astype(np.int32)
         if not ready.size:
             return
-        if ready.size > batch.budget:
-            ready = ready[np.sort(np.argsort(s.order[ready])[: batch.budget])]
+        # A request begins to decode with a token of some step's budget, and only where all decodes before it were
+        # planned: there are never more of them than the budget.
+        assert ready.size <= batch.budget
         positions = s.computed[ready]
         self.kv.leave_window(ready, positions, s.last_step[ready])
         need = self.kv.decode_need(ready, positions)

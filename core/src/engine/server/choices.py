@@ -45,8 +45,8 @@ async def collect(streams: list[RequestStream]) -> list[RequestOutput]:
 async def merged(streams: list[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput]]:
     """(stream's index, its next output) from all streams, as they come."""
     if len(streams) == 1:
-        async for output in streams[0]:
-            yield 0, output
+        async for only in streams[0]:
+            yield 0, only
         return
     pending = {asyncio.ensure_future(anext(stream, None)): i for i, stream in enumerate(streams)}
     try:

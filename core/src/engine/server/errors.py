@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, with the status that its clients expect."""
+"""Errors in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, with the status that clients expect."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import ORJSONResponse
 from starlette.exceptions import HTTPException
 
+from engine.server.json import JSON
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError, TokenizerError
 
 log = logging.getLogger("engine.server")
@@ -60,20 +60,20 @@ def _parameter(error: EngineError) -> str | None:
 def install(app: FastAPI) -> None:
     """Answer every error of the app in OpenAI's shape."""
 
-    async def on_error(_: Request, error: Exception) -> ORJSONResponse:
+    async def on_error(_: Request, error: Exception) -> JSON:
         status, content = describe(error)
-        return ORJSONResponse(content, status)
+        return JSON(content, status)
 
-    async def on_http(request: Request, error: Exception) -> ORJSONResponse:
+    async def on_http(request: Request, error: Exception) -> JSON:
         assert isinstance(error, HTTPException)
         message = error.detail
         if error.status_code == 404:
             message = f"no such route: {request.method} {request.url.path}"
-        return ORJSONResponse(body(error.status_code, message), error.status_code, headers=error.headers)
+        return JSON(body(error.status_code, message), error.status_code, headers=error.headers)
 
-    async def on_validation(_: Request, error: Exception) -> ORJSONResponse:
+    async def on_validation(_: Request, error: Exception) -> JSON:
         assert isinstance(error, RequestValidationError)
-        return ORJSONResponse(validation_body(error), 400)
+        return JSON(validation_body(error), 400)
 
     app.add_exception_handler(APIError, on_error)
     app.add_exception_handler(EngineError, on_error)
@@ -87,7 +87,9 @@ def validation_body(error: RequestValidationError) -> dict[str, Any]:
     first = error.errors()[0]
     path = ".".join(str(part) for part in first["loc"] if part != "body")
     if first["type"] == "json_invalid":
-        return body(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}", code="invalid_json")
+        return body(
+            400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}", code="invalid_json"
+        )
     if first["type"] == "extra_forbidden":
         return body(400, f"the parameter {path!r} is not supported by this server", path, "unsupported_parameter")
     if first["type"] == "missing" and not path:

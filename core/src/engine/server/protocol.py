@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -94,9 +94,10 @@ class CompletionBody(SamplingBody):
         """One entry for each prompt."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+        prompts = cast("list[int] | list[str | list[int]]", self.prompt)
+        if prompts and isinstance(prompts[0], int):
+            return [prompts]
+        return cast("list[str | list[int]]", prompts)
 
 
 class ChatBody(SamplingBody):

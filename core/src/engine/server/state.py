@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from dataclasses import dataclass, field
 from typing import cast
-import time
 
 from fastapi import Request
 
@@ -28,11 +28,14 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with. Raises a 404 APIError for a model that is not served; none at all is the served one."""
+        """The name to answer with; None means the first. Raises a 404 APIError for a model that is not served."""
         if name is not None and name not in self.model_names:
             served = ", ".join(self.model_names)
             raise APIError(
-                404, f"the model {name!r} does not exist; this server serves {served}", param="model", code="model_not_found"
+                404,
+                f"the model {name!r} does not exist; this server serves {served}",
+                param="model",
+                code="model_not_found",
             )
         return self.model_names[0] if name is None else name
 

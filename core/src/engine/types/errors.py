@@ -112,7 +112,14 @@ class PluginError(EngineError):
     code = "plugin_error"
 
     def __init__(
-        self, asked: str, found: str = "", remedy: str = "", *, point: str = "", driver: str = "", distribution: str = ""
+        self,
+        asked: str,
+        found: str = "",
+        remedy: str = "",
+        *,
+        point: str = "",
+        driver: str = "",
+        distribution: str = "",
     ) -> None:
         self.point, self.driver, self.distribution = point, driver, distribution
         super().__init__(asked, found, remedy)

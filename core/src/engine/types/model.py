@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -55,7 +55,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     soft_cap: float | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    config: dict[str, object] = msgspec.field(default_factory=dict)
+    config: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class CheckpointFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,5 +72,5 @@ class CheckpointFiles(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     folder: str
     weights: tuple[str, ...]
-    config: dict[str, object]
-    generation_config: dict[str, object] = msgspec.field(default_factory=dict)
+    config: dict[str, Any]
+    generation_config: dict[str, Any] = msgspec.field(default_factory=dict)

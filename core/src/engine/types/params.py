@@ -97,13 +97,17 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
-                f"min_tokens={self.min_tokens}", f"max_tokens is {self.max_tokens}", "make min_tokens at most max_tokens"
+                f"min_tokens={self.min_tokens}",
+                f"max_tokens is {self.max_tokens}",
+                "make min_tokens at most max_tokens",
             )
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name}={getattr(self, name)!r}", "it is not a boolean", "pass true or false")
+                raise InvalidRequestError(
+                    f"{name}={getattr(self, name)!r}", "it is not a boolean", "pass true or false"
+                )
         self._verify_stops()
 
     def _verify_stops(self) -> None:
@@ -127,9 +131,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
 
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name}={value!r:.80}", "it is not an integer", f"pass an integer from {low} to {high}")
+        raise InvalidRequestError(
+            f"{name}={value!r:.80}", "it is not an integer", f"pass an integer from {low} to {high}"
+        )
     if not low <= value <= high:
-        raise InvalidRequestError(f"{name}={value}", f"it is outside {low}..{high}", f"pass a value from {low} to {high}")
+        raise InvalidRequestError(
+            f"{name}={value}", f"it is outside {low}..{high}", f"pass a value from {low} to {high}"
+        )
 
 
 def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
@@ -140,5 +148,3 @@ def _number(name: str, value: Any, low: float, high: float, open_low: bool = Fal
         raise InvalidRequestError(
             f"{name}={value}", f"it is outside {bracket}{low}, {high}]", "pass a value in that range"
         )
-
-

@@ -5,14 +5,14 @@ Nothing is ever pickled. Unknown fields are ignored by the decoder, so a field m
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 
-T = TypeVar("T")
-
-_DTYPES = frozenset({"bool", "int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float32", "float64"})
+_DTYPES = frozenset(
+    {"bool", "int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float32", "float64"}
+)
 
 
 def _encode_hook(value: Any) -> Any:
@@ -40,15 +40,15 @@ def encode(message: Any) -> bytes:
     return _ENCODER.encode(message)
 
 
-def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
-    """A decoder for `kind`, to be made once and kept. Arrays come back read-only.
+def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A decoder for `kind` (a struct, or a union of tagged ones), to be made once and kept. Arrays come back read-only.
 
     Its `decode` raises msgspec.DecodeError for bytes that are no such message.
     """
     return msgspec.msgpack.Decoder(kind, dec_hook=_decode_hook)
 
 
-def read_frame(pipe: BinaryIO) -> bytes:
+def read_frame(pipe: IO[bytes]) -> bytes:
     """One message from a pipe: its length in 8 bytes, little-endian, then its bytes.
 
     Raises EOFError where the pipe ends too early.
@@ -60,7 +60,7 @@ def read_frame(pipe: BinaryIO) -> bytes:
     return data
 
 
-def write_frame(pipe: BinaryIO, data: bytes) -> None:
+def write_frame(pipe: IO[bytes], data: bytes) -> None:
     """The counterpart of `read_frame`."""
     pipe.write(len(data).to_bytes(8, "little") + data)
     pipe.flush()

@@ -24,7 +24,7 @@ class EngineBackend:
         from engine import SamplingParams
 
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-        outputs = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+        outputs = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         return [_until_stop(output.outputs[0].token_ids) for output in outputs]
 
 

@@ -80,14 +80,19 @@ def make_shard(plan: PackingPlan, index: int, split: Split = "train") -> list[Ba
     return batches
 
 
-def batches(plan: PackingPlan, first_shard: int, skip: int = 0) -> Iterator[tuple[int, int, Batch]]:
-    """(shard, place in it, batch) for ever; one process makes the next shard while this one is used."""
+def batches(
+    plan: PackingPlan, first_shard: int, skip: int = 0, *, rank: int = 0, ranks: int = 1
+) -> Iterator[tuple[int, int, Batch]]:
+    """(shard, place in it, batch) for ever; one process makes the next shard while this one is used.
+
+    Each rank has shards of its own; the places of long batches are the same for all, so that none waits.
+    """
     with ProcessPoolExecutor(1) as pool:
-        coming: Future[list[Batch]] = pool.submit(make_shard, plan, first_shard)
+        coming: Future[list[Batch]] = pool.submit(make_shard, plan, first_shard * ranks + rank)
         shard = first_shard
         while True:
             current = coming.result()
-            coming = pool.submit(make_shard, plan, shard + 1)
+            coming = pool.submit(make_shard, plan, (shard + 1) * ranks + rank)
             for place, batch in enumerate(current):
                 if shard > first_shard or place >= skip:
                     yield shard, place, batch

@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.multiprocessing.spawn import spawn
 
 from engine_tiny.layout import llama_config
 from engine_tiny.packing import Batch, PackingPlan, batches
@@ -48,7 +50,6 @@ class Settings:
     decay_from: float = 0.35
     save_minutes: float = 5.0
     report_minutes: float = 8.0
-    floor: float = 0.0
 
 
 class LanguageModel:
@@ -99,12 +100,38 @@ def optimizers(module: torch.nn.Module, learning_rate: float) -> list[torch.opti
     ]
 
 
+class Crew:
+    """The ranks that train together: their gradients are averaged, and rank 0's clock is everyone's."""
+
+    def __init__(self, rank: int, ranks: int, rendezvous: Path) -> None:
+        self.rank, self.ranks = rank, ranks
+        if ranks > 1:
+            dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+
+    def average(self, parameters: list[torch.nn.Parameter], loss: float, clock: float) -> tuple[float, float]:
+        """Average the gradients in place. Returns the mean loss and rank 0's clock.
+
+        With one clock for all, all have the same learning rate and stay the same to the last bit.
+        """
+        if self.ranks == 1:
+            return loss, clock
+        notes = torch.tensor([loss / self.ranks, clock if self.rank == 0 else 0.0])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        flat = torch.cat([notes, *(g.flatten() / self.ranks for g in gradients)])
+        dist.all_reduce(flat)
+        at = 2
+        for gradient in gradients:
+            gradient.copy_(flat[at : at + gradient.numel()].view_as(gradient))
+            at += gradient.numel()
+        return float(flat[0]), float(flat[1])
+
+
 def _save(path: Path, state: dict[str, Any]) -> None:
     torch.save(state, path.with_suffix(".tmp"))
     os.replace(path.with_suffix(".tmp"), path)
 
 
-def train(objective: Objective, plan: PackingPlan, settings: Settings, *, resume: bool) -> None:
+def train(objective: Objective, plan: PackingPlan, settings: Settings, crew: Crew, *, resume: bool) -> None:
     """The loop. Leaves `state.pt` in the run directory: after each few minutes, and at the end."""
     path = settings.run_dir / "state.pt"
     steppers = optimizers(objective.module, settings.learning_rate)
@@ -115,48 +142,64 @@ def train(objective: Objective, plan: PackingPlan, settings: Settings, *, resume
         for stepper, saved in zip(steppers, state["steppers"], strict=True):
             stepper.load_state_dict(saved)
         step, shard, place, spent, seen = (state[k] for k in ("step", "shard", "place", "spent", "seen"))
+    parameters = list(objective.module.parameters())
     budget = settings.max_minutes * 60.0
     began = time.monotonic() - spent
-    saved_at = reported_at = time.monotonic()
-    running: list[float] = []
-    for position in batches(plan, shard, place + 1):
+    saved_at = reported_at = logged_at = time.monotonic()
+    logged_seen, running = seen, []
+    for position in batches(plan, shard, place + 1, rank=crew.rank, ranks=crew.ranks):
         shard, place, batch = position
-        spent = time.monotonic() - began
+        loss = objective.loss(batch)
+        loss.backward()
+        mean_loss, spent = crew.average(parameters, loss.item(), time.monotonic() - began)
         left = 1.0 - spent / budget
-        rate = min(1.0, (step + 1) / settings.warmup_steps, max(left / (1.0 - settings.decay_from), settings.floor))
+        rate = max(0.0, min(1.0, (step + 1) / settings.warmup_steps, left / (1.0 - settings.decay_from)))
         for stepper in steppers:
             for group in stepper.param_groups:
                 group["lr"] = settings.learning_rate * rate
-        loss = objective.loss(batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(objective.module.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for stepper in steppers:
             stepper.step()
             stepper.zero_grad(set_to_none=True)
-        step, seen = step + 1, seen + batch.tokens.size
-        running.append(loss.item())
-        if step % 50 == 0:
-            speed = seen / max(time.monotonic() - began, 1e-9)
-            print(
-                f"step {step} minutes {spent / 60:.1f} tokens {seen / 1e6:.2f}M ({speed:.0f}/s) "
-                f"loss {np.mean(running):.4f} rate {rate:.3f}",
-                flush=True,
-            )
-            running.clear()
-        now = time.monotonic()
-        over = now - began >= budget
-        if over or now - saved_at > settings.save_minutes * 60:
-            _save(path, {
-                "module": objective.module.state_dict(), "steppers": [s.state_dict() for s in steppers],
-                "step": step, "shard": shard, "place": place, "spent": now - began, "seen": seen,
-            })  # fmt: skip
-            saved_at = now
-        if over or now - reported_at > settings.report_minutes * 60:
-            report = {kind: round(rate, 3) for kind, rate in objective.report().items()}
-            print(f"step {step} held out: {json.dumps(report)}", flush=True)
-            reported_at = time.monotonic()
+        step, seen, over = step + 1, seen + crew.ranks * batch.tokens.size, left <= 0.0
+        if crew.rank == 0:
+            running.append(mean_loss)
+            now = time.monotonic()
+            if step % 50 == 0:
+                speed = (seen - logged_seen) / (now - logged_at)
+                print(
+                    f"step {step} minutes {spent / 60:.1f} tokens {seen / 1e6:.2f}M ({speed:.0f}/s) "
+                    f"loss {np.mean(running):.4f} rate {rate:.3f}",
+                    flush=True,
+                )
+                running.clear()
+                logged_at, logged_seen = now, seen
+            if over or now - saved_at > settings.save_minutes * 60:
+                steppers_state = [stepper.state_dict() for stepper in steppers]
+                position_state = {"step": step, "shard": shard, "place": place, "spent": spent, "seen": seen}
+                _save(path, {"module": objective.module.state_dict(), "steppers": steppers_state} | position_state)
+                saved_at = now
+            if over or now - reported_at > settings.report_minutes * 60:
+                report = {kind: round(share, 3) for kind, share in objective.report().items()}
+                print(f"step {step} held out: {json.dumps(report)}", flush=True)
+                reported_at = time.monotonic()
         if over:
             return
+
+
+def _run(rank: int, options: argparse.Namespace) -> None:
+    """One rank: a process with few threads keeps its pace on a machine that others use too."""
+    torch.set_num_threads(options.threads)
+    crew = Crew(rank, options.ranks, options.run_dir / "rendezvous")
+    encoder = Encoder(load_tokenizer(options.run_dir))
+    objective = LanguageModel(encoder, compiled=not options.no_compile)
+    settings = Settings(
+        options.run_dir, options.max_minutes, options.learning_rate, report_minutes=options.report_minutes
+    )
+    if rank == 0:
+        print(f"{sum(p.numel() for p in objective.module.parameters()) / 1e6:.2f} M parameters", flush=True)
+    plan = PackingPlan(options.run_dir, options.seed, tokens_per_batch=8192 // options.ranks)
+    train(objective, plan, settings, crew, resume=options.resume)
 
 
 def main() -> None:
@@ -164,23 +207,18 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--max-minutes", type=float, default=105.0)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
-    parser.add_argument("--threads", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=4, help="processes, each with its part of every batch")
+    parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--report-minutes", type=float, default=8.0)
+    parser.add_argument("--report-minutes", type=float, default=12.0)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     options.run_dir.mkdir(parents=True, exist_ok=True)
     if not (options.run_dir / "tokenizer.json").exists():
         train_tokenizer(options.seed).save(str(options.run_dir / "tokenizer.json"))
-    encoder = Encoder(load_tokenizer(options.run_dir))
-    objective = LanguageModel(encoder, compiled=not options.no_compile)
-    settings = Settings(
-        options.run_dir, options.max_minutes, options.learning_rate, report_minutes=options.report_minutes
-    )
-    print(f"{sum(p.numel() for p in objective.module.parameters()) / 1e6:.2f} M parameters", flush=True)
-    train(objective, PackingPlan(options.run_dir, options.seed), settings, resume=options.resume)
+    (options.run_dir / "rendezvous").unlink(missing_ok=True)
+    spawn(_run, (options,), nprocs=options.ranks)
 
 
 if __name__ == "__main__":

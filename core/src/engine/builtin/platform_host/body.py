@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
 from engine.builtin.platform_host.memory import free_memory
@@ -61,8 +62,9 @@ class HostPlatformBody:
         if num_pages * page_bytes > free:
             raise _no_memory(num_pages, page_bytes, f"{free:,} bytes of memory are free")
         try:
-            return torch.zeros(num_pages, page_bytes, dtype=torch.uint8, device=self._device)
-        except (RuntimeError, MemoryError) as error:
+            # numpy's zeros are the system's own: a page of memory is cleared when it is first touched, not now.
+            return torch.from_numpy(np.zeros((num_pages, page_bytes), np.uint8))
+        except (ValueError, MemoryError) as error:
             raise _no_memory(num_pages, page_bytes, str(error).partition("\n")[0]) from error
 
     def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:

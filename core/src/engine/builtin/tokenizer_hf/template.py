@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +42,7 @@ class ChatTemplates:
         self._templates, self._variables, self._where = dict(templates), dict(variables), where
         self._environment = _environment()
         self._compiled: dict[str, jinja2.Template] = {}
+        self._lock = threading.Lock()
 
     def render(
         self,
@@ -97,13 +99,14 @@ class ChatTemplates:
         )
 
     def _compile(self, source: str) -> jinja2.Template:
-        compiled = self._compiled.get(source)
-        if compiled is None:
-            compiled = self._environment.from_string(source)
-            if len(self._compiled) >= 64:  # requests may bring their own templates
-                self._compiled.pop(next(iter(self._compiled)), None)
-            self._compiled[source] = compiled
-        return compiled
+        with self._lock:
+            compiled = self._compiled.get(source)
+            if compiled is None:
+                compiled = self._environment.from_string(source)
+                if len(self._compiled) >= 64:  # requests may bring their own templates
+                    del self._compiled[next(iter(self._compiled))]
+                self._compiled[source] = compiled
+            return compiled
 
 
 def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import ORJSONResponse, Response
+from fastapi.responses import Response
 
 from engine.frontend.async_llm import RequestStream
 from engine.server import logprobs, sse
 from engine.server.choices import Usage, collect, merged, submit
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
+from engine.server.json import JSON
 from engine.server.protocol import ChatBody
 from engine.server.state import ServerState, new_id, state_of
 from engine.types.outputs import CompletionOutput, RequestOutput
@@ -43,7 +44,7 @@ async def chat_completions(
         events = _events(body, streams, params.n, {**head, "object": "chat.completion.chunk"})
         return sse.EventStream(events, streams)
     (output,) = await until_disconnect(request, collect(streams))
-    return ORJSONResponse(_answer(body, output, {**head, "object": "chat.completion"}))
+    return JSON(_answer(body, output, {**head, "object": "chat.completion"}))
 
 
 def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any]) -> dict[str, Any]:
@@ -62,9 +63,7 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any]) -> dict
     return {**head, "choices": choices, "usage": usage.json()}
 
 
-async def _events(
-    body: ChatBody, streams: list[RequestStream], n: int, head: dict[str, Any]
-) -> AsyncGenerator[bytes]:
+async def _events(body: ChatBody, streams: list[RequestStream], n: int, head: dict[str, Any]) -> AsyncGenerator[bytes]:
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     blank = {**head, "usage": None} if include_usage else head
     usage = Usage()

@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import ORJSONResponse, Response
+from fastapi.responses import Response
 
 from engine.frontend.async_llm import RequestStream
 from engine.server import logprobs, sse
 from engine.server.choices import Usage, collect, merged, submit
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
+from engine.server.json import JSON
 from engine.server.protocol import CompletionBody
 from engine.server.state import ServerState, new_id, state_of
 from engine.types.outputs import CompletionOutput, RequestOutput
@@ -48,7 +49,7 @@ async def completions(
     if body.stream:
         return sse.EventStream(_events(state, body, streams, params.n, head), streams)
     outputs = await until_disconnect(request, collect(streams))
-    return ORJSONResponse(_answer(state, body, outputs, params.n, head))
+    return JSON(_answer(state, body, outputs, params.n, head))
 
 
 def _answer(
@@ -83,9 +84,7 @@ async def _events(
         yield sse.event({**head, "choices": [], "usage": usage.json()})
 
 
-def _choice(
-    body: CompletionBody, index: int, echo: str, completion: CompletionOutput, offset: int
-) -> dict[str, Any]:
+def _choice(body: CompletionBody, index: int, echo: str, completion: CompletionOutput, offset: int) -> dict[str, Any]:
     return {
         "index": index,
         "text": echo + completion.text,

@@ -1,0 +1,142 @@
+"""The launcher: every decision from plain facts, without torch and without a body."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.settings import EngineConfig
+from engine.frontend.launch import attention_needs, choose_dtype, launch
+from engine.interfaces.platform import PlatformFacts
+from engine.types import wire
+from engine.types.errors import ConfigError, UnsupportedModelError
+from engine.types.model import KVSpec, ModelDescription
+from engine.types.start import CoreStart
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 3,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "tokenizer.json").write_text("{}")  # looked for, not read
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    return tmp_path
+
+
+def test_decisions(folder: Path) -> None:
+    plan = launch(EngineConfig(model=str(folder), max_num_seqs=8, seed=3, in_flight=1, block_size=32))
+    worker = plan.start.worker
+    assert (plan.max_model_len, worker.dtype, worker.max_num_seqs, plan.start.in_flight) == (128, "bfloat16", 8, 1)
+    assert plan.model.eos_token_ids == (3,)
+    (group,) = worker.layout.groups
+    assert (group.layers, group.tokens_per_block, worker.layout.block_size) == ((0, 1), 32, 32)
+    assert plan.tokenizer_folder == str(folder)
+    points = {selection.point for selection in plan.selections}
+    assert points == {
+        "platform", "ops", "attention", "executor", "evictor", "model", "checkpoint", "tokenizer", "scheduling_policy"
+    }  # fmt: skip
+    assert all(selection.verdicts for selection in plan.selections)  # the reasons are kept
+    assert tuple(selection.choice() for selection in plan.selections) == plan.manifest.choices == worker.choices
+    plan.manifest.check(plan.registry)
+    assert wire.decoder(CoreStart).decode(wire.encode(plan.start)) == plan.start  # it can travel
+
+
+def test_defaults(folder: Path) -> None:
+    plan = launch(EngineConfig(model=str(folder)))
+    assert plan.start.in_flight == 2
+    assert plan.model_name == str(folder)
+    assert launch(EngineConfig(model=str(folder), served_model_name="m")).model_name == "m"
+
+
+def test_generation_config_has_the_last_word_on_the_end(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert launch(EngineConfig(model=str(folder))).model.eos_token_ids == (5, 6)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
+    assert launch(EngineConfig(model=str(folder))).model.eos_token_ids == (3,)
+
+
+def test_max_model_len(folder: Path) -> None:
+    assert launch(EngineConfig(model=str(folder), max_model_len=64)).max_model_len == 64
+    with pytest.raises(ConfigError, match="made for 128 positions"):
+        launch(EngineConfig(model=str(folder), max_model_len=129))
+
+
+def test_no_torch_and_no_body(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "import engine.llm, engine.frontend.output_processor\n"
+        "from engine.config.settings import EngineConfig\n"
+        "from engine.frontend.launch import launch\n"
+        f"launch(EngineConfig(model={str(folder)!r}))\n"
+        "print([m for m in ('torch', 'transformers', 'tokenizers', 'jinja2', 'zmq') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_tokenizer_body_is_torch_free() -> None:
+    code = "import sys, engine.builtin.tokenizer_hf.body; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False False"
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "dtypes", "expected"),
+    [
+        ("auto", "bfloat16", ("float32", "bfloat16"), "bfloat16"),
+        ("auto", "float16", ("float32", "bfloat16"), "float32"),
+        ("auto", "bfloat16", ("float16", "float64", "float32"), "float64"),
+        ("auto", "float32", ("bfloat16", "float16"), "bfloat16"),
+        ("auto", "int8", ("bfloat16",), "bfloat16"),
+        ("float64", "bfloat16", ("float32", "float64"), "float64"),
+    ],
+)
+def test_choose_dtype(asked: str, stored: str, dtypes: tuple[str, ...], expected: str) -> None:
+    assert choose_dtype(asked, stored, PlatformFacts("cpu", "a CPU", dtypes)) == expected
+
+
+def test_a_dtype_that_the_platform_has_not() -> None:
+    with pytest.raises(ConfigError, match="a CPU computes in float32"):
+        choose_dtype("float16", "float16", PlatformFacts("cpu", "a CPU", ("float32",)))
+
+
+def describe(*specs: KVSpec) -> ModelDescription:
+    return ModelDescription(
+        architecture="X", dtype="float32", vocab_size=1, hidden_size=1, num_layers=len(specs), num_q_heads=4,
+        max_model_len=1, kv_specs=specs, soft_cap=30.0,
+    )  # fmt: skip
+
+
+def test_attention_needs() -> None:
+    full = KVSpec(kind="full", num_kv_heads=2, head_size=8)
+    sliding = KVSpec(kind="sliding", num_kv_heads=1, head_size=16, sliding_window=5)
+    facts = PlatformFacts("cpu", "a CPU", ("float32",))
+    needs = attention_needs(describe(full, sliding, full), block_size=16, dtype="float32", facts=facts)
+    assert list(needs) == ["full", "sliding"]
+    assert (needs["sliding"].sliding_window, needs["sliding"].head_size, needs["full"].soft_cap) == (5, 16, 30.0)
+    other = KVSpec(kind="full", num_kv_heads=2, head_size=16)
+    with pytest.raises(UnsupportedModelError, match="layer 1 differs"):
+        attention_needs(describe(full, other), block_size=16, dtype="float32", facts=facts)

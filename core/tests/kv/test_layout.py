@@ -1,0 +1,61 @@
+"""How layers become groups and pages."""
+
+import pytest
+
+from engine.kv.layout import make_layout, match_unit
+from engine.types.errors import ConfigError
+from engine.types.model import KVSpec
+
+FULL = KVSpec(kind="full", num_kv_heads=4, head_size=8)
+SLIDING = KVSpec(kind="sliding", num_kv_heads=2, head_size=8, sliding_window=32)
+UNIT = {"full": 16, "sliding": 16}
+
+
+def test_equal_layers_form_one_group() -> None:
+    layout = make_layout([FULL] * 3, block_size=16, kv_itemsize=2, tokens_per_page=UNIT)
+    (group,) = layout.groups
+    assert group.layers == (0, 1, 2) and group.tokens_per_block == 16
+    assert group.layer_bytes == 2 * 4 * 8 * 2 * 16
+    assert layout.page_bytes == 3 * group.layer_bytes
+
+
+def test_a_smaller_group_fits_a_whole_multiple_of_the_unit() -> None:
+    layout = make_layout([FULL, SLIDING, FULL, SLIDING], block_size=16, kv_itemsize=4, tokens_per_page=UNIT)
+    full, sliding = layout.groups
+    assert (full.index, sliding.index) == (0, 1)
+    assert full.layers == (0, 2) and sliding.layers == (1, 3)
+    assert (full.tokens_per_block, sliding.tokens_per_block) == (16, 32)
+    assert layout.page_bytes == len(full.layers) * full.layer_bytes == len(sliding.layers) * sliding.layer_bytes
+    assert match_unit(layout) == 32
+
+
+def test_what_does_not_fit_evenly_is_left_unused() -> None:
+    layout = make_layout([FULL, FULL, FULL, SLIDING, SLIDING], block_size=8, kv_itemsize=4, tokens_per_page={})
+    full, sliding = layout.groups
+    assert sliding.tokens_per_block == 24  # 3 * 4 heads over 2 * 2 heads
+    layout = make_layout([FULL, FULL, FULL, *[SLIDING] * 4], block_size=8, kv_itemsize=4, tokens_per_page={})
+    full, sliding = layout.groups
+    assert sliding.tokens_per_block == 8 and 4 * sliding.layer_bytes < layout.page_bytes == 3 * full.layer_bytes
+
+
+def test_a_kernel_may_want_longer_pages() -> None:
+    layout = make_layout([FULL], block_size=16, kv_itemsize=2, tokens_per_page={"full": 64})
+    assert layout.groups[0].tokens_per_block == 64 and layout.block_size == 16
+    with pytest.raises(ConfigError, match="24 tokens a page"):
+        make_layout([FULL], block_size=16, kv_itemsize=2, tokens_per_page={"full": 24})
+
+
+def test_heads_are_divided_over_ranks_or_replicated() -> None:
+    def heads(size: int) -> int:
+        return make_layout([FULL], block_size=16, kv_itemsize=2, tokens_per_page=UNIT, size=size).groups[0].num_kv_heads
+
+    assert (heads(1), heads(2), heads(4), heads(8)) == (4, 2, 1, 1)
+    with pytest.raises(ConfigError, match="over 3 ranks"):
+        heads(3)
+
+
+def test_no_layers_and_no_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        make_layout([], block_size=16, kv_itemsize=2, tokens_per_page=UNIT)
+    with pytest.raises(ConfigError):
+        make_layout([FULL], block_size=0, kv_itemsize=2, tokens_per_page=UNIT)

@@ -1,0 +1,99 @@
+"""The same promise as `test_schedules`, with hypothesis in the driver's seat: it adds, aborts and steps as it likes."""
+
+from __future__ import annotations
+
+import random
+
+from cores import LAYOUTS, make_core
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from outcomes import check_outcome
+from paged_worker import VOCAB
+from schedules import Outcome, Planned, Settings
+
+from engine.types.params import SamplingParams
+
+
+class Core(RuleBasedStateMachine):
+    """An engine core whose cache is too small for all."""
+
+    @initialize(
+        layout=st.sampled_from(sorted(LAYOUTS)),
+        num_pages=st.integers(8, 30),
+        in_flight=st.sampled_from([2, 1, 3]),
+        budget=st.sampled_from([16, 5, 1]),
+        seed=st.integers(0, 2**32),
+    )
+    def start(self, layout: str, num_pages: int, in_flight: int, budget: int, seed: int) -> None:
+        chosen = Settings(
+            num_pages=num_pages,
+            max_num_seqs=4,
+            max_num_batched_tokens=budget,
+            max_model_len=32,
+            in_flight=in_flight,
+            enable_prefix_caching=True,
+        )
+        self.core, self.executor = make_core(LAYOUTS[layout], chosen)
+        self.rng = random.Random(seed)
+        self.shared = [self.rng.randrange(VOCAB) for _ in range(16)]
+        self.requests: dict[str, Planned] = {}
+        self.outcomes: dict[str, Outcome] = {}
+
+    @rule(cut=st.sampled_from([0, 8, 16]), tail=st.integers(1, 12), n=st.sampled_from([1, 1, 3]))
+    def add(self, cut: int, tail: int, n: int) -> None:
+        name = f"r{len(self.requests)}"
+        prompt = (*self.shared[:cut], *(self.rng.randrange(VOCAB) for _ in range(tail)))
+        for k in range(n):
+            planned = Planned(
+                request_id=f"{name}-{k}",
+                prompt=prompt,
+                params=SamplingParams(temperature=0, max_tokens=self.rng.randint(1, 16), seed=0),
+                eos=(0,),
+                parent=name if n > 1 else None,
+            )
+            self.requests[planned.request_id] = planned
+            self.outcomes[planned.request_id] = Outcome()
+            self.core.add_request(planned.to_request())
+
+    @rule(which=st.integers(0, 2**16), n=st.sampled_from([1, 1, 1, 50]))
+    def abort(self, which: int, n: int) -> None:
+        names = sorted(self.requests)[which % (len(self.requests) or 1) :][:n]
+        for name in names:
+            if self.outcomes[name].finish_reason is None:
+                self.requests[name] = Planned(**{**vars(self.requests[name]), "aborted": 0})
+        self.core.abort(names)
+
+    @rule(n=st.integers(1, 8))
+    def step(self, n: int) -> None:
+        for _ in range(n):
+            for output in self.core.step().outputs:
+                self.outcomes[output.request_id].take(output)
+            self.core.check_integrity()
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.core.reset_prefix_cache()
+
+    @invariant()
+    def holds_together(self) -> None:
+        if hasattr(self, "core"):
+            self.core.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        for _ in range(3000):
+            if not self.core.has_work():
+                break
+            self.step(1)
+        assert not self.core.has_work()
+        for name, planned in self.requests.items():
+            assert self.outcomes[name].finish_reason is not None, name
+            check_outcome(self.core, planned, self.outcomes[name])
+        stats = self.core.stats()
+        assert stats.pages_used == stats.num_running == stats.num_waiting == 0
+
+
+TestCore = Core.TestCase
+TestCore.settings = hypothesis_settings(max_examples=60, stateful_step_count=25, deadline=None)

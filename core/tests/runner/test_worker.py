@@ -1,0 +1,277 @@
+"""Building a worker: order, manifest, needs, the pool's size, hooks, futures."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import harness
+import msgspec
+import numpy as np
+import pytest
+import torch
+from harness import Driver, Request, choice, dense_logits, layout, params, prompt, registry, start_message, started
+
+from engine.builtin.ops_torch.body import TorchOpsBody
+from engine.builtin.ops_torch.card import TorchOps
+from engine.builtin.platform_host.body import HostPlatformBody
+from engine.interfaces.executor import StepFuture
+from engine.interfaces.ops import OPERATIONS, OpsNeed
+from engine.modeling.guard import DispatchGuard
+from engine.plugin import Registry
+from engine.runner import assemble as assemble_module
+from engine.runner.assemble import assemble
+from engine.runner.futures import FailedStep, RunningStep
+from engine.runner.worker import Worker
+from engine.types.errors import (
+    ConfigError,
+    DriverImportError,
+    EngineDeadError,
+    KVCacheTooSmallError,
+    ManifestError,
+    UnfitDriverError,
+)
+from engine.types.plan import StepPlan
+from engine.types.start import WorkerReady
+
+PAGE = layout().page_bytes
+HEARD: list[WorkerReady] = []
+
+
+# -- the pool --------------------------------------------------------------------------------------------------------
+def ready(**changes: Any) -> WorkerReady:
+    return Worker(start_message(**changes), registry()).start()
+
+
+def test_ready_says_what_was_taken() -> None:
+    answer = ready(num_kv_pages=7)
+    assert (answer.num_pages, answer.cache_bytes) == (7, 7 * PAGE)
+    parameters = sum(tensor.numel() for _, tensor in harness.random_weights())
+    assert (answer.num_parameters, answer.weight_bytes) == (parameters, parameters * 8)
+    assert 0 < answer.load_seconds < 60
+
+
+def test_pool_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ready(num_kv_pages=None, kv_cache_memory=5 * PAGE + 17).num_pages == 5
+    assert ready(num_kv_pages=3, kv_cache_memory=5 * PAGE).num_pages == 3
+    monkeypatch.setattr(HostPlatformBody, "kv_cache_bytes", lambda self: 9 * PAGE)
+    assert ready(num_kv_pages=None).num_pages == 9
+
+
+@pytest.mark.parametrize("asked", [{"num_kv_pages": 1}, {"num_kv_pages": None, "kv_cache_memory": 2 * PAGE - 1}])
+def test_pool_too_small(asked: dict) -> None:
+    with pytest.raises(KVCacheTooSmallError, match=rf"that is 1 pages.*give at least {2 * PAGE:,} bytes"):
+        ready(**asked)
+
+
+# -- the manifest ----------------------------------------------------------------------------------------------------
+def with_choice(point: str, **changes: Any) -> Any:
+    message = start_message()
+    choices = [msgspec.structs.replace(c, **changes) if c.point == point else c for c in message.choices]
+    return msgspec.structs.replace(message, choices=tuple(choices))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"version": "99"}, {"distribution": "other"}, {"value": "a:B"}, {"driver": "gone"}]
+)
+def test_manifest_is_checked(changes: dict) -> None:
+    with pytest.raises(ManifestError, match="platform"):
+        Worker(with_choice("platform", **changes), registry()).start()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "named"),
+    [("platform", "platform"), ("checkpoint", "checkpoint"), ("attention", "sliding"), ("ops", "embedding")],
+)
+def test_manifest_is_complete(left_out: str, named: str) -> None:
+    message = start_message()
+    choices = tuple(c for c in message.choices if c.point != left_out)
+    with pytest.raises(ManifestError, match=named):
+        Worker(msgspec.structs.replace(message, choices=choices), registry()).start()
+
+
+def test_other_processes_choices_are_theirs() -> None:
+    """An executor or tokenizer that this process does not know is no matter of the worker's."""
+    message = start_message()
+    foreign = msgspec.structs.replace(message.choices[0], point="executor", driver="elsewhere")
+    Worker(msgspec.structs.replace(message, choices=(*message.choices, foreign)), registry()).start()
+
+
+def test_needs_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[OpsNeed] = []
+
+    def unsupported(need: OpsNeed) -> list[str]:
+        asked.append(need)
+        return ["the device has no rope"] if need.operation == "rope" else []
+
+    monkeypatch.setattr(TorchOps, "unsupported", unsupported)
+    with pytest.raises(UnfitDriverError, match=r"ops of 'rope'.*the device has no rope"):
+        ready()
+    assert all((need.dtype, need.device) == ("float64", "cpu") for need in asked)
+
+
+def test_more_than_one_rank_is_refused() -> None:
+    with pytest.raises(ConfigError, match="2 workers"):
+        ready(size=2)
+
+
+# -- assembly --------------------------------------------------------------------------------------------------------
+class HalfOps(TorchOps):
+    """Some operations only."""
+
+    operations = frozenset({"add", "sample"})
+    body = "test_worker_ops:HalfOpsBody"
+
+
+class HalfOpsBody(TorchOpsBody):
+    def __init__(self, context: Any) -> None:
+        assert context.platform is not None and context.ops is None and context.dtype == torch.float64
+
+
+def test_each_operation_from_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "test_worker_ops", SimpleNamespace(HalfOpsBody=HalfOpsBody))
+    candidate = harness.Candidate("ops", "half", 0, "harness", "1", "test_worker_ops:HalfOps")
+    monkeypatch.setattr(__import__("sys").modules["test_worker_ops"], "HalfOps", HalfOps, raising=False)
+    found = Registry.discover(extra=(harness.CHECKPOINT, candidate))
+    message = start_message()
+    choices = tuple(
+        choice(found, "ops", "half", c.kind) if c.point == "ops" and c.kind in HalfOps.operations else c
+        for c in message.choices
+    )
+    parts = assemble(msgspec.structs.replace(message, choices=choices), found)
+    bodies = {name: getattr(parts.ops, name).__self__ for name in OPERATIONS}
+    assert isinstance(bodies["add"], HalfOpsBody) and bodies["add"] is bodies["sample"]
+    assert not isinstance(bodies["linear"], HalfOpsBody) and bodies["linear"] is bodies["pack_linear"]
+
+
+def test_a_broken_body_is_named() -> None:
+    candidate = harness.random_candidate("checkpoint", "broken", "BrokenCheckpoint")
+    harness.BrokenCheckpoint = type("BrokenCheckpoint", (harness.RandomCheckpoint,), {"body": "harness:Nothing"})  # type: ignore[attr-defined]
+    found = Registry.discover(extra=(candidate,))
+    message = start_message()
+    choices = tuple(c if c.point != "checkpoint" else choice(found, "checkpoint", "broken") for c in message.choices)
+    with pytest.raises(DriverImportError, match="broken"):
+        Worker(msgspec.structs.replace(message, choices=choices), found).start()
+
+
+def test_the_guard_wraps_what_the_runner_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole request with the model under the dispatch guard: it computes through ops and attention alone."""
+    guard = DispatchGuard()
+    context = assemble_module.ModelContext
+    monkeypatch.setattr(assemble_module, "ModelContext", lambda **fields: guard.context(context(**fields)))
+    worker = started()
+    runner = worker._runner
+    assert runner is not None
+    forward = runner._forward
+
+    def guarded(step: Any) -> None:
+        with guard, guard_ops(guard, runner):
+            forward(step)
+
+    monkeypatch.setattr(runner, "_forward", guarded)
+    request = Request(prompt(9), params(), slot=0)
+    Driver(worker).alone(request, 4)
+    assert request.outputs == dense_logits(request.tokens)[8:-1].argmax(dim=1).tolist()
+
+
+class guard_ops:
+    """The runner's own gather of rows goes through ops as well."""
+
+    def __init__(self, guard: DispatchGuard, runner: Any) -> None:
+        self.guard, self.runner = guard, runner
+
+    def __enter__(self) -> None:
+        self.ops, self.runner._ops = self.runner._ops, self.guard.wrap(self.runner._ops)
+
+    def __exit__(self, *error: object) -> None:
+        self.runner._ops = self.ops
+
+
+# -- the worker ------------------------------------------------------------------------------------------------------
+def worker_started(info: WorkerReady) -> None:
+    HEARD.append(info)
+
+
+def test_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.plugin import hookimpl
+
+    plugin = SimpleNamespace(worker_started=hookimpl(worker_started))
+    monkeypatch.setattr(harness, "hook_plugin", plugin, raising=False)
+    hook = harness.Candidate("hooks.worker", "listener", 0, "harness", "1", "harness:hook_plugin")
+    found = Registry.discover(extra=(harness.CHECKPOINT, hook))
+    HEARD.clear()
+    answer = Worker(start_message(), found).start()
+    assert [answer] == HEARD
+
+
+def plan_of(request: Request) -> StepPlan:
+    plans: list[StepPlan] = []
+
+    class Recorder:
+        def execute(self, plan: StepPlan) -> None:
+            plans.append(plan)
+
+    Driver(Recorder()).submit((request, len(request.prompt)))  # type: ignore[arg-type]
+    return plans[0]
+
+
+def test_not_started_and_shut_down() -> None:
+    worker = Worker(start_message(), registry())
+    plan = plan_of(Request(prompt(3), params(), slot=0))
+    with pytest.raises(EngineDeadError):
+        worker.execute(plan)
+    worker.start()
+    assert worker.execute(plan).result().tokens.shape == (1,)
+    worker.shutdown()
+    worker.shutdown()
+    with pytest.raises(EngineDeadError):
+        worker.execute(plan)
+
+
+def test_bfloat16_and_float32() -> None:
+    """Logits come to the sampler in float32; the same tokens but for rounding."""
+    for dtype in ("float32", "bfloat16"):
+        worker = started(dtype=dtype)
+        request = Request(prompt(20), params(logprobs=1), slot=0)
+        Driver(worker).alone(request, 8)
+        every = torch.log_softmax(dense_logits(request.tokens)[19:-1], dim=1)
+        chosen = [every[i, token] for i, token in enumerate(request.outputs)]
+        got = [values[0] for values in request.logprobs]
+        np.testing.assert_allclose(got, chosen, atol=1e-4 if dtype == "float32" else 0.2)
+
+
+def test_an_error_of_the_launch_is_the_futures(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = started()
+
+    def forward(*_: Any) -> None:
+        raise RuntimeError("the device fell off the bus")
+
+    monkeypatch.setattr(worker._runner._model, "forward", forward)  # type: ignore[union-attr]
+    future = worker.execute(plan_of(Request(prompt(3), params(), slot=0)))
+    assert isinstance(future, FailedStep) and future.done()
+    with pytest.raises(RuntimeError, match="fell off the bus"):
+        future.result()
+
+
+class SlowFetch:
+    """A copy that is done after a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self.until = time.monotonic() + seconds
+
+    def done(self) -> bool:
+        return time.monotonic() >= self.until
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        time.sleep(max(0.0, self.until - time.monotonic()))
+        return (torch.tensor([5, 6], dtype=torch.int32),)
+
+
+def test_future_waits() -> None:
+    plan = plan_of(Request(prompt(3), params(), slot=0))
+    plan.slot_of_row = np.zeros(4, np.int32)
+    future: StepFuture = RunningStep(plan, np.array([1, 3]), SlowFetch(0.2))
+    assert not future.done()
+    with pytest.raises(TimeoutError, match="step 0"):
+        future.result(timeout=0.01)
+    assert future.result(timeout=5).tokens.tolist() == [-1, 5, -1, 6]
+    assert future.done() and future.result() is future.result()

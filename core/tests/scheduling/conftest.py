@@ -1,0 +1,6 @@
+"""Makes its own helpers and those of the loop's tests importable."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "loop")]
