@@ -17,9 +17,7 @@ SETTINGS = Settings(
 
 def inline(worker: str) -> Inline:
     return Inline(
-        CoreContext(
-            layout=LAYOUTS["full"], max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16, worker=worker
-        )
+        CoreContext(layout=LAYOUTS["full"], max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16, worker=worker)
     )
 
 

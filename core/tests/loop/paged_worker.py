@@ -103,9 +103,7 @@ class PagedWorker:
         self.stopped = False
 
     def start(self) -> WorkerReady:
-        return WorkerReady(
-            num_pages=self.num_pages, weight_bytes=0, cache_bytes=0, num_parameters=0, load_seconds=0.0
-        )
+        return WorkerReady(num_pages=self.num_pages, weight_bytes=0, cache_bytes=0, num_parameters=0, load_seconds=0.0)
 
     def shutdown(self) -> None:
         self.stopped = True
@@ -225,9 +223,7 @@ class HoldingExecutor:
         most_in_flight: steps under way at once.
     """
 
-    def __init__(
-        self, worker: object, layout: KVLayout, max_num_seqs: int, max_model_len: int, hold: int = 1
-    ) -> None:
+    def __init__(self, worker: object, layout: KVLayout, max_num_seqs: int, max_model_len: int, hold: int = 1) -> None:
         self.worker, self.layout, self.hold = worker, layout, hold
         self.num_placeholders = 0
         self.most_in_flight = 0

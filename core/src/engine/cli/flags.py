@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.config.declaration import SETTINGS
+from engine.config.declaration import SERVER_SETTINGS, SETTINGS
 from engine.config.sources import Merged, gather
 from engine.plugin.points import POINTS, Point
 from engine.types.errors import ConfigError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _OPTION = "--option"
 _PREFIX = "engine."
-_METAVARS = {"text": "TEXT", "integer": "N", "bytes": "SIZE", "boolean": None}
+_METAVARS = {"text": "TEXT", "integer": "N", "number": "X", "bytes": "SIZE", "boolean": None}
 
 
 def canonical(arguments: Sequence[str]) -> list[str]:
@@ -59,6 +59,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     for point in POINTS.values():
         drivers.add_argument(point.option_flag, metavar=_metavar(point), dest=_PREFIX + point.keyword, help=point.help)
     drivers.add_argument(_OPTION, action="append", dest=_PREFIX + "options", help=argparse.SUPPRESS)
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each setting of the server."""
+    group = parser.add_argument_group("server")
+    for setting in SERVER_SETTINGS:
+        _add_setting(group, setting)
 
 
 def merged_settings(namespace: argparse.Namespace) -> Merged:

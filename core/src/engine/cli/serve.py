@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from engine.cli.flags import add_engine_flags, merged_settings
+from engine.cli.flags import add_engine_flags, add_server_flags, merged_settings
 from engine.plugin.command import Command
 from engine.types.errors import ConfigError
-
-DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 
 
 class Serve(Command):
@@ -19,18 +17,7 @@ class Serve(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("served", nargs="?", metavar="MODEL", help="the same as --model")
-        server = parser.add_argument_group("server")
-        server.add_argument("--host", default=DEFAULT_HOST, help=f"address to listen on (default: {DEFAULT_HOST})")
-        server.add_argument(
-            "--port", type=int, default=DEFAULT_PORT, help=f"0 takes a free one (default: {DEFAULT_PORT})"
-        )
-        server.add_argument(
-            "--shutdown-timeout",
-            type=float,
-            default=10.0,
-            metavar="SECONDS",
-            help="how long requests in progress may go on after SIGTERM (default: 10)",
-        )
+        add_server_flags(parser)
         add_engine_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -45,8 +32,9 @@ class Serve(Command):
             print(f"warning: {warning}", file=sys.stderr)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
+        from engine.config.server import ServerConfig
         from engine.config.settings import EngineConfig
         from engine.server.run import serve
 
-        config = EngineConfig.from_merged(merged)
-        return serve(config, arguments.host, arguments.port, arguments.shutdown_timeout)
+        config, server = EngineConfig.from_merged(merged), ServerConfig.from_merged(merged)
+        return serve(config, server.host, server.port, server.shutdown_timeout)

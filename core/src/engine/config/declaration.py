@@ -1,8 +1,8 @@
-"""The settings of the engine, declared once and lightly: name, type, default, help.
+"""The settings of the engine and of the server, declared once and lightly: name, type, default, help.
 
-The command line's flags, the environment's variables and the config file's keys are made from this table, without
-importing pydantic; `engine.config.settings.EngineConfig` has the same fields with their validation, and a test holds
-the two together. Points come beside these, from `engine.plugin.points`.
+The command line's flags, the environment's variables and the config file's keys are made from these tables, without
+importing pydantic; `engine.config.settings.EngineConfig` and `engine.config.server.ServerConfig` have the same fields
+with their validation, and a test holds each pair together. Points come beside these, from `engine.plugin.points`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ class Setting:
 
     Attributes:
         name: as a keyword; the flag has dashes, the environment's variable is ENGINE_<NAME>.
-        type: "text", "integer", "boolean", or "bytes" (a number, or "512MiB", "4GB").
+        type: "text", "integer", "number" (may have a fraction), "boolean", or "bytes" (a number, or "512MiB", "4GB").
         default: None where the engine finds it out.
         help: one line.
         choices: the values that are allowed, where these are few.
+        secret: its value is never shown.
     """
 
     name: str
-    type: Literal["text", "integer", "boolean", "bytes"]
-    default: str | int | bool | None
+    type: Literal["text", "integer", "number", "boolean", "bytes"]
+    default: str | int | float | bool | None
     help: str
     choices: tuple[str, ...] = ()
+    secret: bool = False
 
     @property
     def flag(self) -> str:
@@ -52,6 +54,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("in_flight", "integer", None, "steps under way at once; 1 overlaps nothing (default: 2)"),
     Setting("seed", "integer", 0, "seed of the requests that bring none of their own"),
 )
-"""Every setting, in the order in which they are listed."""
+"""Every setting of the engine, in the order in which they are listed."""
+
+SERVER_SETTINGS: tuple[Setting, ...] = (
+    Setting("host", "text", "127.0.0.1", "address to listen on"),
+    Setting("port", "integer", 8000, "port to listen on; 0 takes a free one"),
+    Setting("api_key", "text", None, "the key that clients have to send as a bearer token", secret=True),
+    Setting("shutdown_timeout", "number", 10.0, "seconds that requests in progress get to finish after SIGTERM"),
+)
+"""Every setting of `engine serve` beside the engine's own; no name may be one of the engine's or a point's."""
 
 SETTINGS_BY_NAME = {setting.name: setting for setting in SETTINGS}
+SERVER_SETTINGS_BY_NAME = {setting.name: setting for setting in SERVER_SETTINGS}

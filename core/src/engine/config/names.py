@@ -1,77 +1,121 @@
-"""What a name given by a user means: a setting, a point, or an option of a point's driver."""
+"""What a name given by a user means: a setting of the engine or the server, a point, or an option of its driver."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from engine.config.declaration import SETTINGS_BY_NAME
+from engine.config.declaration import SERVER_SETTINGS_BY_NAME, SETTINGS_BY_NAME
 from engine.plugin.near import did_you_mean
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
+
+Path = tuple[str, ...]
+"""Where a value stands in what a user gave, e.g. ("options", "attention", "num_splits")."""
 
 
 class Key(NamedTuple):
     """One thing that can be set.
 
     Attributes:
-        section: "settings", "points" or "options".
+        section: "settings" (the engine's), "server", "points" or "options".
         name: the setting's or the point's name.
         option: the option's name, for options.
     """
 
-    section: Literal["settings", "points", "options"]
+    section: Literal["settings", "server", "points", "options"]
     name: str
     option: str = ""
 
 
 def known_names() -> list[str]:
     """Every keyword: the settings, and the points by their flag."""
-    return [*SETTINGS_BY_NAME, *(point.keyword for point in POINTS.values())]
+    return [*SETTINGS_BY_NAME, *SERVER_SETTINGS_BY_NAME, *(point.keyword for point in POINTS.values())]
 
 
 def resolve(raw: str) -> Key:
-    """What `raw` names; dashes and underscores are the same. `point.option` names an option.
+    """What `raw` names; dashes and underscores are the same.
 
-    A point goes by its flag ("load_format") or, where no setting has that name, by its own ("checkpoint").
+    `point.option` names an option, `server.host` is `host`. A point goes by its flag ("load_format") or, where no
+    setting has that name, by its own ("checkpoint").
 
     Raises:
         ConfigError: nothing has this name; with near matches.
     """
     name, dot, option = raw.strip().replace("-", "_").partition(".")
+    if dot and name == "server":
+        return _server(option, raw)
     if dot:
         return Key("options", _point(name, raw), _option(option, raw))
     if name in SETTINGS_BY_NAME:
         return Key("settings", name)
+    if name in SERVER_SETTINGS_BY_NAME:
+        return Key("server", name)
     return Key("points", _point(name, raw))
 
 
-def fold(given: Mapping[str, Any]) -> dict[Key, Any]:
-    """Sort what a user gave by what it means. `points` and `options` may be given as a whole, as mappings.
+def fold(given: Mapping[str, Any], place: Callable[[Path], str] | None = None) -> dict[Key, Any]:
+    """Sort what a user gave by what it means.
+
+    `server`, `points` and `options` may be given as a whole, as mappings.
+
+    Args:
+        given: names with their values.
+        place: says in errors where a value stands; None says nothing.
 
     Raises:
         ConfigError: a name is unknown, is given twice in two spellings, or a whole is not a mapping.
     """
-    folded: dict[Key, Any] = {}
+    return {key: value for key, (value, _) in fold_paths(given, place).items()}
 
-    def put(key: Key, value: Any, raw: str) -> None:
-        if key in folded:
-            raise ConfigError(f"set {raw!r}", "it is set twice, in two spellings", "set it once")
-        folded[key] = value
 
-    for raw, value in given.items():
-        if raw == "points":
-            for name, driver in _mapping(raw, value).items():
-                put(Key("points", _point(str(name).replace("-", "_"), f"points.{name}")), driver, f"points.{name}")
-        elif raw == "options":
-            for name, options in _mapping(raw, value).items():
-                point = _point(str(name).replace("-", "_"), f"options.{name}")
-                for option, setting in _mapping(f"options.{name}", options).items():
-                    path = f"options.{name}.{option}"
-                    put(Key("options", point, _option(str(option).replace("-", "_"), path)), setting, path)
-        else:
-            put(resolve(raw), value, raw)
+def fold_paths(given: Mapping[str, Any], place: Callable[[Path], str] | None = None) -> dict[Key, tuple[Any, Path]]:
+    """As `fold`; each value comes with its path."""
+    folded: dict[Key, tuple[Any, Path]] = {}
+    for path, value in _leaves(given, place):
+        raw = ".".join(path)
+        try:
+            key = _resolve_path(path, raw)
+            if key in folded:
+                raise ConfigError(f"set {raw!r}", "it is set twice, in two spellings", "set it once")
+        except ConfigError as error:
+            raise _placed(error, path, place) from None
+        folded[key] = value, path
     return folded
+
+
+def _leaves(given: Mapping[str, Any], place: Callable[[Path], str] | None) -> Iterator[tuple[Path, Any]]:
+    for raw, value in given.items():
+        if raw not in ("server", "points", "options"):
+            yield (raw,), value
+            continue
+        for name, inner in _mapping((raw,), value, place).items():
+            path = raw, str(name)
+            if raw != "options":
+                yield path, inner
+                continue
+            yield from (((*path, str(option)), setting) for option, setting in _mapping(path, inner, place).items())
+
+
+def _resolve_path(path: Path, raw: str) -> Key:
+    if len(path) == 1:
+        return resolve(raw)
+    name = path[1].replace("-", "_")
+    if path[0] == "server":
+        return _server(name, raw)
+    if path[0] == "points":
+        return Key("points", _point(name, raw))
+    return Key("options", _point(name, raw), _option(path[2].replace("-", "_"), raw))
+
+
+def _server(name: str, raw: str) -> Key:
+    if name in SERVER_SETTINGS_BY_NAME:
+        return Key("server", name)
+    raise ConfigError(
+        f"set {raw!r}",
+        "the server has no such setting",
+        did_you_mean(name, SERVER_SETTINGS_BY_NAME) or f"its settings: {', '.join(SERVER_SETTINGS_BY_NAME)}",
+    )
 
 
 def _point(name: str, raw: str) -> str:
@@ -94,7 +138,15 @@ def _option(option: str, raw: str) -> str:
     return option
 
 
-def _mapping(name: str, value: Any) -> Mapping[Any, Any]:
+def _mapping(path: Path, value: Any, place: Callable[[Path], str] | None) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"set {name!r}", f"its value is {value!r}, not a mapping", "write names with their values")
+        raw = ".".join(path)
+        error = ConfigError(
+            f"set {raw!r}", f"its value is {value!r}, not a mapping", "write names with their values below it"
+        )
+        raise _placed(error, path, place)
     return value
+
+
+def _placed(error: ConfigError, path: Path, place: Callable[[Path], str] | None) -> ConfigError:
+    return error if place is None else ConfigError(f"{error.asked} ({place(path)})", error.found, error.remedy)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from engine.config.declaration import SETTINGS_BY_NAME
-from engine.config.names import Key, fold
+from engine.config.faults import config_error
+from engine.config.names import fold
 from engine.config.sizes import parse_bytes
 from engine.config.sources import Merged
 from engine.types.errors import ConfigError
@@ -50,6 +49,9 @@ class EngineConfig(BaseModel):
 
     def __init__(self, /, **keywords: Any) -> None:
         values = fold(keywords)
+        if strangers := [key for key in values if key.section == "server"]:
+            name = strangers[0].name
+            raise ConfigError(f"set {name!r} for an engine", "it is a setting of `engine serve`", "leave it out")
         self._validate(Merged(values, dict.fromkeys(values, "")), super().__init__)
 
     @classmethod
@@ -89,30 +91,7 @@ class EngineConfig(BaseModel):
         try:
             build(**values)
         except ValidationError as error:
-            raise _config_error(error, merged.origins) from error
+            raise config_error(error, "settings", merged.origins) from error
 
 
 EngineArgs = EngineConfig
-
-
-def _config_error(error: ValidationError, origins: Mapping[Key, str]) -> ConfigError:
-    """pydantic's complaint in our words: the first bad setting with where it was set, and what is wrong with all."""
-    faults = error.errors()
-    keys = [_key(fault["loc"]) for fault in faults]
-    texts = []
-    for fault in faults:
-        cause = fault.get("ctx", {}).get("error")
-        texts.append(cause.found if isinstance(cause, ConfigError) else fault["msg"])
-    first = keys[0]
-    origin = origins.get(first, "")
-    setting = SETTINGS_BY_NAME.get(first.name) if first.section == "settings" else None
-    return ConfigError(
-        f"set {first.name} to {faults[0]['input']!r}" + (f" ({origin})" if origin else ""),
-        texts[0] if len(texts) == 1 else "; ".join(f"{k.name}: {text}" for k, text in zip(keys, texts, strict=True)),
-        f"{first.name} is: {setting.help}" if setting else "name an installed driver; `engine plugins` lists them",
-    )
-
-
-def _key(location: tuple[int | str, ...]) -> Key:
-    section, *rest = (str(part) for part in location)
-    return Key("points", rest[0]) if section == "points" and rest else Key("settings", section)

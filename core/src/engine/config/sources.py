@@ -7,17 +7,21 @@ pydantic is not imported. The environment is read here and nowhere else.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.config.names import Key, fold, known_names, resolve
+from engine.config.file import read_config_file
+from engine.config.names import Key, Path, fold, fold_paths, known_names, resolve
 from engine.plugin.near import did_you_mean
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
 
 PREFIX = "ENGINE_"
 CONFIG_VARIABLE = "ENGINE_CONFIG"
+
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 @dataclass
@@ -26,7 +30,7 @@ class Merged:
 
     Attributes:
         values: what was set.
-        origins: for each, where it was set: "flag --max-num-seqs", "file engine.yaml", "environment ENGINE_DTYPE".
+        origins: for each, where it was set: "flag --max-num-seqs", "file engine.yaml:3", "environment ENGINE_DTYPE".
         warnings: variables of the environment that look like a mistyped setting.
     """
 
@@ -35,7 +39,7 @@ class Merged:
     warnings: list[str] = field(default_factory=list)
 
     def section(self, section: str) -> dict[str, Any]:
-        """The settings, or the chosen drivers by point."""
+        """The engine's settings, the server's, or the chosen drivers by point."""
         return {key.name: value for key, value in self.values.items() if key.section == section}
 
     def options(self) -> dict[str, dict[str, Any]]:
@@ -76,8 +80,14 @@ def gather(
     merged._lay(*_from_environment(environ, merged.warnings))
     path = config_file or environ.get(CONFIG_VARIABLE)
     if path:
-        values = fold(_read(path))
-        merged._lay(values, dict.fromkeys(values, f"file {path}"))
+        content, lines = read_config_file(path)
+
+        def place(where: Path) -> str:
+            line = lines.get(where)  # none for what comes by an anchor, and for keys that YAML reads as no text
+            return f"file {path}" if line is None else f"file {path}:{line}"
+
+        found = fold_paths(content, place)
+        merged._lay({key: value for key, (value, _) in found.items()}, {k: place(at) for k, (_, at) in found.items()})
     values = fold(flags or {})
     merged._lay(values, {key: f"flag {flag_of(key)}" for key in values})
     return merged
@@ -85,7 +95,7 @@ def gather(
 
 def flag_of(key: Key) -> str:
     """The flag that sets this, as typed: "--load-format", "--attention.num_splits"."""
-    if key.section == "settings":
+    if key.section in ("settings", "server"):
         return "--" + key.name.replace("_", "-")
     if key.section == "points":
         return POINTS[key.name].option_flag
@@ -109,23 +119,9 @@ def _from_environment(environ: Mapping[str, str], warnings: list[str]) -> tuple[
             if hint:
                 warnings.append(f"environment variable {variable} sets nothing: {hint}")
             continue
+        if _SERVICE_LINK.match(text):
+            # Kubernetes puts ENGINE_PORT=tcp://10.0.0.7:8000 into every pod beside a service called "engine".
+            warnings.append(f"environment variable {variable} sets nothing: {text!r} is a Kubernetes service link")
+            continue
         values[key], origins[key] = text, f"environment {variable}"
     return values, origins
-
-
-def _read(path: str) -> Mapping[str, Any]:
-    import yaml
-
-    asked = f"read the config file {path!r}"
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
-    except OSError as error:
-        raise ConfigError(asked, error.strerror or str(error), "check the path given with --config") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(asked, f"it is not valid YAML: {' '.join(str(error).split())}", "mend the file") from error
-    if content is None:
-        return {}
-    if not isinstance(content, Mapping):
-        raise ConfigError(asked, f"it holds a {type(content).__name__}", "write one 'setting: value' a line")
-    return {str(name): value for name, value in content.items()}

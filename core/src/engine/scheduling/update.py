@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.kv.manager import KVManager
 from engine.scheduling.request import Request
-from engine.scheduling.slots import EMPTY, SlotTable
+from engine.scheduling.slots import SlotTable
 from engine.types.errors import ContractError
 from engine.types.outputs import CoreOutput, TokenLogprobs
 from engine.types.plan import LogprobRows, StepPlan, StepResult
@@ -85,10 +85,9 @@ def _request(slots: SlotTable, slot: np.integer) -> Request:
 
 
 def _commit(row_slots: np.ndarray, known: np.ndarray, slots: SlotTable, kv: KVManager) -> None:
-    """Commit the blocks that became both known and computed. A slot in phase EMPTY has no blocks any more."""
+    """Commit the blocks that became both known and computed. A preempted request's slot has none to offer."""
     filled = np.minimum(known, slots.computed[row_slots])
-    due = (filled // kv.block_size > kv.num_committed[row_slots]) & (slots.phase[row_slots] != EMPTY)
-    for i in np.flatnonzero(due).tolist():
+    for i in np.flatnonzero(filled // kv.block_size > kv.num_committed[row_slots]).tolist():
         slot = int(row_slots[i])
         request = _request(slots, row_slots[i])
         kv.commit(slot, request.hashes, request.root, slots.tokens[slot, : filled[i]])

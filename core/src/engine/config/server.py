@@ -1,0 +1,52 @@
+"""The validated settings of the server. Imports pydantic, so only a starting server imports this."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.config.faults import config_error
+from engine.config.names import fold
+from engine.config.sources import Merged
+from engine.types.errors import ConfigError
+
+
+class ServerConfig(BaseModel):
+    """How a server listens and what it lets in. Frozen; `engine.config.declaration` says what each setting means.
+
+    They are set as the engine's are: by flag, by a config file (flat, or under `server:`), by ENGINE_<NAME>.
+
+    Raises:
+        ConfigError: a keyword is no setting of the server, or a value is of the wrong type or out of range.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    api_key: Annotated[str, Field(min_length=1, repr=False)] | None = None
+    shutdown_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+
+    def __init__(self, /, **keywords: Any) -> None:
+        values = fold(keywords)
+        if strangers := [key for key in values if key.section != "server"]:
+            name = strangers[0].name
+            raise ConfigError(f"set {name!r} for a server", "it is a setting of the engine", "pass it to EngineConfig")
+        self._validate(Merged(values, dict.fromkeys(values, "")), super().__init__)
+
+    @classmethod
+    def from_merged(cls, merged: Merged) -> Self:
+        """Validate what `engine.config.sources.gather` merged; errors name the place where a value was set."""
+        config = cls.__new__(cls)
+        cls._validate(merged, lambda **values: BaseModel.__init__(config, **values))
+        return config
+
+    @staticmethod
+    def _validate(merged: Merged, build: Any) -> None:
+        try:
+            build(**merged.section("server"))
+        except ValidationError as error:
+            raise config_error(error, "server", merged.origins) from error
+
+

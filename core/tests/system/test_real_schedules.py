@@ -1,0 +1,174 @@
+"""The whole engine below the frontend, with the real runner in float64: any schedule of arrivals, aborts, chunks,
+prefix hits, preemptions and steps in flight gives each request exactly the tokens that it gets alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import lru_cache
+
+import msgspec
+import pytest
+from harness import VOCAB, layout, registry, start_message
+from hypothesis import HealthCheck, event, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from paged_worker import HoldingExecutor
+from schedules import Outcome, Planned, Schedule, Settings, run_schedule, schedules
+
+from engine.builtin.evictor_lru.body import LRU
+from engine.builtin.policy_fcfs.body import FCFS
+from engine.interfaces.context import CoreContext
+from engine.kv.manager import KVManager
+from engine.loop.engine_core import EngineCore
+from engine.runner.worker import Worker
+from engine.scheduling.scheduler import Scheduler
+from engine.types.params import SamplingParams
+from engine.types.start import WorkerReady
+
+ROOMY = Settings(
+    num_pages=200, max_num_seqs=1, max_num_batched_tokens=256, max_model_len=40, in_flight=1,
+    enable_prefix_caching=False, hold=False,
+)  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def worker_for(settings: Settings) -> tuple[Worker, WorkerReady]:
+    """Workers keep nothing from one schedule to the next but stale pages, which no request may read."""
+    worker = Worker(
+        start_message(
+            num_kv_pages=settings.num_pages,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=settings.max_model_len,
+        ),
+        registry(),
+    )
+    return worker, worker.start()
+
+
+def make_core(settings: Settings) -> tuple[EngineCore, HoldingExecutor]:
+    """An engine core with the real worker behind an executor that holds results back."""
+    like = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False)
+    worker, ready = worker_for(like)
+    hold = max(1, settings.in_flight - 1) if settings.hold else 0
+    executor = HoldingExecutor(worker, layout(), settings.max_num_seqs, settings.max_model_len, hold)
+    context = CoreContext(
+        layout=layout(),
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        num_pages=settings.num_pages,
+    )
+    kv = KVManager(
+        layout(),
+        num_pages=settings.num_pages,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        evictor=LRU(context),
+        enable_prefix_caching=settings.enable_prefix_caching,
+    )
+    scheduler = Scheduler(
+        kv=kv,
+        policy=FCFS(context),
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+    )
+    core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
+    return core, executor
+
+
+def alone(request: Planned) -> Outcome:
+    """The request by itself: no neighbours, no reuse, one step at a time."""
+    core, _ = make_core(ROOMY)
+    single = replace(request, arrives=0, aborted=None, parent=None)
+    return run_schedule(core, Schedule(settings=ROOMY, requests=(single,)))[request.request_id]
+
+
+def with_sampling(schedule: Schedule, seed: int) -> Schedule:
+    """The same schedule, with every sampling feature on some of its requests."""
+    rng = random.Random(seed)
+
+    def params(old: SamplingParams) -> SamplingParams:
+        return msgspec.structs.replace(
+            old,
+            temperature=rng.choice([0.0, 0.7, 1.5]),
+            top_k=rng.choice([0, 0, 5]),
+            top_p=rng.choice([1.0, 0.8]),
+            min_p=rng.choice([0.0, 0.0, 0.05]),
+            presence_penalty=rng.choice([0.0, 0.0, 0.7]),
+            frequency_penalty=rng.choice([0.0, 0.0, 0.4]),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
+            seed=rng.getrandbits(63),
+        )
+
+    return replace(schedule, requests=tuple(replace(r, params=params(r.params)) for r in schedule.requests))
+
+
+def check(request: Planned, got: Outcome) -> None:
+    """`got` is what the request gets alone, as far as it came."""
+    expected = alone(request)
+    if got.finish_reason in ("abort", "error"):
+        assert got.tokens == expected.tokens[: len(got.tokens)]
+    else:
+        assert (got.tokens, got.finish_reason, got.stop_reason) == (
+            expected.tokens,
+            expected.finish_reason,
+            expected.stop_reason,
+        )
+    for mine, theirs in zip(got.logprobs, expected.logprobs, strict=False):
+        assert (mine.rank, mine.top_ids) == (theirs.rank, theirs.top_ids)
+        assert mine.chosen == pytest.approx(theirs.chosen, abs=1e-5)  # they travel in float32
+
+
+@given(schedule=schedules(VOCAB, max_requests=6), seed=st.integers(0, 2**32))
+@hypothesis_settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, seed: int) -> None:
+    schedule = with_sampling(schedule, seed)
+    core, executor = make_core(schedule.settings)
+    outcomes = run_schedule(core, schedule)
+    for request in schedule.requests:
+        check(request, outcomes[request.request_id])
+    event(f"preemptions: {min(core.stats().num_preemptions, 3)}")
+    event(f"placeholders: {executor.num_placeholders > 0}")
+
+
+@pytest.mark.slow
+@given(schedule=schedules(VOCAB), seed=st.integers(0, 2**32))
+@hypothesis_settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+def test_many_schedules(schedule: Schedule, seed: int) -> None:
+    schedule = with_sampling(schedule, seed)
+    core, _ = make_core(schedule.settings)
+    outcomes = run_schedule(core, schedule)
+    for request in schedule.requests:
+        check(request, outcomes[request.request_id])
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_crowded_cache_with_steps_in_flight(in_flight: int) -> None:
+    """Placeholders, preemptions and prefix hits all happen here, and change nothing."""
+    settings = Settings(
+        num_pages=22, max_num_seqs=5, max_num_batched_tokens=17, max_model_len=40, in_flight=in_flight,
+        enable_prefix_caching=True,
+    )  # fmt: skip
+    rng = random.Random(3)
+    shared = [rng.randrange(1, VOCAB) for _ in range(16)]
+    requests = tuple(
+        Planned(
+            request_id=f"r{i}",
+            prompt=(*shared[: 16 * (i % 2)], *(rng.randrange(1, VOCAB) for _ in range(1 + 2 * i))),
+            params=SamplingParams(temperature=(i % 3) * 0.6, max_tokens=17, seed=i, ignore_eos=True, logprobs=i % 2),
+            arrives=i,
+        )
+        for i in range(9)
+    )
+    core, executor = make_core(settings)
+    outcomes = run_schedule(core, Schedule(settings=settings, requests=requests))
+    for request in requests:
+        assert outcomes[request.request_id].finish_reason == "length"
+        check(request, outcomes[request.request_id])
+    stats = core.stats()
+    assert stats.num_preemptions > 0 and stats.prefix_hits > 0
+    assert (executor.num_placeholders > 0) == (in_flight == 2)
+    assert executor.most_in_flight == in_flight
