@@ -106,7 +106,8 @@ def test_tokenizer_body_is_torch_free() -> None:
 @pytest.mark.parametrize(
     ("asked", "stored", "dtypes", "expected"),
     [
-        ("auto", "bfloat16", ("float32", "bfloat16"), "bfloat16"),
+        ("auto", "bfloat16", ("float32", "bfloat16"), "float32"),
+        ("auto", "bfloat16", ("bfloat16", "float32"), "bfloat16"),
         ("auto", "float16", ("float32", "bfloat16"), "float32"),
         ("auto", "bfloat16", ("float16", "float64", "float32"), "float64"),
         ("auto", "float32", ("bfloat16", "float16"), "bfloat16"),

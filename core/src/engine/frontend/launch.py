@@ -158,7 +158,9 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
 
 
 def choose_dtype(asked: str, stored: str, facts: PlatformFacts) -> str:
-    """The dtype to compute in: what is asked for; for "auto" the checkpoint's, or the first that can hold it.
+    """The dtype to compute in: what is asked for; for "auto" the platform's best that can hold the checkpoint's.
+
+    Where bfloat16 is emulated, say, a platform lists float32 first, and a bfloat16 checkpoint is computed in that.
 
     Raises ConfigError where the platform does not compute in the asked dtype.
     """
@@ -168,8 +170,6 @@ def choose_dtype(asked: str, stored: str, facts: PlatformFacts) -> str:
                 f"dtype={asked}", f"{facts.name} computes in {', '.join(facts.dtypes)}", "choose one of these, or auto"
             )
         return asked
-    if stored in facts.dtypes:
-        return stored
     holding = _HOLDS.get(stored, ())
     return next((dtype for dtype in facts.dtypes if dtype in holding), facts.dtypes[0])
 
