@@ -113,7 +113,7 @@ def test_a_hit_takes_a_pending_page_back() -> None:
     check(pool, {int(pages[0]): 1})
     pool.release(pages[:1], 4)
     pool.take([0])
-    assert [name for name, _ in evictor.calls] == ["commit", "release"]
+    assert [name for name, _ in evictor.calls] == ["commit", "touch", "release"]
 
 
 def test_a_page_released_twice_in_one_array_is_let_go_once() -> None:

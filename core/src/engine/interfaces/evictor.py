@@ -30,7 +30,7 @@ class Evictor(Protocol):
         ...
 
     def on_touch(self, pages: np.ndarray) -> None:
-        """These pages are held by a request (again): no candidates until they are released."""
+        """A request found these committed pages and holds them: no candidates (any more) until they are released."""
         ...
 
     def on_release(self, pages: np.ndarray) -> None:

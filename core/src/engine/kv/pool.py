@@ -55,6 +55,7 @@ class PagePool:
         self._known = np.zeros(num_pages, bool)
         self._commits: list[tuple[int, int]] = []
         self._touches: list[np.ndarray] = []
+        self._untold = 0  # pages among the touches that the evictor takes for candidates
         self._releases: list[np.ndarray] = []
 
     @property
@@ -85,9 +86,10 @@ class PagePool:
             self.candidate[taken] = False
             self.num_candidates -= taken.size
             told = taken[self._known[taken]]
-            if told.size:
-                self._known[told] = False
-                self._touches.append(told)
+            self._known[told] = False
+            self._untold += told.size
+        if pages.size:
+            self._touches.append(pages)  # those that others hold too: evictors may count how often a page is found
 
     def release(self, pages: np.ndarray, last_steps: np.ndarray | int) -> None:
         """One holder less for each of these pages, in the order of the sequence (a page may stand here twice).
@@ -150,7 +152,7 @@ class PagePool:
         self.committed[:] = False
         self._known[:] = False
         self.num_candidates = 0
-        self._commits, self._touches, self._releases = [], [], []
+        self._commits, self._touches, self._releases, self._untold = [], [], [], 0
         self._evictor.reset()
 
     # -- giving out ---------------------------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ class PagePool:
             self._commits = []
             self._evictor.on_commit(commits[:, 0], commits[:, 1])
         if self._touches:
-            touches, self._touches = np.concatenate(self._touches), []
+            touches, self._touches, self._untold = _unique(np.concatenate(self._touches)), [], 0
             self._evictor.on_touch(touches)
         if self._releases:
             pages, self._releases = np.concatenate(self._releases), []
@@ -227,8 +229,7 @@ class PagePool:
         assert int((self._pending_until > 0).sum()) == self.num_pending
         assert (self._pending_until[self._pending_until > 0] > self.done_step).all(), "a page waits for a finished step"
         assert not self.committed[free].any() and self.committed[self.candidate].all()
-        untold = sum(pages.size for pages in self._touches)
-        assert len(self._evictor) == int(self._known.sum()) + untold, "the evictor counts other candidates"
+        assert len(self._evictor) == int(self._known.sum()) + self._untold, "the evictor counts other candidates"
         assert self.candidate[self._known].all()
         self._evictor.check_integrity()
 

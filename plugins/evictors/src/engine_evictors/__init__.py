@@ -1,0 +1,1 @@
+"""Evictors beside the builtin one."""

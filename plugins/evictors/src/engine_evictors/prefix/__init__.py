@@ -1,0 +1,1 @@
+"""Driver `prefix` of the point `evictor`."""
