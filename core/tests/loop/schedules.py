@@ -57,6 +57,7 @@ class Planned:
     eos: tuple[int, ...] = ()
     salt: str | None = None
     parent: str | None = None
+    priority: int = 0
 
     def to_request(self) -> EngineRequest:
         """As the core takes it."""
@@ -68,6 +69,7 @@ class Planned:
             arrival_time=float(self.arrives),
             cache_salt=self.salt,
             parent=self.parent,
+            priority=self.priority,
         )
 
 

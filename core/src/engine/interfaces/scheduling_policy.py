@@ -22,6 +22,11 @@ class Schedulable(Protocol):
     def request_id(self) -> str: ...
 
     @property
+    def priority(self) -> int:
+        """The user's; lower values are more urgent, 0 where the request names none."""
+        ...
+
+    @property
     def arrival_time(self) -> float:
         """Seconds of `time.time()`."""
         ...

@@ -18,6 +18,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         params: verified, with `n == 1`, `max_tokens` and `seed` filled in (n > 1 is several requests with a `parent`).
         eos_token_ids: ids that end the sequence unless `ignore_eos`.
         arrival_time: seconds of `time.time()`; first come, first served goes by it.
+        priority: lower values are more urgent; heeded by scheduling policies that order by it.
         cache_salt: requests with different salts share no cached pages.
         parent: the id that siblings of one prompt (n > 1) have in common. The core computes the prompt for the first
             of them and lets the others wait for it, so that they share its pages.
@@ -28,6 +29,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     params: SamplingParams
     eos_token_ids: list[int] = msgspec.field(default_factory=list)
     arrival_time: float = 0.0
+    priority: int = 0
     cache_salt: str | None = None
     parent: str | None = None
 
