@@ -1,4 +1,4 @@
-# make install | test | test-all | lint | format | serve
+# make install | test | test-all | lint | format | serve | bench | docs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,15 +21,18 @@ PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup
 
 PORT ?= 8000
 MODEL ?=
+BENCH_FLAGS ?=
 
-.PHONY: help install test test-all lint format serve clean
+.PHONY: help install test test-all lint format serve bench docs clean
 help:
 	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
 	@echo "make test       set-up if needed, lint, and every test that CI runs"
 	@echo "make test-all   the slow tests too"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make format     ruff format and the fixes that ruff can make"
+	@echo "make bench      latency, throughput, serving and the scheduler, measured on this machine"
 	@echo "make serve      the server: PORT=$(PORT) MODEL=/path/to/folder"
+	@echo "make docs       the documentation, into site/; a broken link fails it"
 
 install: $(STAMP) $(if $(PLACEHOLDER),$(MODEL_FILE))
 
@@ -63,8 +66,21 @@ test: install lint
 test-all: install lint
 	$(PYTEST) -m "not gpu" $(TEST_PATHS)
 
+# Under five minutes: each table with the command that makes it. BENCH_FLAGS=--json adds the figures as JSON.
+bench: install
+	$(BIN)/engine bench scheduler --running 256 --waiting 0 $(BENCH_FLAGS)
+	$(BIN)/engine bench scheduler --running 256 --waiting 10000 $(BENCH_FLAGS)
+	$(BIN)/engine bench scheduler --running 1 $(BENCH_FLAGS)
+	$(BIN)/engine bench latency $(BENCH_FLAGS)
+	$(BIN)/engine bench throughput $(BENCH_FLAGS)
+	$(BIN)/engine bench serve --rate 2 --num-requests 40 --slo-ttft 500 --slo-itl 100 $(BENCH_FLAGS)
+
 serve: install
 	$(BIN)/engine serve $(MODEL) --port $(PORT)
+
+docs: install
+	$(BIN)/python docs/generate_reference.py
+	$(BIN)/zensical build --strict --clean
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineArgs, EngineConfig
+    from engine.frontend.async_llm import AsyncLLM
     from engine.llm import LLM, LLMEngine
     from engine.types.outputs import CompletionOutput, RequestOutput
     from engine.types.params import SamplingParams
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "EngineArgs",
     "EngineConfig",
@@ -30,6 +32,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "engine.llm",
+    "AsyncLLM": "engine.frontend.async_llm",
     "LLMEngine": "engine.llm",
     "EngineArgs": "engine.config.settings",
     "EngineConfig": "engine.config.settings",
@@ -46,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
         value = version("engine")
     elif name == "errors":
-        value = importlib.import_module("engine.types.errors")
+        value = importlib.import_module("engine.errors")
     elif name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     else:

@@ -12,7 +12,9 @@ import pytest
 from engine.plugin import Registry
 from engine.plugin.points import POINTS
 
-TORCH_FREE = ("types", "plugin", "config", "interfaces", "kv", "scheduling", "loop", "frontend", "cli", "server")
+TORCH_FREE = (
+    *("types", "plugin", "config", "interfaces", "kv", "scheduling", "loop", "frontend", "bench", "cli", "server"),
+)
 """Packages in which nothing imports torch, directly or through others, whatever module is taken."""
 
 TORCH_FREE_MODULES = ("engine", "engine.llm", "engine.__main__")

@@ -16,13 +16,31 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from engine.bench.report import Report
 from engine.interfaces.context import CoreContext
 from engine.interfaces.evictor import Evictor
 from engine.plugin import Registry, load_body
+from engine.types.errors import ConfigError
 from engine.types.kv import KVLayout
 
 NEVER = 1 << 60
 _NO_PARENT = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictionOptions:
+    """What to measure: these drivers (none: all that are installed) at these numbers of pages, on one trace.
+
+    Args:
+        tenants, conversations, blocks_of_system, seed: see `make_trace`.
+    """
+
+    drivers: tuple[str, ...]
+    sizes: tuple[int, ...]
+    tenants: int
+    conversations: int
+    blocks_of_system: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -193,3 +211,29 @@ def compare(
     }
     rates["optimum"] = [hit_rate(trace, OptimalCache(trace, size)) for size in sizes]
     return rates
+
+
+def measure_eviction(options: EvictionOptions) -> Report:
+    """Run it. Raises PluginError for a driver that cannot be had, ConfigError for a cache below one request."""
+    registry = Registry.discover()
+    drivers = options.drivers or tuple(candidate.name for candidate in registry.candidates("evictor"))
+    trace = make_trace(
+        options.seed,
+        tenants=options.tenants,
+        conversations=options.conversations,
+        blocks_of_system=options.blocks_of_system,
+    )
+    longest = max(len(turn.path) for turn in trace)
+    if min(options.sizes) <= longest:
+        raise ConfigError(
+            f"replay the trace with {min(options.sizes)} pages",
+            f"its longest request has {longest} blocks, and one page is kept free",
+            f"give more than {longest} pages",
+        )
+    distinct = len({block for turn in trace for block in turn.path})
+    report = Report(f"eviction: {len(trace)} requests, {distinct:,} distinct blocks, longest {longest}", {})
+    report.row("hit rate at pages", *(f"{size:,}" for size in options.sizes))
+    for name, rates in compare(trace, drivers, options.sizes, registry).items():
+        report.row(name, *(f"{100 * rate:.1f} %" for rate in rates))
+        report.figures |= {f"hit_rate_{name}_{size}": rate for size, rate in zip(options.sizes, rates, strict=True)}
+    return report

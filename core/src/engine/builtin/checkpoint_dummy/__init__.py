@@ -1,0 +1,1 @@
+"""Checkpoint driver `dummy`: models of real dimensions with random weights, for measurements without a download."""

@@ -1,0 +1,96 @@
+"""What "dummy:0.6B" means: the dimensions of published models, and any others. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.types.errors import ModelNotFoundError
+
+PREFIX = "dummy:"
+LEAST_VOCABULARY = 258
+"""What the tokenizer beside this file has: the bytes, and two tokens for beginning and end."""
+_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "inner": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab": "vocab_size",
+    "positions": "max_position_embeddings",
+}
+_PRESETS: dict[str, tuple[int, int, int, int, int, int, int, int, bool]] = {
+    # layers, hidden, inner, heads, kv heads, head size, vocabulary, positions, tied embeddings; Qwen3's own but "tiny"
+    "tiny": (2, 64, 128, 4, 2, 16, 512, 2048, True),
+    "0.6B": (28, 1024, 3072, 16, 8, 128, 151936, 40960, True),
+    "1.7B": (28, 2048, 6144, 16, 8, 128, 151936, 40960, True),
+    "4B": (36, 2560, 9728, 32, 8, 128, 151936, 40960, True),
+    "8B": (36, 4096, 12288, 32, 8, 128, 151936, 40960, False),
+}
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """config.json of "dummy:SIZE" or "dummy:SIZE,KEY=NUMBER,...", a Qwen3 in bfloat16.
+
+    Raises ModelNotFoundError for an unknown size or key, or a number that makes no model.
+    """
+    size, *changes = name.removeprefix(PREFIX).split(",")
+    if size not in _PRESETS:
+        raise _refused(name, f"there is no size {size!r}", f"the sizes are {', '.join(_PRESETS)}")
+    *numbers, tied = _PRESETS[size]
+    config: dict[str, Any] = dict(zip(_KEYS.values(), numbers, strict=True))
+    for change in changes:
+        key, _, text = change.partition("=")
+        if key not in _KEYS:
+            raise _refused(name, f"there is no {key!r} to change", f"what can be changed: {', '.join(_KEYS)}")
+        if not text.isdecimal() or int(text) < 1:
+            raise _refused(name, f"{key} is {text!r}", "write a whole number from 1")
+        config[_KEYS[key]] = int(text)
+    if config["num_attention_heads"] % config["num_key_value_heads"]:
+        raise _refused(name, "kv_heads does not divide heads", "choose heads as a multiple of kv_heads")
+    if config["head_dim"] % 2:
+        raise _refused(name, "head_dim is odd", "rotary positions need an even one")
+    if config["vocab_size"] < LEAST_VOCABULARY:
+        raise _refused(name, f"the tokenizer has {LEAST_VOCABULARY} tokens", f"vocab is {LEAST_VOCABULARY} or more")
+    return config | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "attention_bias": False,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 256,
+        "eos_token_id": 257,
+        "dtype": "bfloat16",
+    }
+
+
+def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Every tensor's shape by its name, in the order of a published checkpoint's layers."""
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_size, kv_size = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    of_layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (q_size, hidden),
+        "self_attn.k_proj": (kv_size, hidden),
+        "self_attn.v_proj": (kv_size, hidden),
+        "self_attn.o_proj": (hidden, q_size),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in of_layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def _refused(name: str, found: str, remedy: str) -> ModelNotFoundError:
+    return ModelNotFoundError(f"open model {name!r}", found, remedy)

@@ -1,0 +1,269 @@
+"""`engine bench latency | throughput | serve | scheduler | eviction`: how fast is it here?"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from engine.cli.flags import (
+    add_engine_flags,
+    add_positional_model,
+    add_server_flags,
+    merged_settings,
+    name_positional_model,
+)
+from engine.config.declaration import SERVER_SETTINGS, SETTINGS
+from engine.plugin.command import Command
+from engine.plugin.points import POINTS
+from engine.types.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.bench.report import Report
+    from engine.config.settings import EngineConfig
+    from engine.config.sources import Merged
+
+_PREFIX = "engine."
+
+
+class Bench(Command):
+    """Measure an engine, and print what it did beside what the machine can do."""
+
+    help = "Measure latency, throughput, serving under load, the scheduler alone, or evictors."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+        for name, (_, declare, text) in _KINDS.items():
+            kind = kinds.add_parser(
+                name, help=text, description=text, allow_abbrev=False, argument_default=argparse.SUPPRESS
+            )
+            kind.add_argument(
+                "--json", action="store_true", default=False, help="print the figures as one object on the last line"
+            )
+            declare(kind)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        measure = _KINDS[arguments.kind][0]
+        name_positional_model(arguments, "measure")
+        merged = merged_settings(arguments)
+        for warning in merged.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        report = measure(arguments, merged)
+        command = shlex.join(["engine", *sys.argv[1:]])
+        report.figures = {**report.figures, "command": command}
+        print(f"$ {command}")
+        report.write(sys.stdout, arguments.json)
+        return 1 if report.figures.get("completed") == 0 else 0
+
+
+# -- latency -----------------------------------------------------------------------------------------------------------
+def _latency_flags(parser: argparse.ArgumentParser) -> None:
+    add_positional_model(parser)
+    group = parser.add_argument_group("measurement")
+    _count(group, "--input-len", 128, "tokens of the prompt")
+    _count(group, "--output-len", 64, "tokens to generate, at least 2")
+    _count(group, "--repeats", 5, "measured streams, one after the other")
+    _count(group, "--warmup", 1, "streams before them", low=0)
+    add_engine_flags(parser)
+
+
+def _latency(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.bench.latency import LatencyOptions, measure_latency
+
+    names = ("input_len", "output_len", "repeats", "warmup")
+    return measure_latency(_config(merged), LatencyOptions(**{name: getattr(arguments, name) for name in names}))
+
+
+# -- throughput --------------------------------------------------------------------------------------------------------
+def _throughput_flags(parser: argparse.ArgumentParser) -> None:
+    add_positional_model(parser)
+    group = parser.add_argument_group("measurement", "lengths are drawn uniformly from LOW:HIGH; --seed seeds them")
+    _count(group, "--num-requests", 64, "requests, all queued at once")
+    _lengths(group, "32:256", "32:256")
+    _number(group, "--temperature", 0.6, "of the sampling")
+    add_engine_flags(parser)
+
+
+def _throughput(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.bench.throughput import ThroughputOptions, measure_throughput
+    from engine.bench.workload import Lengths
+
+    if not 0 <= arguments.temperature < math.inf:
+        raise ConfigError(f"--temperature {arguments.temperature}", "it is out of range", "give 0 or more")
+    options = ThroughputOptions(
+        num_requests=arguments.num_requests,
+        inputs=Lengths.parse(arguments.input_len, "--input-len"),
+        outputs=Lengths.parse(arguments.output_len, "--output-len"),
+        temperature=arguments.temperature,
+    )
+    return measure_throughput(_config(merged), options)
+
+
+# -- serve -------------------------------------------------------------------------------------------------------------
+def _serve_flags(parser: argparse.ArgumentParser) -> None:
+    add_positional_model(parser)
+    group = parser.add_argument_group("measurement", "lengths are drawn uniformly from LOW:HIGH; --seed seeds all")
+    group.add_argument("--url", metavar="URL", help="a running server (default: one is started for the measurement)")
+    group.add_argument("--model-name", metavar="NAME", help="the model to ask --url for (default: its first)")
+    _number(group, "--rate", 4.0, "requests a second, arriving at random; inf sends all at once")
+    _number(group, "--burstiness", 1.0, "1 is Poisson, less comes in bursts, more comes evenly (a gamma's shape)")
+    _count(group, "--num-requests", 100, "requests to send")
+    _lengths(group, "32:256", "16:128")
+    group.add_argument("--slo-ttft", type=float, metavar="MS", help="goodput: a first token within this many ms")
+    group.add_argument("--slo-itl", type=float, metavar="MS", help="goodput: a mean time between tokens within this")
+    _number(group, "--timeout", 600.0, "seconds that each request gets")
+    group.add_argument("--plot", metavar="FILE", help="draw the distributions to this PNG (needs matplotlib)")
+    add_server_flags(group, only={"api_key"})
+    add_engine_flags(parser)
+
+
+def _serve(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.bench.serve import ServeOptions, measure_serve
+    from engine.bench.workload import Lengths
+
+    for name in ("rate", "burstiness", "timeout", "slo_ttft", "slo_itl"):
+        value = getattr(arguments, name, 1.0)
+        if not value > 0 or (value == math.inf and name != "rate"):
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g}", "it is out of range", "give a number above 0")
+    url = getattr(arguments, "url", None)
+    flags = server_flags(arguments)
+    given = [flag for flag in flags if not flag.startswith(("--api-key=", "--seed="))]
+    if url is not None and given:
+        raise ConfigError(
+            f"measure {url} with {given[0]}", "that server has its own settings", "leave out --url or the flag"
+        )
+    if url is None and hasattr(arguments, "model_name"):
+        raise ConfigError("--model-name without --url", "it is for servers that run already", "name the --model")
+    options = ServeOptions(
+        url=url,
+        rate=arguments.rate,
+        burstiness=arguments.burstiness,
+        num_requests=arguments.num_requests,
+        inputs=Lengths.parse(arguments.input_len, "--input-len"),
+        outputs=Lengths.parse(arguments.output_len, "--output-len"),
+        slo_ttft=_seconds(arguments, "slo_ttft"),
+        slo_itl=_seconds(arguments, "slo_itl"),
+        timeout=arguments.timeout,
+        api_key=merged.section("server").get("api_key"),
+        model=getattr(arguments, "model_name", None),
+        plot=getattr(arguments, "plot", None),
+        seed=_config(merged).seed,
+    )
+    return measure_serve(options, flags)
+
+
+def server_flags(arguments: argparse.Namespace) -> list[str]:
+    """The engine's and the server's flags of a parsed command line, as flags again."""
+    flag_of = {"config": "--config", "options": "--option"}
+    flag_of |= {setting.name: setting.flag for setting in (*SETTINGS, *SERVER_SETTINGS)}
+    flag_of |= {point.keyword: point.option_flag for point in POINTS.values()}
+    flags: list[str] = []
+    for dest, value in vars(arguments).items():
+        if not dest.startswith(_PREFIX):
+            continue
+        flag = flag_of[dest.removeprefix(_PREFIX)]
+        if isinstance(value, bool):
+            flags.append(flag if value else "--no-" + flag.removeprefix("--"))
+        else:
+            flags += [f"{flag}={item}" for item in (value if isinstance(value, list) else [value])]
+    return flags
+
+
+def _seconds(arguments: argparse.Namespace, name: str) -> float | None:
+    value: float | None = getattr(arguments, name, None)
+    return None if value is None else value / 1e3
+
+
+# -- scheduler ---------------------------------------------------------------------------------------------------------
+def _scheduler_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measurement")
+    _count(group, "--running", 256, "requests that decode, one token a step")
+    _count(group, "--waiting", 0, "requests behind them", low=0)
+    _count(group, "--steps", 1000, "steps to measure, at least 2", low=2)
+    _count(group, "--input-len", 128, "tokens of a prompt (and up to a block more)")
+    drivers = parser.add_argument_group("drivers", "options of a driver: --POINT.OPTION VALUE")
+    for name in ("evictor", "scheduling_policy"):
+        point = POINTS[name]
+        drivers.add_argument(point.option_flag, metavar="DRIVER", dest=_PREFIX + point.keyword, help=point.help)
+    drivers.add_argument("--block-size", metavar="N", dest=_PREFIX + "block_size", help="tokens in a block")
+    drivers.add_argument("--seed", metavar="N", dest=_PREFIX + "seed", help="of the prompts")
+    drivers.add_argument("--option", action="append", dest=_PREFIX + "options", help=argparse.SUPPRESS)
+
+
+def _scheduler(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.bench.scheduler import SchedulerOptions, measure_scheduler
+
+    names = ("running", "waiting", "steps", "input_len")
+    return measure_scheduler(_config(merged), SchedulerOptions(**{name: getattr(arguments, name) for name in names}))
+
+
+# -- eviction ----------------------------------------------------------------------------------------------------------
+def _eviction_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measurement", "the trace: tenants with system prompts, conversations of turns")
+    group.add_argument("--drivers", metavar="NAME,...", help="evictors to compare (default: all that are installed)")
+    group.add_argument(
+        "--pages", default="300,600,1200,2400,4800", metavar="N,...", help="cache sizes (default: %(default)s)"
+    )
+    _count(group, "--tenants", 24, "system prompts")
+    _count(group, "--conversations", 600, "of 4 turns on average")
+    _count(group, "--system-blocks", 24, "blocks of the longest system prompt")
+    group.add_argument("--seed", metavar="N", dest=_PREFIX + "seed", help="of the trace")
+
+
+def _eviction(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.bench.eviction import EvictionOptions, measure_eviction
+
+    try:
+        sizes = tuple(int(size) for size in arguments.pages.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--pages {arguments.pages}", str(error), "give numbers, as in 300,600") from error
+    drivers = getattr(arguments, "drivers", None)
+    options = EvictionOptions(
+        drivers=tuple(drivers.split(",")) if drivers else (),
+        sizes=sizes,
+        tenants=arguments.tenants,
+        conversations=arguments.conversations,
+        blocks_of_system=arguments.system_blocks,
+        seed=_config(merged).seed,
+    )
+    return measure_eviction(options)
+
+
+# -- what they share ---------------------------------------------------------------------------------------------------
+def _config(merged: Merged) -> EngineConfig:
+    from engine.config.settings import EngineConfig
+
+    return EngineConfig.from_merged(merged)
+
+
+def _count(group: argparse._ArgumentGroup, flag: str, default: int, text: str, low: int = 1) -> None:
+    def count(value: str) -> int:
+        number = int(value)
+        if number < low:
+            raise argparse.ArgumentTypeError(f"{number} is below {low}")
+        return number
+
+    group.add_argument(flag, type=count, default=default, metavar="N", help=f"{text} (default: {default})")
+
+
+def _number(group: argparse._ArgumentGroup, flag: str, default: float, text: str) -> None:
+    group.add_argument(flag, type=float, default=default, metavar="X", help=f"{text} (default: {default:g})")
+
+
+def _lengths(group: argparse._ArgumentGroup, inputs: str, outputs: str) -> None:
+    for flag, default, text in (("--input-len", inputs, "of a prompt"), ("--output-len", outputs, "to generate")):
+        group.add_argument(flag, default=default, metavar="N|LOW:HIGH", help=f"tokens {text} (default: {default})")
+
+
+_Measure = Callable[[argparse.Namespace, Any], "Report"]
+_KINDS: dict[str, tuple[_Measure, Callable[[argparse.ArgumentParser], None], str]] = {
+    "latency": (_latency, _latency_flags, "one stream at a time: time to first token, time per token"),
+    "throughput": (_throughput, _throughput_flags, "a whole batch offline: requests and tokens per second"),
+    "serve": (_serve, _serve_flags, "a server under load that does not wait for it (open loop)"),
+    "scheduler": (_scheduler, _scheduler_flags, "the engine core's own work in a step, without a model"),
+    "eviction": (_eviction, _eviction_flags, "hit rates of the evictors on a trace, beside the optimum"),
+}
+"""What can be measured: how, its flags, and its line in the help."""

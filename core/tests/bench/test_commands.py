@@ -1,0 +1,152 @@
+"""Each measurement for real, small, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+SMALL = ("--max-model-len", "256", "--max-num-seqs", "8", "--kv-cache-memory", "16MiB")
+
+MARK = f"--served-model-name=of-{os.getpid()}"
+"""On the command line of the server that a measurement starts."""
+
+
+def bench(*arguments: str, code: int = 0) -> tuple[list[str], dict]:
+    """The lines, and the figures of the last one."""
+    command = [sys.executable, "-m", "engine", "bench", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment())
+    assert done.returncode == code, done.stderr + done.stdout
+    lines = done.stdout.splitlines()
+    figures = json.loads(lines[-1])
+    assert figures and all(isinstance(value, (int, float, str, bool)) for value in figures.values())
+    return lines, figures
+
+
+def refused(*arguments: str) -> str:
+    command = [sys.executable, "-m", "engine", "bench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
+    assert done.returncode == 2, done.stdout
+    return done.stderr
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ENGINE_")}
+    return kept | {"OMP_NUM_THREADS": "1"}
+
+
+def ordered(figures: dict, name: str, *quantiles: int) -> None:
+    values = [figures[f"{name}_p{q}"] for q in quantiles]
+    assert values == sorted(values) and values[0] >= 0, (name, values)
+
+
+def test_latency():
+    _, figures = bench("latency", "tiny", "--input-len", "40", "--output-len", "6", "--repeats", "2", *SMALL)
+    assert (figures["bench"], figures["model"], figures["output_tokens"]) == ("latency", "tiny", 12)
+    for name in ("ttft_ms", "itl_ms", "e2e_ms"):
+        ordered(figures, name, 10, 50, 90)
+    assert figures["ttft_ms_p50"] + 5 * figures["itl_ms_p10"] <= figures["e2e_ms_p90"] * 1.0001
+    assert figures["decode_gb_s"] > 0 and figures["machine_gb_s_before"] > 0 and figures["machine_gflop_s_after"] > 0
+    share = figures["decode_gb_s"] / max(figures["machine_gb_s_before"], figures["machine_gb_s_after"])
+    assert figures["decode_share_of_gb_s"] == pytest.approx(share, rel=1e-3)
+
+
+def test_throughput():
+    _, figures = bench(
+        "throughput", "--num-requests", "5", "--input-len", "8:20", "--output-len", "3:9", "--seed", "4", *SMALL
+    )
+    assert figures["num_requests"] == 5 and 40 <= figures["input_tokens"] <= 100
+    assert 15 <= figures["output_tokens"] <= 45 and figures["steps"] >= figures["output_tokens"] / 5
+    rate = (figures["input_tokens"] + figures["output_tokens"]) / figures["seconds"]
+    assert figures["total_tokens_per_s"] == pytest.approx(rate, rel=1e-3)
+    assert figures["requests_per_s"] == pytest.approx(5 / figures["seconds"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("running", "waiting"), [(1, 0), (12, 30)])
+def test_scheduler(running, waiting):
+    _, figures = bench("scheduler", "--running", str(running), "--waiting", str(waiting), "--steps", "40")
+    assert (figures["running"], figures["waiting"], figures["steps"]) == (running, waiting, 40)
+    assert figures["step_ms"] == figures["step_ms_p50"]
+    for name in ("step_ms", "schedule_ms", "update_ms", "encode_ms", "core_step_ms"):
+        ordered(figures, name, 50, 90, 99)
+    # 40 tokens in blocks of 16, all of them taken from the evictor.
+    assert running * 2 <= figures["evicted_pages"] <= running * 3
+
+
+def test_serve_starts_a_server_loads_it_and_stops_it():
+    lines, figures = bench(
+        "serve", "--num-requests", "12", "--rate", "40", "--burstiness", "0.5", "--input-len", "4:12",
+        "--output-len", "2:8", "--slo-ttft", "100000", "--slo-itl", "100000", *SMALL, MARK,
+    )  # fmt: skip
+    assert (figures["completed"], figures["errors"], figures["good_requests"]) == (12, 0, 12)
+    assert figures["output_tokens"] == figures["output_tokens_asked"] and 48 <= figures["input_tokens"] <= 144
+    assert figures["goodput_per_s"] == figures["requests_per_s"]
+    for name in ("ttft_ms", "itl_ms", "e2e_ms"):
+        ordered(figures, name, 50, 90, 99)
+    assert any("█" in line for line in lines)
+    left = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert not any("serve" in command and MARK in command for command in left)
+
+
+def test_a_server_that_dies_is_counted(tmp_path):
+    """Errors, not an exception: the run ends, and what was lost is told."""
+    output = tmp_path / "server"
+    with output.open("w") as file:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "engine", "serve", "tiny", "--port", "0", *SMALL],
+            stdout=file, stderr=file, env=environment(),
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 90
+        while "http://" not in (text := output.read_text()):
+            assert server.poll() is None and time.monotonic() < deadline, text
+            time.sleep(0.1)
+        url = "http://" + text.partition("http://")[2].split("/")[0].split()[0]
+        load = subprocess.Popen(
+            [sys.executable, "-m", "engine", "bench", "serve", "--url", url, "--num-requests", "60", "--rate", "15",
+             "--input-len", "4", "--output-len", "100", "--json"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        )  # fmt: skip
+        process = psutil.Process(server.pid)
+        while not any(c.status == "ESTABLISHED" for c in process.net_connections()):
+            assert load.poll() is None, load.communicate()
+            time.sleep(0.02)
+        time.sleep(1.0)
+        server.send_signal(signal.SIGKILL)
+        out, err = load.communicate(timeout=120)
+    finally:
+        server.kill()
+        server.wait()
+    figures = json.loads(out.splitlines()[-1])
+    assert load.returncode == (0 if figures["completed"] else 1), err
+    assert figures["errors"] > 0 and figures["errors_refused"] > 0
+    assert figures["completed"] + figures["errors"] == 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["latency", "--output-len", "1"], "ask for at least 2"),
+        (["latency", "--input-len", "4000"], "max_model_len is"),
+        (["throughput", "--input-len", "9:3"], "that is no length"),
+        (["throughput", "--temperature", "nan"], "out of range"),
+        (["serve", "--rate", "0"], "out of range"),
+        (["serve", "--url", "http://127.0.0.1:9"], "no answer (refused)"),
+        (["serve", "--url", "http://127.0.0.1:9", "--dtype", "float32"], "has its own settings"),
+        (["serve", "--model-name", "x"], "without --url"),
+        (["serve", "--model", "/no/such/model"], "/no/such/model"),
+        (["serve", "--plot", "/no/such/folder/x.png"], "folder"),
+        (["scheduler", "--evictor", "lru2"], "lru"),
+        (["scheduler", "--waiting", "-1"], "below 0"),
+        (["latency", "--repaets", "2"], "--repeats"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_mistakes_are_told(arguments, message):
+    assert message in refused(*arguments)

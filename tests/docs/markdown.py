@@ -1,0 +1,63 @@
+"""The texts of this repository, taken apart: fenced blocks, code spans, links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```[ \t]*$", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    """A fenced block: where it stands, its language ("" for none), its text."""
+
+    page: Path
+    language: str
+    text: str
+
+
+def pages() -> list[Path]:
+    """README, CONTRIBUTING, the core's README, and every page of docs/ that is written by hand."""
+    written = [path for path in (ROOT / "docs").rglob("*.md") if "reference" not in path.relative_to(ROOT).parts]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "core" / "README.md", *sorted(written)]
+
+
+def name(page: Path) -> str:
+    """The page as people call it."""
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [Block(page, match[2], match[3]) for match in _FENCE.finditer(text)]
+
+
+def running_text(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def spans(page: Path) -> list[str]:
+    """The code spans of a page, fenced blocks aside. A span may be broken over two lines."""
+    return _SPAN.findall(re.sub(r"(?<=\S)\n(?=\S)", " ", running_text(page)))
+
+
+def links(page: Path) -> list[str]:
+    """The targets of a page's links."""
+    return _LINK.findall(running_text(page))
+
+
+def files(page: Path) -> dict[str, str]:
+    """The blocks that are files: their first line is a comment with the file's name."""
+    found = {}
+    for block in blocks(page):
+        match = re.match(r"# ([\w./-]+\.\w+)\n", block.text)
+        if match:
+            found[match[1]] = block.text
+    return found
