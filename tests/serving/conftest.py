@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 90
 
@@ -46,7 +48,37 @@ class Server:
 
     def client(self, **options: object) -> openai.OpenAI:
         """The official client, unmodified."""
-        return openai.OpenAI(base_url=self.address + "/v1", api_key="none", max_retries=0, timeout=60, **options)
+        defaults = {"api_key": "none", "max_retries": 0, "timeout": 60}
+        return openai.OpenAI(base_url=self.address + "/v1", **(defaults | options))
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.address.rsplit(":", 1)[1])
+
+    def metrics(self) -> dict[str, float]:
+        """What `/metrics` says, read by Prometheus' own parser; the label of the model left out of the names."""
+        text = httpx.get(self.address + "/metrics", timeout=30).text
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = {k: v for k, v in sample.labels.items() if k != "model_name"}
+                shown = ",".join(f"{k}={v}" for k, v in labels.items())
+                found[sample.name.removeprefix("engine:") + (f"{{{shown}}}" if shown else "")] = sample.value
+        return found
+
+    def until(self, condition: Callable[[dict[str, float]], bool], what: str, seconds: float = 30) -> dict[str, float]:
+        """Read the metrics until the condition holds."""
+        deadline = time.monotonic() + seconds
+        while not condition(found := self.metrics()):
+            assert time.monotonic() < deadline, f"{what}: never, in {seconds} s; {found}"
+            time.sleep(0.02)
+        return found
+
+    def until_idle(self) -> dict[str, float]:
+        """Wait until nothing runs, waits or holds a page."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_pages_used")
+        return self.until(lambda m: all(m[name] == 0 for name in names), "the engine is idle")
 
     def core_pid(self) -> int:
         """The engine core's process: the server's only child."""

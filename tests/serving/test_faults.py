@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import openai
@@ -18,6 +22,7 @@ import pytest
 
 from engine import EngineArgs, SamplingParams
 from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.launch import launch
 
 from .conftest import Server
 
@@ -190,6 +195,52 @@ def test_a_start_that_cannot_work_says_why(args: list[str], words: list[str]) ->
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def _truncate(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def _change_config(**values: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_truncate, ["model.safetensors"]),
+        (lambda folder: (folder / "model.safetensors").unlink(), ["safetensors"]),
+        (lambda folder: (folder / "config.json").write_text("{"), ["config.json"]),
+        (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
+        (lambda folder: (folder / "tokenizer.json").write_text("[]"), ["tokenizer.json"]),
+        (_change_config(architectures=["NoSuchForCausalLM"]), ["NoSuchForCausalLM", "LlamaForCausalLM"]),
+        (_change_config(hidden_size=48), ["weight"]),
+        (_change_config(num_hidden_layers=99), ["layers"]),
+        (_change_config(vocab_size=10), ["weight"]),
+        (_change_config(num_attention_heads=0), ["num_attention_heads"]),
+    ],
+)
+def test_a_model_that_cannot_be_served_says_why(
+    tmp_path: Path, damage: Callable[[Path], None], words: list[str]
+) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(launch(EngineArgs(model="tiny")).files.folder, folder)
+    damage(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "engine", "serve", str(folder), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in ("error: ", "found: ", "to do: ", *words):
         assert word in done.stderr, done.stderr
 
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from engine.frontend.assemble import Frontend, assemble_frontend, start_in_process
 from engine.frontend.client import EngineClient
@@ -198,6 +198,24 @@ class LLM:
         llm.llm_engine, llm._counter = engine, 0
         return llm
 
+    @overload
+    def generate(
+        self,
+        prompts: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[RequestOutput]: ...
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -226,6 +244,32 @@ class LLM:
         """
         several = as_prompts(prompts)
         return self._run(self._process(several, _params_for(sampling_params, len(several))), use_tqdm)
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]: ...
 
     def chat(
         self,

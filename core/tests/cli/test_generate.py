@@ -53,7 +53,11 @@ def engine(monkeypatch):
 
 def test_the_text_comes_as_it_is_made(program, engine, monkeypatch):
     writes = []
-    monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(write=writes.append, flush=lambda: writes.append(None)))
+    monkeypatch.setattr(
+        sys,
+        "stdout",
+        types.SimpleNamespace(write=writes.append, flush=lambda: writes.append(None), isatty=lambda: False),
+    )
     assert program("generate", "Tell")[0] == 0
     assert writes[:8] == ["Once", None, " upon", None, " a time", None, "\n", None]
     assert engine.asked["prompt"] == "Tell" and engine.asked["shutdown"]

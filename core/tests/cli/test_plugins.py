@@ -29,7 +29,7 @@ def test_configured_choices_say_where_they_were_made(program, tmp_path, monkeypa
     assert code == 0
     report = json.loads(out)
     rows = {(row["point"], row["driver"]): row for row in report["drivers"]}
-    assert rows["evictor", "lru"]["choice"] == f"asked (file {path})"
+    assert rows["evictor", "lru"]["choice"] == f"asked (file {path}:1)"
     assert rows["executor", "inline"]["choice"] == "asked (environment ENGINE_EXECUTOR)"
     assert rows["attention", "flash"]["note"] == "not installed"
     assert rows["attention", "flash"]["choice"] == "asked (flag --attention)"

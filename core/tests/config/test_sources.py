@@ -33,9 +33,9 @@ def test_precedence_with_provenance(config_file):
     merged = gather({"max-num-seqs": "3"}, path, environ)
     assert merged.section("settings") == {"max_num_seqs": "3", "block_size": 32, "seed": "1"}
     assert merged.origins[setting("max_num_seqs")] == "flag --max-num-seqs"
-    assert merged.origins[setting("block_size")] == f"file {path}"
+    assert merged.origins[setting("block_size")] == f"file {path}:2"
     assert merged.origins[setting("seed")] == "environment ENGINE_SEED"
-    assert merged.choice("attention") == ("fromfile", f"file {path}")
+    assert merged.choice("attention") == ("fromfile", f"file {path}:3")
     assert merged.choice("executor") == ("auto", "")
 
 
@@ -119,3 +119,40 @@ def test_merging_imports_neither_pydantic_nor_yaml():
         "print([m for m in ('pydantic', 'yaml', 'torch', 'numpy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_the_line_of_every_key_is_known(config_file):
+    path = config_file(
+        "# a comment\nseed: 1\n\npoints:\n  attention: x\noptions:\n  attention:\n    a: 1\n    b: [1,\n 2]\n"
+    )
+    merged = gather({}, path, {})
+    assert {str(key.option or key.name): origin for key, origin in merged.origins.items()} == {
+        "seed": f"file {path}:2",
+        "attention": f"file {path}:5",
+        "a": f"file {path}:8",
+        "b": f"file {path}:9",
+    }
+    assert merged.options() == {"attention": {"a": 1, "b": [1, 2]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("seed: 1\nseed: 2\n", "'seed' stands on line 1 and on line 2"),
+        ("options:\n  attention:\n    a: 1\n    a: 2\n", "'options.attention.a' stands on line 3 and on line 4"),
+        ("seed: 1\n\nmax_num_seq: 1\n", r"engine\.yaml:3.*did you mean 'max_num_seqs'"),
+        ("points:\n  attenton: x\n", r"engine\.yaml:2.*did you mean 'attention'"),
+        ("options:\n  attention: 3\n", r"engine\.yaml:2.*not a mapping"),
+        ("yes: 1\n", "set 'True'"),
+    ],
+)
+def test_errors_name_the_line(config_file, text, says):
+    with pytest.raises(ConfigError, match=says):
+        gather({}, config_file(text), {})
+
+
+def test_what_comes_by_an_anchor_has_no_line(config_file):
+    path = config_file("options:\n  ops: &o\n    a: 1\n  attention:\n    <<: *o\n    b: 2\n")
+    merged = gather({}, path, {})
+    assert merged.options()["attention"] == {"a": 1, "b": 2}
+    assert merged.origins[Key("options", "attention", "a")] == f"file {path}"

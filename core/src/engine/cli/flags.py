@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.config.declaration import SERVER_SETTINGS, SETTINGS
@@ -61,11 +61,30 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     drivers.add_argument(_OPTION, action="append", dest=_PREFIX + "options", help=argparse.SUPPRESS)
 
 
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each setting of the server."""
-    group = parser.add_argument_group("server")
+def add_server_flags(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, only: Collection[str] | None = None
+) -> None:
+    """Add a flag for each setting of the server, or for some of them."""
+    group = parser if only is not None else parser.add_argument_group("server")
     for setting in SERVER_SETTINGS:
-        _add_setting(group, setting)
+        if only is None or setting.name in only:
+            _add_setting(group, setting)
+
+
+def add_positional_model(parser: argparse.ArgumentParser) -> None:
+    """Let the model be named without a flag."""
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+
+
+def name_positional_model(arguments: argparse.Namespace, doing: str) -> None:
+    """Take a model that was named without a flag for --model. Raises ConfigError where both are there and differ."""
+    positional = getattr(arguments, "positional_model", None)
+    if positional is None:
+        return
+    named = getattr(arguments, _PREFIX + "model", positional)
+    if named != positional:
+        raise ConfigError(f"{doing} {positional!r} and --model {named!r}", "these differ", "name one model")
+    setattr(arguments, _PREFIX + "model", positional)
 
 
 def merged_settings(namespace: argparse.Namespace) -> Merged:
@@ -84,15 +103,18 @@ def merged_settings(namespace: argparse.Namespace) -> Merged:
     return gather(given, config_file)
 
 
-def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
-    default = "" if setting.default is None else f" (default: {setting.default})"
+def _add_setting(group: argparse.ArgumentParser | argparse._ArgumentGroup, setting: Setting) -> None:
+    shown = setting.default
+    if setting.type == "bytes" and isinstance(shown, int):
+        shown = f"{shown // 2**20}MiB"
+    default = "" if shown is None else f" (default: {shown})"
     dest = _PREFIX + setting.name
     if setting.type == "boolean":
-        action = argparse.BooleanOptionalAction
-        group.add_argument(setting.flag, action=action, dest=dest, help=setting.help + default)
+        group.add_argument(setting.flag, action=argparse.BooleanOptionalAction, dest=dest, help=setting.help + default)
         return
     metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else _METAVARS[setting.type]
-    group.add_argument(setting.flag, metavar=metavar, dest=dest, help=setting.help + default)
+    action = "append" if setting.repeatable else "store"
+    group.add_argument(setting.flag, action=action, metavar=metavar, dest=dest, help=setting.help + default)
 
 
 def _metavar(point: Point) -> str:

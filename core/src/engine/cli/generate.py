@@ -1,57 +1,85 @@
-"""`engine generate PROMPT`: text to the terminal as it comes."""
+"""`engine generate`: one prompt, streamed to the terminal; or many from a file, with results as JSON lines."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from engine.cli.flags import add_engine_flags, merged_settings
 from engine.cli.sampling_flags import add_sampling_flags, sampling_keywords
+from engine.cli.terminal import printable
 from engine.plugin.command import Command
-from engine.types.errors import InvalidRequestError
+from engine.types.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
+    from engine.cli.batch_lines import BadLine, Line
     from engine.llm import LLMEngine
     from engine.types.params import SamplingParams
 
 _REQUEST_ID = "generate"
+_QUEUED_PER_PLACE = 2
+"""Requests of a batch that are queued for each that can run: the next is there when one ends."""
+_SHOWN_FAILURES = 3
+
+_EPILOG = """\
+With --input, every line is a request of its own: plain text, or a JSON object with "prompt", "prompt_token_ids" or
+"messages", an "id" to find the result by, and sampling parameters that go before the flags ("temperature", "seed",
+"n", ...). The results are JSON objects, one a line, in the order of the lines: "text", "finish_reason", token counts;
+or "error", where a request failed. The others go on, and the exit code is 2 at the end."""
 
 
 class Generate(Command):
-    """Generate text from one prompt with the engine in this process."""
+    """Generate text with the engine in this process."""
 
-    help = "Generate text from a prompt, streamed to the terminal as it comes."
+    help = "Generate text from a prompt, streamed to the terminal as it comes, or from a file of prompts."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.epilog = _EPILOG
         parser.add_argument(
-            "prompt", nargs="?", metavar="PROMPT", help="the text to go on from (default: standard input)"
+            "prompt", nargs="?", metavar="PROMPT", help="the text to go on from (default: all of standard input)"
+        )
+        files = parser.add_argument_group("files")
+        files.add_argument("--input", metavar="FILE", help="one request a line, text or JSON; - is standard input")
+        files.add_argument("--output", metavar="FILE", help="where results go, as JSON lines; - is standard output")
+        files.add_argument(
+            "--input-format",
+            choices=("text", "jsonl"),
+            help="what the lines are (default: by the file's name, else by its first line)",
         )
         add_sampling_flags(parser)
         add_engine_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        prompt = _prompt(arguments, sys.stdin)
+        lines = _batch(arguments)
+        prompt = _prompt(arguments, sys.stdin) if lines is None else ""
         merged = merged_settings(arguments)
         for warning in merged.warnings:
             print(f"warning: {warning}", file=sys.stderr)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
         from engine.config.settings import EngineConfig
-        from engine.llm import LLMEngine
         from engine.types.params import SamplingParams
 
         config = EngineConfig.from_merged(merged)
         keywords = sampling_keywords(arguments)
-        if "seed" in merged.section("settings"):
+        SamplingParams(**keywords).verify()
+        if "seed" in merged.section("settings") and not hasattr(arguments, "input"):
             keywords["seed"] = config.seed
-        engine = LLMEngine.from_engine_args(config)
-        try:
-            stream(engine, prompt, SamplingParams(**keywords), sys.stdout)
-        finally:
-            shutdown = getattr(engine, "shutdown", None)
-            if shutdown is not None:
-                shutdown()
+        with _open_output(arguments) as out:
+            from engine.llm import LLMEngine
+
+            engine = LLMEngine.from_engine_args(config)
+            try:
+                if lines is not None:
+                    return _run_batch(engine, lines, keywords, out, config.max_num_seqs)
+                stream(engine, prompt, SamplingParams(**keywords), out)
+            finally:
+                engine.shutdown()
         return 0
 
 
@@ -61,6 +89,7 @@ def stream(engine: LLMEngine, prompt: str, params: SamplingParams, out: TextIO) 
     Raises:
         EngineError: the prompt or a parameter is refused, or generation failed.
     """
+    shown = printable if out.isatty() else str
     engine.add_request(_REQUEST_ID, prompt, params)
     written = 0
     try:
@@ -69,13 +98,82 @@ def stream(engine: LLMEngine, prompt: str, params: SamplingParams, out: TextIO) 
                 if output.error is not None:
                     raise output.error
                 text = output.outputs[0].text
-                out.write(text[written:])
+                out.write(shown(text[written:]))
                 written = len(text)
             out.flush()
     finally:
         if written:
             out.write("\n")
             out.flush()
+
+
+def _run_batch(
+    engine: LLMEngine, lines: Sequence[Line | BadLine], sampling: dict[str, Any], out: TextIO, max_num_seqs: int
+) -> int:
+    from engine.cli.batch import Batch
+
+    batch = Batch(engine, lines, sampling, out, _QUEUED_PER_PLACE * max_num_seqs)
+    batch.run(_bar)
+    for number, error in sorted(batch.failed, key=lambda failure: failure[0])[:_SHOWN_FAILURES]:
+        place = f"line {number}"
+        print(f"error: {'' if error.asked == place else place + ': '}{error}", file=sys.stderr)
+    if batch.failed:
+        print(f"{len(batch.failed)} of {len(lines)} requests failed; their results have the reason", file=sys.stderr)
+    return 2 if batch.failed else 0
+
+
+def _bar(**options: Any) -> Any:
+    """tqdm's bar, where standard error is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(**options, file=sys.stderr, disable=None)
+
+
+def _batch(arguments: argparse.Namespace) -> list[Line | BadLine] | None:
+    """The requests of --input, or of a prompt whose result goes to --output; None where a prompt is streamed."""
+    path, prompt = getattr(arguments, "input", None), getattr(arguments, "prompt", None)
+    if path is None:
+        if hasattr(arguments, "input_format"):
+            raise ConfigError("generate with --input-format", "there is no --input", "name a file, or leave it out")
+        if not hasattr(arguments, "output"):
+            return None
+        from engine.cli.batch_lines import Line
+
+        return [Line(1, prompt=_prompt(arguments, sys.stdin))]
+    if prompt is not None:
+        raise ConfigError(f"generate from --input {path!r} and from a prompt", "there are both", "give one of them")
+    from engine.cli.batch_lines import choose_format, parse_lines
+
+    text = _read(path)
+    lines = parse_lines(text, getattr(arguments, "input_format", None) or choose_format(path, text))
+    if not lines:
+        raise InvalidRequestError(f"generate from --input {path!r}", "it is empty", "write one request a line")
+    return lines
+
+
+def _read(path: str) -> str:
+    asked = f"read --input {path!r}"
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidRequestError(asked, error.strerror or str(error), "check the path") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(asked, f"it is no UTF-8 text: {error}", "convert it to UTF-8") from error
+
+
+def _open_output(arguments: argparse.Namespace) -> AbstractContextManager[TextIO]:
+    path = getattr(arguments, "output", "-")
+    if path == "-":
+        return contextlib.nullcontext(sys.stdout)
+    asked = f"write --output {path!r}"
+    source = getattr(arguments, "input", "-")
+    if source != "-" and Path(path).exists() and Path(path).samefile(source):
+        raise ConfigError(asked, "it is the --input, which would be lost", "name another file")
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(asked, error.strerror or str(error), "check the path") from error
 
 
 def _prompt(arguments: argparse.Namespace, source: TextIO) -> str:

@@ -13,12 +13,17 @@ from engine.plugin.near import did_you_mean
 from engine.types.errors import ConfigError, ContractError, EngineError
 
 if TYPE_CHECKING:
+    import argparse
+
     from engine.plugin.command import Command
     from engine.plugin.discovery import Candidate, Registry
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("engine.cli.generate:Generate", "generate text from a prompt, streamed to the terminal"),
+    "chat": ("engine.cli.chat.command:ChatCommand", "talk to a model, loaded here or behind a server"),
     "serve": ("engine.cli.serve:Serve", "serve a model over HTTP, as OpenAI's clients expect it"),
+    "config": ("engine.cli.config:Config", "print every setting, and where it was set"),
+    "bench": ("engine.cli.bench:Bench", "measure latency, throughput, serving under load, or the scheduler alone"),
     "plugins": ("engine.cli.plugins:Plugins", "list points, drivers, where they come from, and what is configured"),
 }
 """The built-in commands: where each is, and its line in the help."""
@@ -68,11 +73,21 @@ def _run_command(name: str, arguments: list[str]) -> int:
     command.add_arguments(parser)
     namespace, unknown = parser.parse_known_args(canonical(arguments))
     if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
+        flags = _flags(parser)
         flag = unknown[0].partition("=")[0]
         hint = did_you_mean(flag, flags) if flag.startswith("-") else ""
         raise ConfigError(f"engine {name} {unknown[0]}", "there is no such flag", hint or f"see: engine {name} --help")
     return command.run(namespace)
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    """The flags of a parser and of the parsers below it."""
+    flags: list[str] = []
+    for action in parser._actions:
+        flags += action.option_strings
+        if isinstance(action.choices, dict):
+            flags += [flag for inner in action.choices.values() for flag in _flags(inner)]
+    return flags
 
 
 def _find(name: str) -> Command:

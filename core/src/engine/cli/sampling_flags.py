@@ -1,4 +1,4 @@
-"""The flags of `engine generate` that say how tokens are chosen."""
+"""The flags of `engine generate` and `engine chat` that say how tokens are chosen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 _PREFIX = "sampling."
 
 NUMBERS: tuple[tuple[str, type, str], ...] = (
-    ("max_tokens", int, "most tokens to generate (default: 128)"),
+    ("max_tokens", int, "most tokens to generate"),
     ("min_tokens", int, "no end before this many tokens"),
     ("temperature", float, "0 takes the most likely token; higher is more random"),
     ("top_p", float, "keep the likeliest tokens whose probabilities sum to this"),
@@ -22,11 +22,16 @@ NUMBERS: tuple[tuple[str, type, str], ...] = (
 DEFAULT_MAX_TOKENS = 128
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags. `--seed` is among the engine's: it seeds requests that bring no seed of their own."""
+def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None = DEFAULT_MAX_TOKENS) -> None:
+    """Add the flags; `max_tokens` is that flag's default, None for as many as fit.
+
+    `--seed` is among the engine's: it seeds requests that bring no seed of their own.
+    """
     group = parser.add_argument_group("sampling")
     for name, number, text in NUMBERS:
         flag = "--" + name.replace("_", "-")
+        if name == "max_tokens":
+            text += f" (default: {'as many as fit' if max_tokens is None else max_tokens})"
         group.add_argument(flag, type=number, metavar="N" if number is int else "X", dest=_PREFIX + name, help=text)
     group.add_argument(
         "--stop", action="append", metavar="TEXT", dest=_PREFIX + "stop", help="end before this text; may be repeated"
@@ -47,10 +52,10 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def sampling_keywords(namespace: argparse.Namespace) -> dict[str, Any]:
+def sampling_keywords(namespace: argparse.Namespace, max_tokens: int | None = DEFAULT_MAX_TOKENS) -> dict[str, Any]:
     """What was given, as keywords of `SamplingParams`."""
     given = {name.removeprefix(_PREFIX): v for name, v in vars(namespace).items() if name.startswith(_PREFIX)}
-    return {"max_tokens": DEFAULT_MAX_TOKENS} | given
+    return {"max_tokens": max_tokens} | given
 
 
 def _ids(text: str) -> list[int]:

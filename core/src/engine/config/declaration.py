@@ -24,6 +24,7 @@ class Setting:
         help: one line.
         choices: the values that are allowed, where these are few.
         secret: its value is never shown.
+        repeatable: its flag may be given several times; in the environment commas stand between the values.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Setting:
     help: str
     choices: tuple[str, ...] = ()
     secret: bool = False
+    repeatable: bool = False
 
     @property
     def flag(self) -> str:
@@ -59,7 +61,19 @@ SETTINGS: tuple[Setting, ...] = (
 SERVER_SETTINGS: tuple[Setting, ...] = (
     Setting("host", "text", "127.0.0.1", "address to listen on"),
     Setting("port", "integer", 8000, "port to listen on; 0 takes a free one"),
-    Setting("api_key", "text", None, "the key that clients have to send as a bearer token", secret=True),
+    Setting(
+        "api_key",
+        "text",
+        None,
+        "a key that clients have to send as a bearer token; may be repeated (default: none is asked for)",
+        secret=True,
+        repeatable=True,
+    ),
+    Setting("max_queue", "integer", 8192, "most sequences that wait for a place; what comes then is refused (429)"),
+    Setting("max_body", "bytes", 32 * 2**20, "largest body of a request, e.g. 64MiB; larger ones are refused (413)"),
+    Setting("body_timeout", "number", 60.0, "seconds in which a request's body has to arrive (else 408)"),
+    Setting("header_timeout", "number", 20.0, "seconds in which a request's headers have to arrive"),
+    Setting("access_log", "boolean", False, "write one line to standard error for each request"),
     Setting("shutdown_timeout", "number", 10.0, "seconds that requests in progress get to finish after SIGTERM"),
 )
 """Every setting of `engine serve` beside the engine's own; no name may be one of the engine's or a point's."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from engine.config.faults import config_error
 from engine.config.names import fold
+from engine.config.sizes import parse_bytes
 from engine.config.sources import Merged
 from engine.types.errors import ConfigError
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ServerConfig(BaseModel):
@@ -25,7 +29,12 @@ class ServerConfig(BaseModel):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    api_key: Annotated[str, Field(min_length=1, repr=False)] | None = None
+    api_key: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(default=None, repr=False)
+    max_queue: Annotated[int, Field(ge=0)] = 8192
+    max_body: Bytes = 32 * 2**20
+    body_timeout: Seconds = 60.0
+    header_timeout: Seconds = 20.0
+    access_log: bool = False
     shutdown_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
 
     def __init__(self, /, **keywords: Any) -> None:
@@ -42,11 +51,15 @@ class ServerConfig(BaseModel):
         cls._validate(merged, lambda **values: BaseModel.__init__(config, **values))
         return config
 
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        """One key, or several with commas between, as the environment has them; a flag or a file has a list."""
+        return tuple(part for text in value.split(",") if (part := text.strip())) if isinstance(value, str) else value
+
     @staticmethod
     def _validate(merged: Merged, build: Any) -> None:
         try:
             build(**merged.section("server"))
         except ValidationError as error:
             raise config_error(error, "server", merged.origins) from error
-
-

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from engine.config import EngineConfig
 from engine.frontend.assemble import assemble_frontend
 from engine.frontend.core_process import CoreProcess
 from engine.frontend.input_processor import ProcessedRequest
-from engine.frontend.launch import launch
+from engine.frontend.launch import Launch, launch
+from engine.frontend.measures import Measures
 from engine.frontend.output_processor import OutputKind
 from engine.frontend.prompts import Prompt, TokensPrompt
+from engine.frontend.request_stream import RequestStream
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Abort, Add, Call, FromCore, Outputs, Reply
@@ -23,51 +28,9 @@ from engine.types.outputs import RequestOutput, StepStats
 from engine.types.params import SamplingParams
 from engine.types.start import WorkerReady
 
-
-class RequestStream(AsyncIterator[RequestOutput]):
-    """One request's outputs as they come. Iterate it, or await `final`; `close` gives it up.
-
-    Raises (from either) the typed error that ended the request, or EngineDeadError.
-    """
-
-    def __init__(self, llm: AsyncLLM, processed: ProcessedRequest) -> None:
-        self._llm = llm
-        self.processed = processed
-        self._queue: asyncio.Queue[RequestOutput | EngineError] = asyncio.Queue()
-        self._ended = False
-
-    def put(self, item: RequestOutput | EngineError) -> None:
-        """For the engine: the next output, or the error that ends the stream."""
-        self._queue.put_nowait(item)
-
-    def __aiter__(self) -> RequestStream:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self._ended:
-            raise StopAsyncIteration
-        item = await self._queue.get()
-        if isinstance(item, EngineError):
-            self._ended = True
-            raise item
-        self._ended = item.finished
-        if item.error is not None:
-            raise item.error
-        return item
-
-    async def final(self) -> RequestOutput:
-        """The last output. For a stream of kind FINAL, the only one."""
-        last: RequestOutput | None = None
-        async for output in self:
-            last = output
-        assert last is not None, "final() was called on a stream that had ended"
-        return last
-
-    def close(self) -> None:
-        """Abort the request if it has not ended. Idempotent; nothing more comes out of the stream."""
-        if not self._ended:
-            self._ended = True
-            self._llm.abort(self.processed.request_id)
+LONG_PROMPT = 16384
+"""Characters (or messages, times 256) from which a prompt is tokenised in a thread: below, that takes a few
+milliseconds at most, which other streams do not notice."""
 
 
 class AsyncLLM:
@@ -96,6 +59,7 @@ class AsyncLLM:
         self._on_death: Callable[[EngineError], None] | None = None
         self.worker: WorkerReady | None = None
         self.last_stats: StepStats | None = None
+        self.measures = Measures(self.max_model_len)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -111,6 +75,25 @@ class AsyncLLM:
     def model_name(self) -> str:
         """The model's name for people and for the API."""
         return self._launch.model_name
+
+    @property
+    def plan(self) -> Launch:
+        """What the launcher decided."""
+        return self._launch
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._output)
+
+    @property
+    def queue_length(self) -> int:
+        """Sequences (n of each request) beyond those that have a place in the batch, or will get one in the next step,
+        as far as the frontend can know; negative where places are free.
+        """
+        stats = self.last_stats
+        places = self.config.max_num_seqs if stats is None or not stats.num_waiting else stats.num_running
+        return self._output.num_sequences - places
 
     async def start(self, on_death: Callable[[EngineError], None] | None = None) -> None:
         """Wait until the core is ready. `on_death` is called in the event loop, once, if it dies later."""
@@ -144,12 +127,30 @@ class AsyncLLM:
             InvalidRequestError, PromptTooLongError: at once, before anything is queued.
             EngineDeadError: the core has died.
         """
-        if self._death is not None:
-            raise self._death
-        processed = self._input.process(request_id or uuid.uuid4().hex, prompt, params)
+        self._check_alive()
+        return self.enqueue(self._input.process(request_id or uuid.uuid4().hex, prompt, params), kind)
+
+    async def process(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> ProcessedRequest:
+        """Validate and tokenise, for `enqueue`: what `submit` does first, but a long prompt does not stop the loop.
+
+        Raises InvalidRequestError, PromptTooLongError.
+        """
+        request_id, now = request_id or uuid.uuid4().hex, time.time()
+        if _length(prompt) < LONG_PROMPT:
+            return self._input.process(request_id, prompt, params, now)
+        return await asyncio.to_thread(self._input.process, request_id, prompt, params, now)
+
+    def enqueue(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
+        """Send a processed request to the core. To be called in the event loop that ran `start`.
+
+        Raises InvalidRequestError where its id is in use, EngineDeadError where the core has died.
+        """
+        self._check_alive()
         self._output.add(processed, kind)
-        stream = RequestStream(self, processed)
+        stream = RequestStream(self.abort, processed, kind)
         self._streams[processed.request_id] = stream
+        waited = max(0.0, time.time() - processed.requests[0].arrival_time)
+        self.measures.arrived(processed, time.monotonic() - waited)
         self._input.announce(processed)
         self._core.send(Add(processed.requests))
         return stream
@@ -165,7 +166,7 @@ class AsyncLLM:
         finally:
             stream.close()
 
-    def render_chat(
+    async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -173,15 +174,35 @@ class AsyncLLM:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> TokensPrompt:
-        """A conversation as a prompt, by the model's chat template. Raises InvalidRequestError, TokenizerError."""
-        return self._input.render_chat(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
-        )
+        """A conversation as a prompt, by the model's chat template; a long one in a thread.
+
+        Raises InvalidRequestError, TokenizerError.
+        """
+
+        def render() -> TokensPrompt:
+            return self._input.render_chat(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
+            )
+
+        plain = isinstance(messages, (list, tuple)) and not tools and not variables
+        short = plain and sum(map(_message_length, messages)) < LONG_PROMPT
+        return render() if short else await asyncio.to_thread(render)
 
     def abort(self, request_id: str) -> None:
         """End a request; an unknown or ended one is passed over. Its stream is not woken: its owner is calling."""
         self._streams.pop(request_id, None)
-        if (core_ids := self._output.abort([request_id])) and self._death is None:
+        if core_ids := self._output.abort([request_id]):
+            now = time.monotonic()
+            for core_id in core_ids:
+                self.measures.ended(core_id, "abort", now)
+            if self._death is None:
+                self._core.send(Abort(core_ids))
+
+    def end_all(self, error: EngineError) -> None:
+        """End every request in progress with this error; the core goes on."""
+        core_ids = self._output.abort(list(self._streams))
+        self._end_all(error)
+        if core_ids and self._death is None:
             self._core.send(Abort(core_ids))
 
     async def call(self, method: str) -> Any:
@@ -189,8 +210,7 @@ class AsyncLLM:
 
         Raises EngineError where the core refuses, EngineDeadError where it has died.
         """
-        if self._death is not None:
-            raise self._death
+        self._check_alive()
         call_id = next(self._call_ids)
         answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
         self._core.send(Call(call_id, method))
@@ -200,7 +220,7 @@ class AsyncLLM:
             self._calls.pop(call_id, None)
 
     def shutdown(self) -> None:
-        """Stop the core; requests in progress end with EngineDeadError. Idempotent."""
+        """Stop the core; requests in progress end with EngineDeadError. Idempotent; also ends a `start` in progress."""
         self._core.shutdown()
         self._end_all(EngineDeadError("a request in progress", "the engine was shut down"))
 
@@ -208,10 +228,14 @@ class AsyncLLM:
         if isinstance(message, Outputs):
             if message.outputs.stats is not None:
                 self.last_stats = message.outputs.stats
-            outputs, abort_ids = self._output.process(message.outputs.outputs)
-            if abort_ids:
-                self._core.send(Abort(abort_ids))
-            for output in outputs:
+            now = time.monotonic()
+            self.measures.stepped(message.outputs.outputs, message.outputs.stats, now)
+            processed = self._output.process(message.outputs.outputs)
+            for request_id, reason in processed.ended:
+                self.measures.ended(request_id, reason, now)
+            if processed.abort_ids:
+                self._core.send(Abort(processed.abort_ids))
+            for output in processed.outputs:
                 name = output.request_id
                 stream = self._streams.pop(name, None) if output.finished else self._streams.get(name)
                 if stream is not None:
@@ -224,13 +248,20 @@ class AsyncLLM:
 
     def _die(self, error: EngineError) -> None:
         self._death = error
+        if self.last_stats is not None:  # nothing runs any more, and nobody will tell
+            self.last_stats = msgspec.structs.replace(self.last_stats, num_running=0, num_waiting=0, pages_used=0)
         self._end_all(error)
         if self._on_death is not None:
             self._on_death(error)
 
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise self._death
+
     def _end_all(self, error: EngineError) -> None:
         for stream in self._streams.values():
-            stream.put(error)
+            stream.fail(error)
+        self.measures.ended_all("error", time.monotonic())
         self._output.abort(list(self._streams))
         self._streams.clear()
         for answer in self._calls.values():
@@ -242,3 +273,15 @@ def _hand_over(loop: asyncio.AbstractEventLoop, take: Callable[[Any], None], ite
     """Call `take(item)` in the loop, unless it has closed."""
     with contextlib.suppress(RuntimeError):  # the program has ended; there is nobody to tell
         loop.call_soon_threadsafe(take, item)
+
+
+def _length(prompt: Any) -> int:
+    """Roughly, how much there is to tokenise. What is no prompt has no length: it is refused at once."""
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt")
+    return len(prompt) if isinstance(prompt, (str, list, tuple)) else 0
+
+
+def _message_length(message: Any) -> int:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return 256 + (len(content) if isinstance(content, str) else LONG_PROMPT if content else 0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.request import EngineRequest
+from engine.types.start import WorkerReady
 
 if TYPE_CHECKING:
     from engine.loop.engine_core import EngineCore
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 
 class EngineClient(Protocol):
     """An engine core, wherever it runs. One thread at a time."""
+
+    @property
+    def worker(self) -> WorkerReady:
+        """What the worker told when it was ready."""
+        ...
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests, all or none of them.
@@ -55,6 +61,10 @@ class InProcessClient:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
+
+    @property
+    def worker(self) -> WorkerReady:
+        return self._core.worker_ready
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         added: list[str] = []

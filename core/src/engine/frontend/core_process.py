@@ -38,6 +38,8 @@ class CoreProcess:
         self._outputs = self._socket(zmq.PULL, outputs)
         self._decode: Callable[[bytes], FromCore] = wire.decoder(FromCore).decode
         self._stopping = threading.Event()
+        self._starting = threading.Lock()  # held while `wait_ready` reads the socket that `shutdown` closes
+        self._ready = False
         self._reader: threading.Thread | None = None
         # A session of its own: Ctrl-C in a terminal reaches the frontend alone, which then stops the core in order.
         self._process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE, start_new_session=True)
@@ -55,18 +57,28 @@ class CoreProcess:
         return self._process.pid
 
     def wait_ready(self) -> WorkerReady:
-        """Wait until the model is loaded. Raises the core's own error, or EngineDeadError where it died."""
-        while True:
+        """Wait until the model is loaded. `shutdown`, from another thread, ends the wait.
+
+        Raises the core's own error, or EngineDeadError where it died or was shut down.
+        """
+        with self._starting:
+            answer = self._wait_ready()
+        if isinstance(answer, WorkerReady):
+            return answer
+        self.shutdown()
+        raise answer
+
+    def _wait_ready(self) -> WorkerReady | EngineError:
+        while not self._stopping.is_set():
             message = self._receive()
             if isinstance(message, Ready):
+                self._ready = True
                 return message.worker
             if isinstance(message, Failed):
-                self.shutdown()
-                raise rebuild_error(message.error)
+                return rebuild_error(message.error)
             if message is None and self._process.poll() is not None:
-                error = self._death("starting")
-                self.shutdown()
-                raise error
+                return self._death("starting")
+        return EngineDeadError("start the engine core's process", "it was shut down while it started")
 
     def listen(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
         """Begin to hand over what comes, on a thread of this object's own."""
@@ -87,21 +99,29 @@ class CoreProcess:
         if self._stopping.is_set():
             return
         self._stopping.set()
-        self.send(Shutdown())
+        if self._ready:
+            self.send(Shutdown())
+        else:  # it loads, and reads no messages yet; it leaves at once when the pipe ends
+            self._close_pipe()
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        self._close_pipe()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join()
+        with self._starting:
+            pass
         self._requests.close(linger=0)
         self._outputs.close(linger=0)
         self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _close_pipe(self) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
     def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import reprlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,10 @@ from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
     from engine.plugin import HookRelay
+
+
+TEMPLATE_ARGUMENTS = frozenset({"self", "messages", "tools", "add_generation_prompt", "template"})
+"""What a chat template gets from the request; its further variables have other names."""
 
 
 class ProcessedRequest(NamedTuple):
@@ -135,13 +140,25 @@ class InputProcessor:
                 "that is no list of messages",
                 'pass [{"role": "user", "content": "..."}]',
             )
-        text = self.tokenizer.render_chat(
-            [_text_message(message) for message in messages],
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            template=template,
-            **(variables or {}),
-        )
+        variables = variables or {}
+        if taken := sorted(TEMPLATE_ARGUMENTS.intersection(variables)):
+            raise InvalidRequestError(
+                f"chat with the template variable {taken[0]!r}",
+                "what the template sees under that name is made from the request",
+                "leave it out of chat_template_kwargs",
+            )
+        try:
+            text = self.tokenizer.render_chat(
+                [_text_message(message) for message in messages],
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                template=template,
+                **variables,
+            )
+        except RecursionError as error:
+            raise InvalidRequestError(
+                f"chat with {len(messages)} messages", "the data in them is nested too deeply", "send flatter data"
+            ) from error
         return TokensPrompt(prompt_token_ids=self._encode(text, False), prompt=text)
 
     def _ids(self, parsed: ParsedPrompt) -> list[int]:
@@ -205,7 +222,9 @@ def _text_message(message: Any) -> dict[str, Any]:
     """A message whose content, if it is a list of text parts, has become one text: what every template can read."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequestError(
-            f"chat with the message {message!r:.80}", "it has no role", 'pass {"role": "user", "content": "..."}'
+            f"chat with the message {reprlib.repr(message)}",
+            "it has no role",
+            'pass {"role": "user", "content": "..."}',
         )
     content = message.get("content")
     if not isinstance(content, (list, tuple)):

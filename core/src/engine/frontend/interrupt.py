@@ -10,13 +10,15 @@ from types import FrameType, TracebackType
 class DeferredInterrupt:
     """While it is entered, Ctrl-C is kept until `check` is called, which raises KeyboardInterrupt.
 
-    A step that is torn apart would leave the engine core with half a plan. A second Ctrl-C is not kept: whoever
-    insists gets out at once. Where the program has a handler of its own, or runs this off its main thread, nothing is
-    changed.
+    A step that is torn apart would leave the engine core with half a plan. Only so many are kept: whoever insists gets
+    out at once. Where the program has a handler of its own, or runs this off its main thread, nothing is changed.
+
+    Args:
+        patience: how often Ctrl-C is kept before it is raised where it falls.
     """
 
-    def __init__(self) -> None:
-        self._pending = False
+    def __init__(self, patience: int = 1) -> None:
+        self._patience, self._pressed = patience, 0
         self._installed = False
 
     def __enter__(self) -> DeferredInterrupt:
@@ -37,11 +39,11 @@ class DeferredInterrupt:
 
     def check(self) -> None:
         """Raise KeyboardInterrupt where Ctrl-C was pressed."""
-        if self._pending:
-            self._pending = False
+        if self._pressed:
+            self._pressed = 0
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._pending:
+        if self._pressed >= self._patience:
             raise KeyboardInterrupt
-        self._pending = True
+        self._pressed += 1

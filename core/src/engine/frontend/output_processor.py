@@ -33,10 +33,12 @@ class Processed(NamedTuple):
     Args:
         outputs: one for each request with news, in the order of the news.
         abort_ids: core requests that run on although a stop string has ended them here: abort them.
+        ended: (core request's id, finish reason) of every sequence that ended, in either way.
     """
 
     outputs: list[RequestOutput]
     abort_ids: list[str]
+    ended: list[tuple[str, str]]
 
 
 @dataclass(slots=True)
@@ -67,6 +69,11 @@ class OutputProcessor:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that have not ended: n of each request."""
+        return len(self._of_sequence)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._requests
@@ -111,6 +118,7 @@ class OutputProcessor:
         """Take in the news of one step. News of requests that are not (or no longer) expected is dropped."""
         touched: dict[str, _Request] = {}
         abort_ids: list[str] = []
+        ended: list[tuple[str, str]] = []
         for core_output in news:
             entry = self._of_sequence.get(core_output.request_id)
             if entry is None:
@@ -128,11 +136,12 @@ class OutputProcessor:
             if sequence.finished:
                 del self._of_sequence[sequence.request_id]
                 request.running -= 1
+                ended.append((sequence.request_id, sequence.output.finish_reason or ""))
                 if core_output.finish_reason is None:
                     abort_ids.append(sequence.request_id)
             touched[request.processed.request_id] = request
         outputs = [output for request in touched.values() if (output := self._output(request)) is not None]
-        return Processed(outputs, abort_ids)
+        return Processed(outputs, abort_ids, ended)
 
     def _output(self, request: _Request) -> RequestOutput | None:
         finished = request.running == 0

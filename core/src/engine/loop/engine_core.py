@@ -138,6 +138,8 @@ class EngineCore:
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             num_preemptions=scheduler.num_preemptions,
+            prompt_tokens=scheduler.prompt_tokens,
+            generation_tokens=scheduler.generation_tokens,
         )
 
     def reset_prefix_cache(self) -> None:

@@ -97,7 +97,8 @@ def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
                 return
             handle(core, message, outbox)
         outputs = core.step()
-        if outputs.outputs:
+        # Also without news of requests: metrics count every step's tokens, and end with the state of the idle core.
+        if outputs.outputs or (outputs.stats is not None and outputs.stats.num_tokens) or not core.has_work():
             outbox.put(Outputs(outputs))
 
 

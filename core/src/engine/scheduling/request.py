@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,9 +45,11 @@ class Request:
         slot: -1 where it has none.
         hashes: of its full blocks, as far as they were needed.
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
+        queued_at, admitted_at: seconds of `time.monotonic()`: when it came, when it was first admitted.
     """
 
     __slots__ = (
+        "admitted_at",
         "arrival_time",
         "eos_token_ids",
         "hashes",
@@ -55,6 +58,8 @@ class Request:
         "num_prompt_tokens",
         "params",
         "parent",
+        "priority",
+        "queued_at",
         "request_id",
         "root",
         "slot",
@@ -67,6 +72,7 @@ class Request:
     def __init__(self, request: EngineRequest, table: SlotTable, limit: int, root: bytes) -> None:
         self.request_id = request.request_id
         self.arrival_time = request.arrival_time
+        self.priority = request.priority
         self.params: SamplingParams = request.params
         self.parent = request.parent
         self.token_ids = np.array(request.prompt_token_ids, np.int32)
@@ -81,6 +87,7 @@ class Request:
         self.slot = -1
         self.hashes: list[bytes] = []
         self.num_cached_tokens = -1
+        self.queued_at = self.admitted_at = time.monotonic()
 
     @property
     def num_tokens(self) -> int:

@@ -9,6 +9,7 @@ planned beyond its known length; one that ends earlier (end of sequence) leaves 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
@@ -73,6 +74,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
         self._notices: list[CoreOutput] = []
 
     # -- requests come and go -----------------------------------------------------------------------------------------
@@ -228,6 +231,7 @@ class Scheduler:
             self.kv.begin_slot(slot, hit)
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = start
+                request.admitted_at = time.monotonic()
                 self.prefix_hits += start
                 self.prefix_queries += n if self.kv.enable_prefix_caching else 0
             self._add_chunk(batch, request, start, size, hit)
@@ -277,6 +281,8 @@ class Scheduler:
         self.done_step = plan.step_id
         self.kv.step_done(plan.step_id)
         accepted = accept(plan, result, self.slots, self.kv)
+        self.prompt_tokens += accepted.prompt_tokens
+        self.generation_tokens += len(accepted.outputs)
         for request in accepted.ended:
             self._end(request)
         self.slots.step_done(plan.step_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +22,12 @@ class Accepted(NamedTuple):
     Args:
         outputs: one for each token that was accepted.
         ended: requests whose output says that they ended.
+        prompt_tokens: of the requests whose first token is among the outputs.
     """
 
     outputs: list[CoreOutput]
     ended: list[Request]
+    prompt_tokens: int
 
 
 def accept(plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager) -> Accepted:
@@ -59,8 +62,13 @@ def accept(plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager) 
         for slot, token in zip(row_slots.tolist(), tokens.tolist(), strict=True)
     ]
     prompts = slots.prompt[row_slots]
+    prompt_tokens = 0
     for i in np.flatnonzero(positions == prompts).tolist():
-        outputs[i].num_cached_tokens = _request(slots, row_slots[i]).num_cached_tokens
+        request = _request(slots, row_slots[i])
+        prompt_tokens += request.num_prompt_tokens
+        outputs[i].num_cached_tokens = request.num_cached_tokens
+        outputs[i].queue_time = request.admitted_at - request.queued_at
+        outputs[i].prefill_time = time.monotonic() - request.admitted_at
     if result.logprobs is not None:
         _add_logprobs(outputs, rows, row_slots, result.logprobs, plan.num_rows, slots)
 
@@ -75,7 +83,7 @@ def accept(plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager) 
             outputs[i].finish_reason = FinishReason.STOP
             outputs[i].stop_reason = None if token in request.eos_token_ids else token
         ended.append(request)
-    return Accepted(outputs, ended)
+    return Accepted(outputs, ended, prompt_tokens)
 
 
 def _request(slots: SlotTable, slot: np.integer) -> Request:

@@ -1,27 +1,49 @@
-"""The FastAPI application over a started `AsyncLLM`."""
+"""The application over an `AsyncLLM`: the routes, and around them what every request passes."""
 
 from __future__ import annotations
 
+from typing import cast
+
 from fastapi import FastAPI, Request, Response
+from starlette.types import ASGIApp
 
 import engine
+from engine.config.server import ServerConfig
 from engine.frontend.async_llm import AsyncLLM
 from engine.server import errors
+from engine.server.body import BodyLimit
 from engine.server.disconnect import ClientGone
-from engine.server.routes import chat, completions, health
+from engine.server.gate import Gate
+from engine.server.lifecycle import Lifecycle
+from engine.server.prometheus import Exposition
+from engine.server.request_id import RequestIds
+from engine.server.routes import chat, completions, models, operations
 from engine.server.state import ServerState
 
 
-def create_app(llm: AsyncLLM, model_names: tuple[str, ...]) -> FastAPI:
-    """The app. It neither starts nor stops the engine; `engine.server.run` does."""
+def create_app(llm: AsyncLLM, model_names: tuple[str, ...], settings: ServerConfig, lifecycle: Lifecycle) -> ASGIApp:
+    """The app. It neither starts nor stops the engine; `engine.server.run` does.
+
+    A request passes, in this order: its id is found or made; the gate (is the server serving, is the key valid); its
+    body is read, within limits; the route.
+    """
     app = FastAPI(title="Engine", version=engine.__version__)
-    app.state.server = ServerState(llm, model_names)
     errors.install(app)
 
     async def on_gone(_: Request, __: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the access log does
 
     app.add_exception_handler(ClientGone, on_gone)
-    for routes in (health, completions, chat):
+    for routes in (operations, models, completions, chat):
         app.include_router(routes.router)
-    return app
+    limited = BodyLimit(cast(ASGIApp, app), max_body=settings.max_body, timeout=settings.body_timeout)
+    gate = Gate(
+        limited,
+        lifecycle=lifecycle,
+        api_keys=settings.api_key or (),
+        shutdown_timeout=settings.shutdown_timeout,
+    )
+    requests = RequestIds(gate, access_log=settings.access_log)
+    metrics = Exposition(llm, model_names[0], requests)
+    app.state.server = ServerState(llm, model_names, lifecycle, metrics, settings.max_queue)
+    return requests

@@ -6,26 +6,45 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from engine.frontend.async_llm import AsyncLLM, RequestStream
 from engine.frontend.output_processor import OutputKind
 from engine.frontend.prompts import Prompt
+from engine.frontend.request_stream import RequestStream
+from engine.server.errors import APIError
+from engine.server.state import ServerState
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams
 
+MAX_COMPLETIONS = 4096
+"""The most sequences that one HTTP request may ask for."""
 
-def submit(
-    engine: AsyncLLM, prompts: Sequence[Prompt], params: SamplingParams, identity: str, *, stream: bool
+
+async def submit(
+    state: ServerState, prompts: Sequence[Prompt], params: SamplingParams, identity: str, *, stream: bool
 ) -> list[RequestStream]:
-    """Queue every prompt, or none: a prompt that is refused takes the others back.
+    """Queue every prompt, or none: one that is refused takes the others back.
 
-    With `stream` the outputs hold only what is new; without, one comes at the end.
+    With `stream` the outputs hold only what is new; without, one comes at the end. Raises a 429 APIError where the
+    queue is full, 400 where the completions are too many, and what `AsyncLLM.process` and `enqueue` raise.
     """
+    if len(prompts) * params.n > MAX_COMPLETIONS:
+        raise APIError(
+            400,
+            f"{len(prompts)} prompts with n={params.n} are {len(prompts) * params.n} completions; "
+            f"ask for up to {MAX_COMPLETIONS} in one request",
+            param="n",
+        )
+    state.check_queue()
+    engine = state.engine
+    processed = []
+    for i, prompt in enumerate(prompts):
+        name = identity if len(prompts) == 1 else f"{identity}-{i}"
+        processed.append(await engine.process(prompt, params, name))
+    state.check_queue()  # again: meanwhile others came
     kind = OutputKind.DELTA if stream else OutputKind.FINAL
     streams: list[RequestStream] = []
     try:
-        for i, prompt in enumerate(prompts):
-            name = identity if len(prompts) == 1 else f"{identity}-{i}"
-            streams.append(engine.submit(prompt, params, name, kind))
+        for request in processed:
+            streams.append(engine.enqueue(request, kind))
     except BaseException:
         for stream_ in streams:
             stream_.close()

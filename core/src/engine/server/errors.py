@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import reprlib
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,9 +12,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.server.json import JSON
+from engine.server.request_id import request_id
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError, TokenizerError
 
 log = logging.getLogger("engine.server")
+
+_TYPES = {404: "not_found_error", 429: "rate_limit_error"}
 
 
 class APIError(Exception):
@@ -23,20 +28,30 @@ class APIError(Exception):
         message: for people.
         param: the request's field that is at fault, where one is.
         code: for programs, e.g. "model_not_found".
+        headers: to be sent with it.
     """
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param, self.code = status, param, code or ("invalid_request" if status == 400 else None)
+        self.headers = dict(headers or {})
 
 
 def body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """The JSON of an error."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def describe(error: Exception) -> tuple[int, dict[str, Any]]:
+def describe(error: Exception, request_id: str = "") -> tuple[int, dict[str, Any]]:
     """(status, JSON) of any exception; what is not foreseen is logged, and told without its inner text."""
     match error:
         case APIError():
@@ -46,8 +61,11 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
         case EngineDeadError():
             return 503, body(503, str(error), code=error.code)
         case EngineError():
+            log.error("request %s: %s", request_id, error)
             return 500, body(500, str(error), code=error.code)
-    log.error("unforeseen error", exc_info=error)
+        case RecursionError():  # only the client's JSON is as deep as that
+            return 400, body(400, "the body is nested too deeply; send flatter data", code="invalid_request")
+    log.error("request %s: unforeseen error", request_id, exc_info=error)
     return 500, body(500, "internal error; the server's log has the details", code="internal_error")
 
 
@@ -60,15 +78,15 @@ def _parameter(error: EngineError) -> str | None:
 def install(app: FastAPI) -> None:
     """Answer every error of the app in OpenAI's shape."""
 
-    async def on_error(_: Request, error: Exception) -> JSON:
-        status, content = describe(error)
-        return JSON(content, status)
+    async def on_error(request: Request, error: Exception) -> JSON:
+        status, content = describe(error, request_id(request))
+        return JSON(content, status, headers=error.headers if isinstance(error, APIError) else None)
 
     async def on_http(request: Request, error: Exception) -> JSON:
         assert isinstance(error, HTTPException)
         message = error.detail
         if error.status_code == 404:
-            message = f"no such route: {request.method} {request.url.path}"
+            message = f"no such route: {request.method} {request.url.path[:200]}"
         return JSON(body(error.status_code, message), error.status_code, headers=error.headers)
 
     async def on_validation(_: Request, error: Exception) -> JSON:
@@ -77,6 +95,7 @@ def install(app: FastAPI) -> None:
 
     app.add_exception_handler(APIError, on_error)
     app.add_exception_handler(EngineError, on_error)
+    app.add_exception_handler(RecursionError, on_error)
     app.add_exception_handler(Exception, on_error)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
@@ -85,14 +104,23 @@ def install(app: FastAPI) -> None:
 def validation_body(error: RequestValidationError) -> dict[str, Any]:
     """The first fault of a body that does not fit its model, by the field's name."""
     first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"] if part != "body")
-    if first["type"] == "json_invalid":
-        return body(
-            400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}", code="invalid_json"
-        )
-    if first["type"] == "extra_forbidden":
-        return body(400, f"the parameter {path!r} is not supported by this server", path, "unsupported_parameter")
-    if first["type"] == "missing" and not path:
-        return body(400, "the request has no body", code="invalid_request")
-    found = "" if first["type"] == "missing" else f" (found {first.get('input')!r:.80})"
-    return body(400, f"{path or 'body'}: {first['msg']}{found}", path or None, "invalid_request")
+    kind, found, context = first["type"], first.get("input"), first.get("ctx", {})
+    # Below a field's name stand list indices, and the names of a union's branches, which mean nothing to a client.
+    place = [part for part in first["loc"] if part != "body"]
+    name = str(place[0]) if place else ""
+    if kind == "json_invalid":
+        return body(400, f"the body is not valid JSON: {context.get('error', first['msg'])}", code="invalid_json")
+    if kind == "unsupported_parameter":
+        return body(400, first["msg"], context["name"], kind)
+    if kind == "missing" and not name:
+        return body(400, "the request has no body; send a JSON object", code="invalid_request")
+    if kind == "missing":
+        return body(400, f"{name} is missing; send it", name, "invalid_request")
+    if not name and isinstance(found, (bytes, bytearray)):
+        return body(400, "the body is not declared as JSON; send 'Content-Type: application/json'", code="invalid_json")
+    shown = "" if kind == "value_error" else f" (found {_SHORT.repr(found)})"
+    where = ".".join([name, *(str(part) for part in place[1:] if isinstance(part, int))]) or "the body"
+    return body(400, f"{where}: {first['msg']}{shown}", name or None, "invalid_request")
+
+
+_SHORT = reprlib.Repr()

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypeAliasType
 
+from engine.plugin.near import did_you_mean
 from engine.types.params import SamplingParams
 
 _RENAMED = frozenset({"max_tokens", "logprobs"})
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+# A list with a million wrong entries is refused for the first of them: pydantic would describe each.
+# (Named types, because a FailFast cannot stand in a union: it has no hash.)
+Integers = TypeAliasType("Integers", Annotated[list[int], FailFast()])
+Strings = TypeAliasType("Strings", Annotated[list[str], FailFast()])
+IntegerLists = TypeAliasType("IntegerLists", Annotated[list[Integers], FailFast()])
 
 
 class Body(BaseModel):
@@ -18,10 +28,16 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {key: value for key, value in data.items() if value is not None}
-        return data
+    def _known_and_set(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name in data:
+            if name not in cls.model_fields:
+                shown = str(name)[:64]
+                hint = did_you_mean(shown, cls.model_fields) or "leave it out"
+                message = "the parameter '{name}' is not supported by this server; {hint}"
+                raise PydanticCustomError("unsupported_parameter", message, {"name": shown, "hint": hint})
+        return {key: value for key, value in data.items() if value is not None}
 
 
 class StreamOptions(Body):
@@ -37,6 +53,7 @@ class StreamOptions(Body):
 class SamplingBody(Body):
     """What completions and chat have in common. Ranges are checked by `SamplingParams.verify`.
 
+    `user`, the client's name for its own user, is taken and used for nothing: it asks nothing of the answer.
     Below `seed` stand our additions to OpenAI's names; clients send them as `extra_body`.
     """
 
@@ -49,12 +66,12 @@ class SamplingBody(Body):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    stop: str | list[str] | None = None
+    stop: str | Strings | None = None
     seed: int | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Integers | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
@@ -85,7 +102,7 @@ class CompletionBody(SamplingBody):
         echo: put the prompt before the completion.
     """
 
-    prompt: Annotated[str | list[int] | list[str] | list[list[int]], Field(union_mode="left_to_right")]
+    prompt: Annotated[str | Integers | Strings | IntegerLists, Field(union_mode="left_to_right")]
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False
@@ -112,7 +129,7 @@ class ChatBody(SamplingBody):
         chat_template_kwargs: further variables for the template.
     """
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], FailFast()]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False

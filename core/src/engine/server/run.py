@@ -4,39 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
+from engine.config.server import ServerConfig
+from engine.frontend import banner
 from engine.frontend.async_llm import AsyncLLM
-from engine.types.errors import ConfigError, EngineError
+from engine.frontend.statistics import StatisticsLog
+from engine.server.lifecycle import ACCESS_LOG, Lifecycle, Phase
+from engine.types.errors import ConfigError, EngineDeadError, EngineError
 
 if TYPE_CHECKING:
     import uvicorn
 
 DEATH_NOTICE_SECONDS = 1.0
 """How long a server whose engine died goes on answering 503, so that clients learn why."""
+FAREWELL_SECONDS = 1
+"""How long answers that were cut off get to reach their clients."""
 
 
-def serve(config: EngineConfig, host: str, port: int, shutdown_timeout: float = 10.0) -> int:
+def serve(config: EngineConfig, settings: ServerConfig) -> int:
     """Serve until SIGTERM or SIGINT; the exit code: 0, or 1 when the engine died.
 
-    Args:
-        config: of the engine.
-        host, port: where to listen; port 0 takes a free one, which is printed.
-        shutdown_timeout: seconds that requests in progress get to finish after the signal.
+    After the first signal, requests in progress get `shutdown_timeout` seconds to finish, and new ones are refused; a
+    second signal ends all at once.
 
     Raises the EngineError that stopped the start.
     """
-    listener = _listen(host, port)
+    if settings.access_log:
+        logging.getLogger(ACCESS_LOG).setLevel(logging.INFO)
+    listener = _listen(settings.host, settings.port)
     llm = AsyncLLM(config)  # its process loads the model while this one imports the server
     try:
         import uvicorn
 
         from engine.server.app import create_app
+        from engine.server.http import bounded_protocol
 
         class Server(uvicorn.Server):
             """uvicorn's, which leaves signals to us: its own handling would end the process before the engine."""
@@ -45,50 +53,109 @@ def serve(config: EngineConfig, host: str, port: int, shutdown_timeout: float = 
             def capture_signals(self) -> Iterator[None]:
                 yield
 
-        app = create_app(llm, (llm.model_name,))
-        settings = uvicorn.Config(
-            app,
+        lifecycle = Lifecycle()
+        uvicorn_settings = uvicorn.Config(
+            create_app(llm, (llm.model_name,), settings, lifecycle),
+            http=bounded_protocol(settings.header_timeout),
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=round(shutdown_timeout),
+            timeout_graceful_shutdown=FAREWELL_SECONDS,
             lifespan="off",
         )
-        server = Server(settings)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(llm, server, listener))
+            run = _Run(llm, Server(uvicorn_settings), lifecycle, settings)
+            return runner.run(run.serve(listener))
     finally:
         llm.shutdown()
         listener.close()
 
 
-async def _serve(llm: AsyncLLM, server: uvicorn.Server, listener: socket.socket) -> int:
-    dead: list[EngineError] = []
+class _Run:
+    """One server's life in its event loop."""
 
-    async def leave() -> None:
-        await asyncio.sleep(DEATH_NOTICE_SECONDS)
-        server.should_exit = True
+    def __init__(self, llm: AsyncLLM, server: uvicorn.Server, lifecycle: Lifecycle, settings: ServerConfig) -> None:
+        self._llm, self._server, self._lifecycle, self._settings = llm, server, lifecycle, settings
+        self._dead: EngineError | None = None
+        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
 
-    def on_death(error: EngineError) -> None:
-        dead.append(error)
-        print(f"engine: {error}", file=sys.stderr, flush=True)
-        tasks.add(asyncio.ensure_future(leave()))
+    async def serve(self, listener: socket.socket) -> int:
+        """See `engine.server.run.serve`. Connections are taken at once, so that probes learn that the model loads."""
+        loop = asyncio.get_running_loop()
+        for signal_ in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_, self._on_signal)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
+        statistics = asyncio.ensure_future(StatisticsLog(self._llm).run())
+        try:
+            if not await self._start(stopped):
+                return 0
+            self._lifecycle.phase = Phase.SERVING
+            assert self._llm.worker is not None
+            print(banner.render(self._llm.plan, self._llm.worker, _address(listener)), flush=True)
+            await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
+            if self._dead is None:
+                await self._drain()
+            return 0 if self._dead is None else 1
+        finally:
+            stopped.cancel()
+            statistics.cancel()
+            self._server.should_exit = True
+            await serving
 
-    tasks: set[asyncio.Future[None]] = set()
-    loop = asyncio.get_running_loop()
-    for signal_ in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_, server.handle_exit, signal_, None)
-    await llm.start(on_death)
+    async def _start(self, stopped: asyncio.Future[Any]) -> bool:
+        """Wait for the engine; False where a signal came first."""
+        starting = asyncio.ensure_future(self._llm.start(self._on_death))
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            await asyncio.to_thread(self._llm.shutdown)
+            await asyncio.gather(starting, return_exceptions=True)
+            return False
+        starting.result()
+        return True
+
+    async def _drain(self) -> None:
+        """Refuse new requests, wait for those in progress, cut off what is left."""
+        lifecycle, timeout = self._lifecycle, self._settings.shutdown_timeout
+        lifecycle.phase = Phase.DRAINING
+        if lifecycle.active:
+            _say(f"finishing {lifecycle.active} requests, for {timeout:g} s at most; a second signal ends them at once")
+            await _first(timeout, lifecycle.idle(), self._stop_now.wait())
+        if lifecycle.active:
+            _say(f"cutting off {lifecycle.active} requests")
+            self._llm.end_all(EngineDeadError("a request in progress", "the server was stopped", "send it again"))
+            await _first(FAREWELL_SECONDS, lifecycle.idle())
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._stop_now.set()
+            self._server.force_exit = True
+        self._stop.set()
+
+    def _on_death(self, error: EngineError) -> None:
+        self._dead = error
+        _say(str(error))
+        asyncio.get_running_loop().call_later(DEATH_NOTICE_SECONDS, self._stop.set)
+
+
+async def _first(timeout: float, *events: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of these coroutines has ended, `timeout` seconds at most; the others are cancelled."""
+    tasks = [asyncio.ensure_future(event) for event in events]
+    await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def _say(text: str) -> None:
+    print(f"engine: {text}", file=sys.stderr, flush=True)
+
+
+def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"Engine serves {llm.model_name} on http://{shown}:{port}/v1", flush=True)
-    await server.serve(sockets=[listener])
-    return 1 if dead else 0
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """A bound, listening socket: a port that is taken is found out before the model is loaded."""
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"listen on port {port}", "ports go from 0 to 65535", "pass another --port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

@@ -28,23 +28,23 @@ def event(content: Any) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-async def guarded(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+async def guarded(events: AsyncGenerator[bytes], request_id: str) -> AsyncIterator[bytes]:
     """The events, then DONE. An error in mid-stream becomes an event in OpenAI's shape, and the end."""
     try:
         async with contextlib.aclosing(events):
             async for chunk in events:
                 yield chunk
     except Exception as error:
-        yield event(errors.describe(error)[1])
+        yield event(errors.describe(error, request_id)[1])
     yield DONE
 
 
 class EventStream(StreamingResponse):
     """Streams events; closes `sources` at its end, however it ends: also when the client left before the first byte."""
 
-    def __init__(self, events: AsyncGenerator[bytes], sources: Iterable[Closable]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], sources: Iterable[Closable], request_id: str) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(guarded(events), media_type="text/event-stream", headers=headers)
+        super().__init__(guarded(events, request_id), media_type="text/event-stream", headers=headers)
         self._sources = sources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

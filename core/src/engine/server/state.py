@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -11,6 +10,10 @@ from fastapi import Request
 
 from engine.frontend.async_llm import AsyncLLM
 from engine.server.errors import APIError
+from engine.server.lifecycle import Lifecycle
+from engine.server.prometheus import Exposition
+
+QUEUE_RETRY_SECONDS = 1
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,17 @@ class ServerState:
     Args:
         engine: started.
         model_names: the first is what answers carry; requests may use any.
+        lifecycle: whether requests are taken.
+        metrics: for `/metrics`.
+        max_queue: most sequences that may wait.
         created: seconds, for `/v1/models`.
     """
 
     engine: AsyncLLM
     model_names: tuple[str, ...]
+    lifecycle: Lifecycle
+    metrics: Exposition
+    max_queue: int
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:
@@ -33,18 +42,24 @@ class ServerState:
             served = ", ".join(self.model_names)
             raise APIError(
                 404,
-                f"the model {name!r} does not exist; this server serves {served}",
+                f"the model {name[:200]!r} does not exist; this server serves {served}",
                 param="model",
                 code="model_not_found",
             )
         return self.model_names[0] if name is None else name
 
+    def check_queue(self) -> None:
+        """Raises a 429 APIError where as many sequences wait as may. An engine with a free place takes any request."""
+        if (waiting := self.engine.queue_length) >= self.max_queue:
+            raise APIError(
+                429,
+                f"{waiting} sequences wait for a place, and no more than {self.max_queue} may (--max-queue); "
+                f"try again in {QUEUE_RETRY_SECONDS} s",
+                code="queue_full",
+                headers={"Retry-After": str(QUEUE_RETRY_SECONDS)},
+            )
+
 
 def state_of(request: Request) -> ServerState:
     """The app's state, for `Depends`."""
     return cast(ServerState, request.app.state.server)
-
-
-def new_id(prefix: str) -> str:
-    """A fresh id as OpenAI's look, e.g. "chatcmpl-3f2a..."."""
-    return f"{prefix}-{uuid.uuid4().hex}"

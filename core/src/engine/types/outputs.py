@@ -35,6 +35,8 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
         finish_reason: None while it runs.
         stop_reason: the stop token id that ended it, where one did (None for end of sequence).
         num_cached_tokens: prompt tokens that were found in the prefix cache; sent with the first token.
+        queue_time: seconds from its arrival in the core to its first admission; sent with the first token.
+        prefill_time: seconds from there to the first token; sent with it.
         error: (code, asked, found, remedy) of a typed error where `finish_reason` is "error".
     """
 
@@ -44,6 +46,8 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
+    queue_time: float = 0.0
+    prefill_time: float = 0.0
     error: tuple[str, str, str, str] | None = None
 
 
@@ -57,6 +61,8 @@ class StepStats(msgspec.Struct, kw_only=True):
         pages_used, pages_total: of the KV cache; a page that only the prefix cache holds is not used.
         prefix_queries, prefix_hits: prompt tokens looked up, and found, since start.
         num_preemptions: since start.
+        prompt_tokens: of requests that got their first token, since start; cached ones count.
+        generation_tokens: accepted since start.
     """
 
     step_id: int
@@ -68,6 +74,8 @@ class StepStats(msgspec.Struct, kw_only=True):
     prefix_queries: int
     prefix_hits: int
     num_preemptions: int
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
 
 
 class CoreOutputs(msgspec.Struct, kw_only=True):

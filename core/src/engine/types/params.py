@@ -13,6 +13,10 @@ MAX_LOGPROBS = 64
 """The most alternatives per position that a request may ask for."""
 MAX_STOP_STRINGS = 64
 """The most stop strings that a request may carry: each costs a search for every token."""
+MAX_STOP_LENGTH = 1024
+"""The most characters of a stop string: as many may have to be held back."""
+MAX_STOP_TOKEN_IDS = 1024
+"""The most stop token ids that a request may carry."""
 MAX_SEED = 2**64 - 1
 
 
@@ -115,7 +119,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
             raise InvalidRequestError(f"stop={self.stop!r:.80}", "it is not a string or a list of strings")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(
-                f"{len(self.stop)} stop strings", f"at most {MAX_STOP_STRINGS} are taken", "send fewer stop strings"
+                f"stop={len(self.stop)} strings", f"at most {MAX_STOP_STRINGS} are taken", "send fewer stop strings"
+            )
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_LENGTH:
+            raise InvalidRequestError(
+                f"stop=a string of {longest} characters", f"at most {MAX_STOP_LENGTH} are taken", "send a shorter one"
             )
         if any(not s for s in self.stop):
             raise InvalidRequestError("stop=''", "an empty stop string would end every request", "leave it out")
@@ -125,6 +134,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
             )
         if not isinstance(self.stop_token_ids, list):
             raise InvalidRequestError(f"stop_token_ids={self.stop_token_ids!r:.80}", "it is not a list of integers")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"stop_token_ids={len(self.stop_token_ids)} ids",
+                f"at most {MAX_STOP_TOKEN_IDS} are taken",
+                "send fewer",
+            )
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
 

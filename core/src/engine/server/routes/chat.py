@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
@@ -9,17 +10,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from engine.frontend.async_llm import RequestStream
+from engine.frontend.request_stream import RequestStream
+from engine.plugin.near import did_you_mean
 from engine.server import logprobs, sse
 from engine.server.choices import Usage, collect, merged, submit
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
-from engine.server.json import JSON
-from engine.server.protocol import ChatBody
-from engine.server.state import ServerState, new_id, state_of
+from engine.server.json import JSON, JSONRoute
+from engine.server.protocol import ROLES, ChatBody
+from engine.server.request_id import engine_id, request_id
+from engine.server.state import ServerState, state_of
 from engine.types.outputs import CompletionOutput, RequestOutput
 
-router = APIRouter()
+router = APIRouter(route_class=JSONRoute)
 
 
 @router.post("/v1/chat/completions")
@@ -30,21 +33,36 @@ async def chat_completions(
     model = state.check_model(body.model)
     if not body.messages:
         raise APIError(400, "messages is empty; send at least one", param="messages")
+    _check_roles(body)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise APIError(400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     params = body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    prompt = state.engine.render_chat(
+    state.check_queue()
+    prompt = await state.engine.render_chat(
         body.messages, add_generation_prompt=body.add_generation_prompt, variables=body.chat_template_kwargs
     )
-    identity = new_id("chatcmpl")
-    streams = submit(state.engine, [prompt], params, identity, stream=body.stream)
+    identity = engine_id(request, "chatcmpl")
+    streams = await submit(state, [prompt], params, identity, stream=body.stream)
     head = {"id": identity, "created": int(time.time()), "model": model}
     if body.stream:
         events = _events(body, streams, params.n, {**head, "object": "chat.completion.chunk"})
-        return sse.EventStream(events, streams)
+        return sse.EventStream(events, streams, request_id(request))
     (output,) = await until_disconnect(request, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}))
+
+
+def _check_roles(body: ChatBody) -> None:
+    """Many templates write any role into the prompt as it is, and a slip would only make the answer worse."""
+    for i, message in enumerate(body.messages):
+        role = message.get("role")
+        if role not in ROLES:
+            hint = did_you_mean(role[:64], ROLES) if isinstance(role, str) else ""
+            raise APIError(
+                400,
+                f"messages.{i}: the role is {reprlib.repr(role)}; {hint or 'send one of ' + ', '.join(ROLES)}",
+                param="messages",
+            )
 
 
 def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any]) -> dict[str, Any]:

@@ -9,17 +9,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from engine.frontend.async_llm import RequestStream
+from engine.frontend.request_stream import RequestStream
 from engine.server import logprobs, sse
 from engine.server.choices import Usage, collect, merged, submit
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
-from engine.server.json import JSON
+from engine.server.json import JSON, JSONRoute
 from engine.server.protocol import CompletionBody
-from engine.server.state import ServerState, new_id, state_of
+from engine.server.request_id import engine_id, request_id
+from engine.server.state import ServerState, state_of
 from engine.types.outputs import CompletionOutput, RequestOutput
 
-router = APIRouter()
+router = APIRouter(route_class=JSONRoute)
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
 
@@ -37,9 +38,9 @@ async def completions(
         raise APIError(400, f"prompt holds {len(prompts)} prompts; send 1 to {MAX_PROMPTS}", param="prompt")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = body.sampling_params(max_tokens=max_tokens, logprobs=body.logprobs)
-    identity = new_id("cmpl")
-    streams = submit(
-        state.engine,
+    identity = engine_id(request, "cmpl")
+    streams = await submit(
+        state,
         [p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompts],
         params,
         identity,
@@ -47,7 +48,7 @@ async def completions(
     )
     head = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.stream:
-        return sse.EventStream(_events(state, body, streams, params.n, head), streams)
+        return sse.EventStream(_events(state, body, streams, params.n, head), streams, request_id(request))
     outputs = await until_disconnect(request, collect(streams))
     return JSON(_answer(state, body, outputs, params.n, head))
 

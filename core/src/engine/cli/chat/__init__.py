@@ -1,0 +1,1 @@
+"""`engine chat`: a conversation in the terminal, or through a pipe."""

@@ -1,0 +1,185 @@
+"""The resolved settings as a tree, and its two forms: a config file with comments, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from engine.config.declaration import SERVER_SETTINGS, SETTINGS, Setting
+from engine.config.names import Key
+from engine.frontend.banner import why
+from engine.plugin.points import POINTS
+
+if TYPE_CHECKING:
+    from engine.config.server import ServerConfig
+    from engine.config.settings import EngineConfig
+    from engine.config.sources import Merged
+    from engine.frontend.launch import Launch
+    from engine.plugin import Selection
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One setting.
+
+    Attributes:
+        value: as it is used; None where it is found out when an engine starts.
+        origin: where it was set: a flag, a place in a file, a variable, or "default" with what that means.
+        secret: the value is not to be shown.
+        owner: of an option: the driver that has it, with its distribution.
+    """
+
+    value: Any
+    origin: str
+    secret: bool = False
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """All settings, by name; options by point and name (several drivers of one point may have an option each)."""
+
+    settings: dict[str, Entry] = field(default_factory=dict)
+    points: dict[str, Entry] = field(default_factory=dict)
+    options: dict[str, list[tuple[str, Entry]]] = field(default_factory=dict)
+    server: dict[str, Entry] = field(default_factory=dict)
+
+
+def resolve(merged: Merged, config: EngineConfig, server: ServerConfig, plan: Launch | None) -> Tree:
+    """The tree. `plan` is what the launcher decided; None where it could not, and then less is known."""
+    tree = Tree()
+    found = {} if plan is None else _found_out(plan)
+    for setting in SETTINGS:
+        value = getattr(config, setting.name)
+        tree.settings[setting.name] = _entry(
+            setting, Key("settings", setting.name), found.get(setting.name, value), merged
+        )
+    for setting in SERVER_SETTINGS:
+        tree.server[setting.name] = _entry(setting, Key("server", setting.name), getattr(server, setting.name), merged)
+    chosen: dict[str, list[Selection]] = {point: [] for point in POINTS}
+    for selection in () if plan is None else plan.selections:
+        chosen[selection.point].append(selection)
+    for name, point in POINTS.items():
+        asked, origin = merged.choice(name)
+        selections = chosen[name]
+        if not selections:
+            tree.points[point.keyword] = Entry(asked, origin or DEFAULT)
+        else:
+            reasons = dict.fromkeys(why([s]) for s in selections if not s.asked)
+            parts = [origin] if origin else []
+            tree.points[point.keyword] = Entry(_drivers(selections), "; ".join([*parts, *reasons]) or DEFAULT)
+        entries = list(_options(name, selections, merged))
+        if entries:
+            tree.options[name] = entries
+    return tree
+
+
+def as_yaml(tree: Tree) -> str:
+    """A config file that sets what the tree says, with comments that say where each value came from."""
+    lines: list[tuple[str, str]] = [(_pair(name, entry), entry.origin) for name, entry in tree.settings.items()]
+    lines.append(("server:", ""))
+    lines += [(_pair(name, entry, 1), entry.origin) for name, entry in tree.server.items()]
+    lines.append(("points:", ""))
+    lines += [(_pair(name, entry, 1), entry.origin) for name, entry in tree.points.items()]
+    if tree.options:
+        lines.append(("options:", ""))
+    for point, entries in tree.options.items():
+        lines.append((f"  {point}:", ""))
+        seen: set[str] = set()
+        for name, entry in entries:
+            text = _pair(name, entry, 2)
+            if name in seen:  # a second driver's option of that name, which one key sets for both
+                text = f"    # {text.lstrip()}"
+            seen.add(name)
+            lines.append((text, f"{entry.origin}, of {entry.owner}"))
+    width = max(len(text) for text, _ in lines if len(text) <= 48)
+    return "\n".join(f"{text.ljust(width)}  # {comment}" if comment else text for text, comment in lines)
+
+
+def as_json(tree: Tree) -> dict[str, Any]:
+    """The same as plain data: every leaf is {"value", "origin"}; options have their driver too."""
+
+    def leaf(entry: Entry) -> dict[str, Any]:
+        content = {"value": "(hidden)" if entry.secret and entry.value is not None else entry.value}
+        return {**content, "origin": entry.origin, **({"driver": entry.owner} if entry.owner else {})}
+
+    options: dict[str, Any] = {}
+    for point, entries in tree.options.items():
+        options[point] = [{"name": name, **leaf(entry)} for name, entry in entries]
+    return {
+        "settings": {name: leaf(entry) for name, entry in tree.settings.items()},
+        "server": {name: leaf(entry) for name, entry in tree.server.items()},
+        "points": {name: leaf(entry) for name, entry in tree.points.items()},
+        "options": options,
+    }
+
+
+def _entry(setting: Setting, key: Key, value: Any, merged: Merged) -> Entry:
+    origin = merged.origins.get(key, "")
+    if not origin:
+        origin = DEFAULT
+        if setting.default in (None, "auto") and "(default: " in setting.help:
+            origin += f": {setting.help.rpartition('(default: ')[2].removesuffix(')')}"
+        elif value != setting.default:
+            origin += f": {setting.default}"
+    return Entry(value, origin, setting.secret)
+
+
+def _found_out(plan: Launch) -> dict[str, Any]:
+    """Values of settings that the launcher found out, or may have changed from "auto"."""
+    return {
+        "model": plan.files.name,
+        "tokenizer": plan.tokenizer_folder,
+        "served_model_name": plan.model_name,
+        "dtype": plan.start.worker.dtype,
+        "max_model_len": plan.max_model_len,
+        "in_flight": plan.start.in_flight,
+    }
+
+
+def _drivers(selections: Iterable[Selection]) -> str:
+    """The drivers at work, as the point's setting takes them: "a", "a,b" or "full=a,sliding=b"."""
+    many = list(selections)
+    names = list(dict.fromkeys(selection.candidate.name for selection in many))
+    if len(names) > 1 and POINTS[many[0].point].pick == "per_kind":
+        return ",".join(f"{selection.kind}={selection.candidate.name}" for selection in many)
+    return ",".join(names)
+
+
+def _options(point: str, selections: Iterable[Selection], merged: Merged) -> Iterable[tuple[str, Entry]]:
+    """The options of the point's drivers; those that were given, where no driver is chosen."""
+    drivers = {selection.candidate: selection for selection in selections}
+    if not drivers:
+        for name, value in merged.options().get(point, {}).items():
+            yield name, Entry(value, merged.origins[Key("options", point, name)], owner="no driver yet")
+    for candidate, selection in drivers.items():
+        if selection.options is None:
+            continue
+        owner = f"{candidate.name} ({candidate.provenance})"
+        for name, value in selection.options.model_dump(mode="json").items():
+            origin = merged.origins.get(Key("options", point, name), DEFAULT)
+            yield name, Entry(value, origin, owner=owner)
+
+
+def _pair(name: str, entry: Entry, depth: int = 0) -> str:
+    indent = "  " * depth
+    if entry.secret and entry.value is not None:
+        return f"{indent}# {name}: (hidden)"
+    return f"{indent}{name}: {_yaml(entry.value)}"
+
+
+def _yaml(value: Any) -> str:
+    """A value on one line. JSON is YAML; text that needs no quotes has none."""
+    if isinstance(value, str):
+        import yaml
+
+        try:
+            if value and " #" not in value and ": " not in value and yaml.safe_load(value) == value:
+                return value
+        except yaml.YAMLError:
+            pass
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,133 @@
+"""What an engine says when it stands: the model, its memory, how much it holds, and who serves each point and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from engine.kv.tables import BlockTable
+from engine.plugin.points import POINTS
+
+if TYPE_CHECKING:
+    from engine.frontend.launch import Launch
+    from engine.plugin import Selection
+    from engine.types.start import WorkerReady
+
+_LONGEST_REASON = 60
+_OPERATIONS_SHOWN = 3
+_WITHOUT_PRIORITY = {"by_architecture": "it has the model's architecture", "claims": "it claims the model"}
+
+
+def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
+    """The banner: one screen of text without a newline at the end.
+
+    Args:
+        launch: the launcher's decisions.
+        worker: what the worker told when it was ready.
+        address: where the server is reached, e.g. "http://127.0.0.1:8000/v1"; None where there is no server.
+    """
+    start = launch.start.worker
+    model = launch.model
+    tokens, full_length = capacity(launch, worker)
+    at_once = min(full_length, start.max_num_seqs)
+    cache = f"{amount(worker.cache_bytes)}, {tokens:,} tokens in blocks of {start.layout.block_size}"
+    facts = [
+        ("model", f"{launch.model_name} ({model.architecture}, {_count(worker.num_parameters)} parameters)"),
+        ("folder", launch.files.folder),
+        ("dtype", f"{start.dtype} on {start.device}" + _stored_as(launch)),
+        ("weights", f"{amount(worker.weight_bytes)}, loaded in {worker.load_seconds:.2f} s"),
+        ("KV cache", cache + ("" if launch.start.enable_prefix_caching else ", prefix caching off")),
+        (
+            "requests",
+            f"up to {start.max_model_len:,} tokens each; {at_once:,.1f} at once at full length, "
+            f"{start.max_num_seqs:,} at most",
+        ),
+    ]
+    drivers = [(point, f"{driver}: {why}") for point, driver, why in _drivers(launch.selections)]
+    text = [f"Engine {version('engine')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
+    if address is not None:
+        text.append(f"  serves {launch.model_name} on {address}")
+    return "\n".join(text)
+
+
+def _columns(rows: list[tuple[str, str]], indent: int) -> list[str]:
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"{' ' * indent}{name.ljust(width)}  {text}" for name, text in rows]
+
+
+def capacity(launch: Launch, worker: WorkerReady) -> tuple[int, float]:
+    """How much the KV cache holds.
+
+    Returns:
+        Tokens (of requests at full length, where layers of several kinds share the pool), and how many requests of
+        `max_model_len` tokens fit at once.
+    """
+    start = launch.start.worker
+    groups = start.layout.groups
+    pages = worker.num_pages - 1  # the null page belongs to nobody
+    chunk = min(start.max_num_batched_tokens, start.max_model_len)
+    each = sum(BlockTable(group, 1, start.max_model_len).most_live(start.max_model_len, chunk) for group in groups)
+    one_kind = len(groups) == 1 and groups[0].sliding_window is None
+    return pages * groups[0].tokens_per_block if one_kind else pages * start.max_model_len // each, pages / each
+
+
+def amount(size: int) -> str:
+    """Bytes as people read them, e.g. "1.5 GiB"."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def _count(number: int) -> str:
+    """A number of parameters, e.g. "7.62 B"."""
+    for size, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return str(number)
+
+
+def _stored_as(launch: Launch) -> str:
+    stored = launch.model.dtype
+    return f" (stored as {stored})" if stored != launch.start.worker.dtype else ""
+
+
+def _drivers(selections: Iterable[Selection]) -> list[tuple[str, str, str]]:
+    """(point, driver, why) for each driver at work; a driver that serves many kinds or operations is one line."""
+    together: dict[tuple[str, str], list[Selection]] = {}
+    of_point: dict[str, set[str]] = {}
+    for selection in selections:
+        together.setdefault((selection.point, selection.candidate.name), []).append(selection)
+        of_point.setdefault(selection.point, set()).add(selection.candidate.name)
+    rows = []
+    for (point, driver), served in together.items():
+        kinds = list(dict.fromkeys(selection.kind for selection in served if selection.kind))
+        shared = len(of_point[point]) > 1
+        many = len(kinds) > _OPERATIONS_SHOWN
+        label = f"{point} ({len(kinds) if many else ', '.join(kinds)})" if shared and kinds else point
+        rows.append((label, driver, why(served)))
+    return rows
+
+
+def why(served: list[Selection]) -> str:
+    """Why a driver was chosen, e.g. "asked", or "auto, priority 10; others unfit: triton: there is no GPU"."""
+    first = served[0]
+    if first.asked:
+        return "asked"
+    verdicts = {verdict.candidate.name: verdict for selection in served for verdict in selection.verdicts}
+    others = [v for v in verdicts.values() if v.candidate.name != first.candidate.name and not v.fit]
+    if pick := _WITHOUT_PRIORITY.get(POINTS[first.point].pick):
+        return f"auto, {pick}"
+    text = f"auto, priority {first.card.priority}"
+    if not others:
+        return text
+    reasons = [f"{v.candidate.name}: {_short('; '.join(v.reasons))}" for v in others[:2]]
+    more = f" and {len(others) - 2} more" if len(others) > 2 else ""
+    return f"{text}; unfit: {', '.join(reasons)}{more}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

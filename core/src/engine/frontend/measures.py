@@ -1,0 +1,170 @@
+"""What a server's operator wants to know of its requests: counts and distributions, as plain numbers.
+
+No metrics library is imported here: `engine.server.prometheus` writes these numbers down when somebody asks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from engine.frontend.input_processor import ProcessedRequest
+from engine.types.outputs import CoreOutput, StepStats
+
+# The bounds are vLLM's, so that its users' dashboards fit; those between tokens begin lower, for small models.
+FIRST_TOKEN_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_SECONDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+    *(1920.0, 7680.0),
+)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+COMPLETIONS = (1, 2, 5, 10, 20)
+
+
+class Histogram:
+    """Counts of values by size. Not thread-safe.
+
+    Args:
+        bounds: ascending upper bounds; a value counts in the first that is not below it.
+    """
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count `value`, `count` times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, how many values are not above it), the last bound being "+Inf": Prometheus' form."""
+        names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(names, itertools.accumulate(self.counts), strict=True))
+
+
+class _Sequence:
+    """What is remembered of an unfinished sequence. Times are seconds of one monotonic clock; 0 where not yet."""
+
+    __slots__ = ("arrived", "first", "last", "max_tokens", "num_tokens", "prefill", "prompt_tokens", "queued")
+
+    def __init__(self, arrived: float, prompt_tokens: int, max_tokens: int | None) -> None:
+        self.arrived, self.prompt_tokens, self.max_tokens = arrived, prompt_tokens, max_tokens
+        self.first = self.last = self.queued = self.prefill = 0.0
+        self.num_tokens = 0
+
+
+class Measures:
+    """Follows requests from their arrival to their end. Called by one thread; a sequence is one of a request's n.
+
+    Args:
+        max_model_len: bounds the buckets of token counts.
+
+    Attributes:
+        time_to_first_token: from arrival, tokenising included, until the first token is back in the frontend.
+        inter_token_latency: between the tokens of a sequence.
+        request_time_per_output_token: a sequence's mean of these.
+        e2e_latency: from arrival to the end.
+        queue_time, prefill_time: as the core measured them, see `CoreOutput`; of sequences that got a token.
+        decode_time, inference_time: from the first token, or from admission, to the last token.
+        step_tokens: computed in a step.
+        prompt_tokens, generation_tokens: of sequences that ended.
+        params_n: one value a request; `params_max_tokens`: one a sequence, where the request set it.
+        finished: sequences that ended, by finish reason.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        tokens = _one_two_five(max_model_len)
+        self.time_to_first_token = Histogram(FIRST_TOKEN_SECONDS)
+        self.inter_token_latency = Histogram(TOKEN_SECONDS)
+        self.request_time_per_output_token = Histogram(TOKEN_SECONDS)
+        self.e2e_latency = Histogram(REQUEST_SECONDS)
+        self.queue_time = Histogram(REQUEST_SECONDS)
+        self.prefill_time = Histogram(REQUEST_SECONDS)
+        self.decode_time = Histogram(REQUEST_SECONDS)
+        self.inference_time = Histogram(REQUEST_SECONDS)
+        self.step_tokens = Histogram(STEP_TOKENS)
+        self.prompt_tokens = Histogram(tokens)
+        self.generation_tokens = Histogram(tokens)
+        self.params_n = Histogram(COMPLETIONS)
+        self.params_max_tokens = Histogram(tokens)
+        self.finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
+        self._sequences: dict[str, _Sequence] = {}
+
+    def arrived(self, processed: ProcessedRequest, when: float) -> None:
+        """A request is sent to the core; it reached the frontend at `when`."""
+        self.params_n.observe(processed.params.n)
+        prompt = len(processed.prompt_token_ids)
+        for request in processed.requests:
+            self._sequences[request.request_id] = _Sequence(when, prompt, processed.params.max_tokens)
+
+    def stepped(self, news: Iterable[CoreOutput], stats: StepStats | None, now: float) -> None:
+        """The news of one step came in at `now`."""
+        if stats is not None and stats.num_tokens:
+            self.step_tokens.observe(stats.num_tokens)
+        sequences = self._sequences
+        single: dict[float, int] = {}  # sequences that were in the same step before waited equally long
+        for output in news:
+            sequence = sequences.get(output.request_id)
+            if sequence is None or not (count := len(output.new_token_ids)):
+                continue
+            if not sequence.num_tokens:
+                sequence.first = now
+                sequence.queued, sequence.prefill = output.queue_time, output.prefill_time
+                self.time_to_first_token.observe(now - sequence.arrived)
+            elif count == 1:
+                single[sequence.last] = single.get(sequence.last, 0) + 1
+            else:
+                self.inter_token_latency.observe((now - sequence.last) / count, count)
+            sequence.last = now
+            sequence.num_tokens += count
+        for last, count in single.items():
+            self.inter_token_latency.observe(now - last, count)
+
+    def ended(self, request_id: str, reason: str, now: float) -> None:
+        """A sequence ended. One that is not known is passed over."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return
+        self.finished[reason] += 1
+        self.e2e_latency.observe(now - sequence.arrived)
+        self.prompt_tokens.observe(sequence.prompt_tokens)
+        self.generation_tokens.observe(sequence.num_tokens)
+        if sequence.max_tokens is not None:
+            self.params_max_tokens.observe(sequence.max_tokens)
+        if sequence.num_tokens:
+            decode = sequence.last - sequence.first
+            self.queue_time.observe(sequence.queued)
+            self.prefill_time.observe(sequence.prefill)
+            self.decode_time.observe(decode)
+            self.inference_time.observe(sequence.prefill + decode)
+            if sequence.num_tokens > 1:
+                self.request_time_per_output_token.observe(decode / (sequence.num_tokens - 1))
+
+    def ended_all(self, reason: str, now: float) -> None:
+        """Every sequence ended."""
+        for request_id in list(self._sequences):
+            self.ended(request_id, reason, now)
+
+
+def _one_two_five(most: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50, ... up to the first that is not below `most`."""
+    bounds: list[float] = []
+    for power in itertools.count():
+        for digit in (1, 2, 5):
+            bounds.append(digit * 10**power)
+            if bounds[-1] >= most:
+                return bounds
+    raise AssertionError("itertools.count ends")

@@ -1,0 +1,120 @@
+"""The banner: what it says of a launch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from engine.frontend.banner import amount, capacity, render
+from engine.kv.layout import make_layout
+from engine.plugin.verdicts import Selection, Verdict
+from engine.types.model import KVSpec
+from engine.types.start import WorkerReady
+
+FULL = KVSpec(kind="full", num_kv_heads=2, head_size=8)
+SLIDING = KVSpec(kind="sliding", num_kv_heads=2, head_size=8, sliding_window=32)
+
+
+def candidate(name):
+    return SimpleNamespace(name=name, provenance="engine-x 1")
+
+
+def selection(point, name, kind="", asked=False, priority=0, unfit=()):
+    verdicts = (
+        *(Verdict(candidate(other), False, (reason,)) for other, reason in unfit),
+        Verdict(candidate(name), True),
+    )
+    return Selection(point, kind, candidate(name), SimpleNamespace(priority=priority), None, asked, verdicts)
+
+
+def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
+    layout = make_layout(specs, block_size=16, kv_itemsize=4, tokens_per_page={"full": 16, "sliding": 16})
+    worker = SimpleNamespace(
+        layout=layout, max_model_len=max_model_len, max_num_seqs=4, max_num_batched_tokens=16, dtype="float32",
+        device="cpu",
+    )  # fmt: skip
+    facts = {
+        "start": SimpleNamespace(worker=worker, enable_prefix_caching=True),
+        "model": SimpleNamespace(architecture="XForCausalLM", dtype="bfloat16"),
+        "files": SimpleNamespace(folder="/models/x"),
+        "model_name": "x",
+        "selections": selections,
+    }
+    return SimpleNamespace(**(facts | changes))
+
+
+def ready(pages, **changes):
+    facts = {"weight_bytes": 3 * 2**20, "cache_bytes": 2**30, "num_parameters": 7_620_000_000, "load_seconds": 1.234}
+    return WorkerReady(num_pages=pages, **(facts | changes))
+
+
+def test_the_facts_of_the_start():
+    shown = render(launch(), ready(17), "http://127.0.0.1:8000/v1")
+    assert shown.startswith("Engine ")
+    for fact in (
+        "x (XForCausalLM, 7.62 B parameters)",
+        "/models/x",
+        "float32 on cpu (stored as bfloat16)",
+        "3.0 MiB, loaded in 1.23 s",
+        "1.0 GiB, 256 tokens in blocks of 16",
+        "up to 128 tokens each; 2.0 at once at full length, 4 at most",
+        "serves x on http://127.0.0.1:8000/v1",
+    ):
+        assert fact in shown
+    assert "serves" not in render(launch(), ready(17), None)
+
+
+def test_who_serves_each_point_and_why():
+    plan = launch(selections=(
+        selection("ops", "triton", "linear", priority=20),
+        selection("ops", "torch", "embed", unfit=[("triton", "has no embed")]),
+        selection("ops", "torch", "norm", unfit=[("triton", "has no norm")]),
+        selection("attention", "torch", "full", asked=True),
+        selection("attention", "torch", "sliding", asked=True),
+        selection("model", "XForCausalLM"),
+        selection("checkpoint", "tiny", unfit=[("safetensors", "does not claim it")]),
+        selection("evictor", "lru", priority=3, unfit=[("a", "r" * 99), ("b", "no"), ("c", "no"), ("d", "no")]),
+    ))  # fmt: skip
+    text = render(plan, ready(17), None)
+    rows = {" ".join(line.split()) for line in text.split("\n")}
+    assert "ops (linear) triton: auto, priority 20" in rows
+    assert "ops (embed, norm) torch: auto, priority 0; unfit: triton: has no norm" in rows
+    assert "attention torch: asked" in rows
+    assert "model XForCausalLM: auto, it has the model's architecture" in rows
+    assert "checkpoint tiny: auto, it claims the model" in rows
+    assert f"evictor lru: auto, priority 3; unfit: a: {'r' * 59}…, b: no and 2 more" in rows
+    assert len(text.split("\n")) < 24
+
+
+def test_prefix_caching_off_is_said():
+    plan = launch()
+    plan.start.enable_prefix_caching = False
+    assert "prefix caching off" in render(plan, ready(17), None)
+
+
+@pytest.mark.parametrize("specs", [(FULL,), (FULL, FULL), (FULL, SLIDING), (SLIDING,)])
+@pytest.mark.parametrize("length", [1, 120, 128, 1000])
+def test_what_the_cache_holds(specs, length):
+    plan = launch(specs, max_model_len=length)
+    pages = sum(_pages(group, length, 16) for group in plan.start.worker.layout.groups)
+    tokens, at_once = capacity(plan, ready(17))
+    assert at_once == pytest.approx(16 / pages)
+    assert tokens == (256 if set(specs) == {FULL} else 16 * length // pages)
+
+
+def _pages(group, length, chunk):
+    """The most pages that one request holds at once, wherever its chunks begin."""
+    most = 0
+    for start in range(length):
+        first = 0 if group.sliding_window is None else max(0, start - group.sliding_window + 1)
+        end = min(start + chunk, length)
+        most = max(most, (end - 1) // group.tokens_per_block - first // group.tokens_per_block + 1)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (643 * 1024, "643 KiB"), (2**40, "1.0 TiB")]
+)
+def test_amounts(size, text):
+    assert amount(size) == text
