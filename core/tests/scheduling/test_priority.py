@@ -12,11 +12,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from outcomes import check_outcome
 from paged_worker import VOCAB
-from schedules import Schedule, run_schedule, schedules
+from schedules import Planned, Schedule, Settings, run_schedule, schedules
 
 from engine.builtin.policy_priority.body import Priority
 from engine.builtin.policy_priority.card import PriorityOptions
 from engine.interfaces.context import CoreContext
+from engine.types.params import SamplingParams
 
 
 class Waiting(NamedTuple):
@@ -69,7 +70,7 @@ def test_the_victim_is_the_least_urgent_and_of_equals_the_last_admitted() -> Non
 
 
 @given(st.data())
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=150, deadline=None)
 def test_against_a_sorted_list(data: st.DataObject) -> None:
     queue, plain = policy(), list[tuple[tuple[int, float, int], Waiting]]()
     for count in range(data.draw(st.integers(1, 40))):
@@ -100,11 +101,32 @@ class WithOptions(Priority):
 
 
 @given(schedule=schedules(VOCAB), layout=st.sampled_from(sorted(LAYOUTS)), seed=st.integers(0, 9))
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=150, deadline=None)
 def test_any_schedule_with_priorities(schedule: Schedule, layout: str, seed: int) -> None:
     requests = tuple(replace(r, priority=(i * 7 + seed) % 3) for i, r in enumerate(schedule.requests))
     schedule = replace(schedule, requests=requests)
     core, _ = make_core(LAYOUTS[layout], schedule.settings, policy=WithOptions)
     outcomes = run_schedule(core, schedule)
     for request in schedule.requests:
+        check_outcome(core, request, outcomes[request.request_id])
+
+
+def test_a_prompt_that_is_left_alone_by_preemption_goes_on() -> None:
+    """The only decode is preempted for want of a page while a more urgent prompt is half computed: the prompt then has
+    the whole cache, and must not be told that it is too small."""
+    long = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, seed=0)
+    short = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, seed=0)
+    settings = Settings(
+        num_pages=10, max_num_seqs=2, max_num_batched_tokens=2, max_model_len=40, in_flight=1,
+        enable_prefix_caching=False, hold=False,
+    )  # fmt: skip
+    requests = (
+        Planned(request_id="decode", prompt=(1, 2, 3, 4), params=long, priority=1),
+        Planned(request_id="prompt", prompt=tuple(range(1, 13)) * 2, params=short, arrives=2),
+    )
+    core, _ = make_core(LAYOUTS["full"], settings, policy=WithOptions)
+    outcomes = run_schedule(core, Schedule(settings=settings, requests=requests))
+    assert core.stats().num_preemptions == 1
+    for request in requests:
+        assert outcomes[request.request_id].finish_reason == "length", outcomes[request.request_id].error
         check_outcome(core, request, outcomes[request.request_id])

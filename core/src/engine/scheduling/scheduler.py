@@ -142,6 +142,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None where nothing can be planned before a result comes back (or there is nothing)."""
         while True:
+            preempted = self.num_preemptions
             batch = Batch(self.max_num_batched_tokens)
             self._choose_decodes(batch)
             if not batch.left_out:
@@ -150,7 +151,10 @@ class Scheduler:
                 self._admit(batch)
             if not batch.empty:
                 break
-            if self.outstanding or not self._unblock():
+            if self.outstanding:
+                return None
+            # A pass that preempted everything it had chosen has made room: the next one sees it.
+            if self.num_preemptions == preempted and not self._unblock():
                 return None
         self.last_step += 1
         plan = build_plan(self.last_step, batch, self.slots, self.kv)
