@@ -17,7 +17,7 @@ from engine.types.errors import KVCacheTooSmallError
 
 @pytest.fixture
 def platform() -> HostPlatformBody:
-    return HostPlatformBody(WorkerContext(start=SimpleNamespace(device="cpu")))  # type: ignore[arg-type]
+    return HostPlatformBody(WorkerContext(start=SimpleNamespace(device="cpu", size=1)))  # type: ignore[arg-type]
 
 
 def test_facts() -> None:

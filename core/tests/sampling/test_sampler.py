@@ -41,7 +41,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.ops = CountingOps()
-        self.platform = HostPlatformBody(SimpleNamespace(start=SimpleNamespace(device="cpu")))  # type: ignore[arg-type]
+        self.platform = HostPlatformBody(SimpleNamespace(start=SimpleNamespace(device="cpu", size=1)))  # type: ignore[arg-type]
         self.uploads = 0
         self.tokens = torch.zeros(SLOTS + 1, 31, dtype=torch.int32)
         self.parameters = SlotParameters(SLOTS, VOCAB)

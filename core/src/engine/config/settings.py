@@ -39,6 +39,7 @@ class EngineConfig(BaseModel):
     max_num_seqs: Positive = 256
     max_num_batched_tokens: Positive = 2048
     block_size: Positive = 16
+    tensor_parallel_size: Positive = 1
     kv_cache_memory: Bytes | None = None
     num_kv_pages: Positive | None = None
     enable_prefix_caching: bool = True

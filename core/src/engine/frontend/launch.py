@@ -16,6 +16,7 @@ import msgspec
 
 from engine.interfaces.attention import AttentionCard, AttentionNeed
 from engine.interfaces.checkpoint import CheckpointCard
+from engine.interfaces.communicator import CommunicatorNeed
 from engine.interfaces.executor import ExecutorNeed
 from engine.interfaces.model import ModelCard, ModelNeed
 from engine.interfaces.ops import OPERATIONS, OpsNeed
@@ -30,11 +31,12 @@ from engine.plugin import (
     select_architecture,
     select_claims,
     select_default_model,
+    select_fitting,
     select_kinds,
     select_ordered,
 )
 from engine.types.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
-from engine.types.kv import KVLayout
+from engine.types.kv import KVLayout, kv_heads_on_rank
 from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.start import CoreStart, WorkerStart
 
@@ -127,13 +129,17 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         config.options_for("ops"),
         together=[("pack_linear", "linear")],
     )
-    executor = _one(config, registry, "executor", ExecutorNeed(world_size=1))
+    communicators = _communicators(config, registry, facts)
+    executor = _one(config, registry, "executor", ExecutorNeed(world_size=config.tensor_parallel_size))
     evictor = _one(config, registry, "evictor", None)
     policy = _one(config, registry, "scheduling_policy", None)
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     tokenizer = _one(config, registry, "tokenizer", TokenizerNeed(folder=tokenizer_folder))
 
-    selections = (platform, *ops, *attention.values(), executor, evictor, architecture, checkpoint, tokenizer, policy)
+    selections = (
+        *(platform, *communicators, *ops, *attention.values(), executor, evictor),
+        *(architecture, checkpoint, tokenizer, policy),
+    )
     manifest = Manifest.of(selections)
     worker = WorkerStart(
         choices=manifest.choices,
@@ -147,6 +153,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_cache_memory=config.kv_cache_memory,
         num_kv_pages=config.num_kv_pages,
+        size=config.tensor_parallel_size,
     )
     start = CoreStart(
         worker=worker,
@@ -200,6 +207,7 @@ def _model(
             architecture=architectures[0] if architectures else "",
             config=files.config,
             framework=facts.framework,
+            world_size=config.tensor_parallel_size,
         ),
         config.asked("model"),
         config.options_for("model"),
@@ -233,25 +241,44 @@ def _max_model_len(config: EngineConfig, model: ModelDescription) -> int:
 def _attention(
     config: EngineConfig, registry: Registry, model: ModelDescription, facts: PlatformFacts, dtype: str
 ) -> dict[str, Selection]:
-    needs = attention_needs(model, block_size=config.block_size, dtype=dtype, facts=facts)
+    needs = _attention_needs(config, model, facts, dtype)
     chosen = select_kinds(registry, "attention", needs, config.asked("attention"), config.options_for("attention"))
     return {selection.kind: selection for selection in chosen}
 
 
-def attention_needs(
-    model: ModelDescription, *, block_size: int, dtype: str, facts: PlatformFacts
-) -> dict[str, AttentionNeed]:
-    """What is asked of attention for each kind of layer of a model.
+def _communicators(config: EngineConfig, registry: Registry, facts: PlatformFacts) -> list[Selection]:
+    """In order of preference. None for one rank, unless the user names one, which then says why it is of no use."""
+    asked, options, size = config.asked("communicator"), config.options_for("communicator"), config.tensor_parallel_size
+    if size == 1 and asked is None and not options:
+        return []
+    need = CommunicatorNeed(world_size=size, device=facts.device, framework=facts.framework)
+    return select_fitting(registry, "communicator", need, asked, options)
 
-    Raises UnsupportedModelError where layers of one kind differ in form.
+
+def _attention_needs(
+    config: EngineConfig, model: ModelDescription, facts: PlatformFacts, dtype: str
+) -> dict[str, AttentionNeed]:
+    return attention_needs(
+        model, block_size=config.block_size, dtype=dtype, facts=facts, size=config.tensor_parallel_size
+    )
+
+
+def attention_needs(
+    model: ModelDescription, *, block_size: int, dtype: str, facts: PlatformFacts, size: int = 1
+) -> dict[str, AttentionNeed]:
+    """What is asked of attention on each of `size` ranks, for each kind of layer of a model.
+
+    Raises:
+        UnsupportedModelError: layers of one kind differ in form.
+        ConfigError: KV heads can be neither divided over the ranks nor copied evenly.
     """
     needs: dict[str, AttentionNeed] = {}
     for layer, spec in enumerate(model.kv_specs):
         need = AttentionNeed(
             kind=spec.kind,
             head_size=spec.head_size,
-            num_q_heads=model.num_q_heads,
-            num_kv_heads=spec.num_kv_heads,
+            num_q_heads=model.num_q_heads // size,
+            num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size),
             dtype=dtype,
             kv_dtype=dtype,
             device=facts.device,
@@ -272,7 +299,7 @@ def attention_needs(
 def _layout(
     config: EngineConfig, model: ModelDescription, attention: Mapping[str, Selection], facts: PlatformFacts, dtype: str
 ) -> KVLayout:
-    needs = attention_needs(model, block_size=config.block_size, dtype=dtype, facts=facts)
+    needs = _attention_needs(config, model, facts, dtype)
     tokens = {
         kind: cast("type[AttentionCard]", selection.card).tokens_per_page(needs[kind])
         for kind, selection in attention.items()
@@ -282,7 +309,7 @@ def _layout(
         block_size=config.block_size,
         kv_itemsize=_ITEM_SIZES[dtype],
         tokens_per_page=tokens,
-        size=1,
+        size=config.tensor_parallel_size,
     )
 
 

@@ -12,6 +12,7 @@ from engine.types.model import ModelDescription
 if TYPE_CHECKING:
     import torch
 
+    from engine.interfaces.communicator import Group
     from engine.interfaces.ops import Ops
 
 
@@ -87,6 +88,7 @@ class ModelContext:
         dtype, device: of the weights.
         max_model_len: positions that will be asked for.
         rank, size: this worker's place; layers hold 1 / size of their weights.
+        group: the ranks that share the layers; None where there is one.
     """
 
     description: ModelDescription
@@ -97,6 +99,7 @@ class ModelContext:
     max_model_len: int
     rank: int = 0
     size: int = 1
+    group: Group | None = None
 
 
 class Model(Protocol):
@@ -105,7 +108,7 @@ class Model(Protocol):
     def __init__(self, context: ModelContext) -> None: ...
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take (name, tensor) pairs as the checkpoint streams them; cast, cut and place each; then `pack`.
+        """Take (name, tensor) pairs as the checkpoint streams them; cut this rank's part, cast and place it; then pack.
 
         Raises CheckpointError naming a tensor that is missing, unexpected, or of the wrong shape.
         """
@@ -116,7 +119,7 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, H] -> [R, vocab_size], in the model's dtype."""
+        """hidden [R, H] -> [R, vocab_size], in the model's dtype: the same on every rank, bit by bit."""
         ...
 
     def num_parameters(self) -> int:

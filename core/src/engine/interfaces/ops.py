@@ -31,6 +31,7 @@ PURPOSE_SAMPLE = 0
 
 OPERATIONS: tuple[str, ...] = (
     "embedding",
+    "embedding_part",
     "gather_rows",
     "add",
     "scale",
@@ -140,6 +141,13 @@ class Ops(Protocol):
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """ids int [T], weight [V, H] -> [T, H]."""
+        ...
+
+    def embedding_part(self, ids: torch.Tensor, weight: torch.Tensor, first: int) -> torch.Tensor:
+        """ids int [T], weight [V', H] -> [T, H], where the weight holds the vocabulary's rows from `first` on.
+
+        An id outside first .. first + V' - 1 gives zeros.
+        """
         ...
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from engine.types.errors import ConfigError
-from engine.types.kv import KVGroup, KVLayout
+from engine.types.kv import KVGroup, KVLayout, kv_heads_on_rank
 from engine.types.model import KVSpec
 
 
@@ -42,7 +42,7 @@ def make_layout(
         layers_of.setdefault(spec, []).append(layer)
 
     token_bytes = {  # of one token in one layer, K and V
-        spec: 2 * _heads_on_rank(spec, size) * spec.head_size * kv_itemsize for spec in layers_of
+        spec: 2 * kv_heads_on_rank(spec.num_kv_heads, size) * spec.head_size * kv_itemsize for spec in layers_of
     }
     wanted = {spec: _wanted_tokens(spec, block_size, tokens_per_page) for spec in layers_of}
     page_bytes = max(token_bytes[spec] * len(layers) * wanted[spec] for spec, layers in layers_of.items())
@@ -55,7 +55,7 @@ def make_layout(
                 index=index,
                 kind=spec.kind,
                 layers=tuple(layers),
-                num_kv_heads=_heads_on_rank(spec, size),
+                num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size),
                 head_size=spec.head_size,
                 sliding_window=spec.sliding_window,
                 tokens_per_block=tokens_per_block,
@@ -68,18 +68,6 @@ def make_layout(
 def match_unit(layout: KVLayout) -> int:
     """Tokens of the shortest prefix that ends a block in every group: cached prefixes are multiples of it."""
     return math.lcm(layout.block_size, *(group.tokens_per_block for group in layout.groups))
-
-
-def _heads_on_rank(spec: KVSpec, size: int) -> int:
-    if spec.num_kv_heads < size:
-        return 1
-    if spec.num_kv_heads % size:
-        raise ConfigError(
-            f"divide {spec.num_kv_heads} KV heads over {size} ranks",
-            "they do not divide evenly",
-            f"use a number of ranks that divides {spec.num_kv_heads}",
-        )
-    return spec.num_kv_heads // size
 
 
 def _wanted_tokens(spec: KVSpec, block_size: int, tokens_per_page: Mapping[str, int]) -> int:

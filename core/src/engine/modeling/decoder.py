@@ -48,7 +48,7 @@ class Decoder(Module):
 
     def num_parameters(self) -> int:
         """Elements of the weights on this rank; tied ones counted once."""
-        return sum(math.prod(slot.shape) for part in self.parts() for slot in part.slots())
+        return sum(math.prod(slot.local_shape) for part in self.parts() for slot in part.slots())
 
     def weight_bytes(self) -> int:
         """Memory of the weights on this rank, as they are before a driver packs them."""

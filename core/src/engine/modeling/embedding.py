@@ -1,4 +1,8 @@
-"""The vocabulary: ids to vectors at the bottom, vectors to logits at the top, with one matrix or two."""
+"""The vocabulary: ids to vectors at the bottom, vectors to logits at the top, with one matrix or two.
+
+Over several ranks each holds some rows of the vocabulary: an id's vector comes from the one that has it (the others
+give zeros, and the sum goes round), and logits are gathered on every rank.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import torch
 from engine.interfaces.model import ModelContext
 from engine.modeling.linear import Linear
 from engine.modeling.module import Module, Slot
-from engine.modeling.parallel import partition
+from engine.modeling.parallel import group_of, vocabulary
 
 
 class Embedding(Module):
@@ -17,23 +21,28 @@ class Embedding(Module):
 
     Args:
         name: the checkpoint's, e.g. "model.embed_tokens".
+
+    Attributes:
+        shape: of the rows on this rank.
     """
 
     def __init__(self, context: ModelContext, vocab_size: int, hidden_size: int, name: str) -> None:
-        self._ops, self.name = context.ops, name
+        self._ops, self.name, self._group = context.ops, name, group_of(context)
         self._dtype, self._device = context.dtype, context.device
-        self.shape = (partition(vocab_size, context, name), hidden_size)
+        self._rows = vocabulary(vocab_size, context.size)[context.rank]
+        self.shape = (self._rows.length, hidden_size)
         self._weight: torch.Tensor | None = None
 
     @property
     def weight(self) -> torch.Tensor:
-        """[vocab_size, hidden_size], once it is loaded."""
+        """This rank's rows [vocab_size / ranks, hidden_size], once they are loaded."""
         assert self._weight is not None, f"{self.name} is not loaded"
         return self._weight
 
     def slots(self) -> list[Slot]:
         """`<name>.weight`."""
-        return [Slot(f"{self.name}.weight", self.shape, self)]
+        shape = (self._rows.total, self.shape[1])
+        return [Slot(f"{self.name}.weight", shape, self, part=(self._rows.part,))]
 
     def place(self, slot: Slot, tensor: torch.Tensor) -> None:
         """Copy the matrix, cast to the model's dtype."""
@@ -42,11 +51,13 @@ class Embedding(Module):
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int [T] -> [T, hidden_size]."""
-        return self._ops.embedding(ids, self.weight)
+        if self._group is None:
+            return self._ops.embedding(ids, self.weight)
+        return self._group.all_reduce(self._ops.embedding_part(ids, self.weight, self._rows.start))
 
 
 class LMHead(Module):
-    """hidden [R, hidden_size] -> logits [R, vocab_size].
+    """hidden [R, hidden_size] -> logits [R, vocab_size], on every rank.
 
     Args:
         name: the checkpoint's, e.g. "lm_head".
@@ -63,8 +74,10 @@ class LMHead(Module):
         tied: Embedding | None = None,
         bias: bool = False,
     ) -> None:
-        self._ops, self.name, self._tied = context.ops, name, tied
-        self._own = None if tied else Linear(context, hidden_size, [partition(vocab_size, context, name)], [name], bias)
+        self._ops, self.name, self._tied, self._group = context.ops, name, tied, group_of(context)
+        shards = vocabulary(vocab_size, context.size)
+        self._sizes = tuple(shard.length for shard in shards)
+        self._own = None if tied else Linear(context, hidden_size, [shards[context.rank]], [name], bias)
         self._packed: Any = None
 
     def tolerated(self) -> frozenset[str]:
@@ -78,4 +91,5 @@ class LMHead(Module):
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]."""
-        return self._own(hidden) if self._own is not None else self._ops.linear(hidden, self._packed)
+        logits = self._own(hidden) if self._own is not None else self._ops.linear(hidden, self._packed)
+        return logits if self._group is None else self._group.all_gather(logits, 1, self._sizes)

@@ -58,12 +58,13 @@ class DispatchGuard(TorchDispatchMode):
         return cast(T, _Allowed(self, target))
 
     def context(self, context: ModelContext) -> ModelContext:
-        """The same context with its ops and its layers' attention wrapped."""
+        """The same context with its ops, its layers' attention and its process group wrapped."""
 
         def attention(layer: int, scale: float) -> PagedAttention:
             return self.wrap(context.attention(layer, scale))
 
-        return dataclasses.replace(context, ops=self.wrap(context.ops), attention=attention)
+        group = None if context.group is None else self.wrap(context.group)
+        return dataclasses.replace(context, ops=self.wrap(context.ops), attention=attention, group=group)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

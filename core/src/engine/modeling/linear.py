@@ -9,7 +9,7 @@ import torch
 
 from engine.interfaces.model import ModelContext
 from engine.modeling.module import Module, Slot
-from engine.modeling.parallel import partition
+from engine.modeling.parallel import Shard, even, group_of, kv_heads
 
 
 class Linear(Module):
@@ -20,37 +20,55 @@ class Linear(Module):
 
     Args:
         context: the model's.
-        in_size: columns on this rank.
-        out_sizes: rows on this rank of each fused part, in order.
+        in_size: columns; a `Shard` where this rank holds some of them.
+        out_sizes: rows of each fused part, in order; a `Shard` where this rank holds some of them.
         names: the checkpoint's name of each part, without ".weight" and ".bias".
         bias: whether every part has one.
+        adds_bias: False where another rank adds the bias, which is then passed over here.
+
+    Attributes:
+        in_size, out_sizes: on this rank.
     """
 
     def __init__(
-        self, context: ModelContext, in_size: int, out_sizes: Sequence[int], names: Sequence[str], bias: bool
+        self,
+        context: ModelContext,
+        in_size: int | Shard,
+        out_sizes: Sequence[int | Shard],
+        names: Sequence[str],
+        bias: bool,
+        *,
+        adds_bias: bool = True,
     ) -> None:
         self._ops = context.ops
         self._dtype, self._device = context.dtype, context.device
-        self.in_size, self.out_sizes, self.names, self.bias = in_size, tuple(out_sizes), tuple(names), bias
+        self._in, self._out = Shard.of(in_size), tuple(Shard.of(size) for size in out_sizes)
+        self.in_size, self.out_sizes = self._in.length, tuple(shard.length for shard in self._out)
+        self.names, self.bias, self._adds_bias = tuple(names), bias, adds_bias
         self._tensors: dict[str, torch.Tensor] = {}
         self._packed: Any = None
 
     def slots(self) -> list[Slot]:
-        """`<name>.weight` [out, in] and, with a bias, `<name>.bias` [out] for each part."""
+        """`<name>.weight` [out, in] and, with a bias, `<name>.bias` [out] for each part, with this rank's cut."""
         slots, start = [], 0
-        for name, rows in zip(self.names, self.out_sizes, strict=True):
-            cut = slice(start, start + rows)
-            slots.append(Slot(f"{name}.weight", (rows, self.in_size), self, ("weight", cut)))
-            if self.bias:
-                slots.append(Slot(f"{name}.bias", (rows,), self, ("bias", cut)))
-            start += rows
+        for name, out in zip(self.names, self._out, strict=True):
+            rows = slice(start, start + out.length)
+            shape = (out.total, self._in.total)
+            slots.append(Slot(f"{name}.weight", shape, self, ("weight", rows), (out.part, self._in.part)))
+            if self.bias and self._adds_bias:
+                slots.append(Slot(f"{name}.bias", (out.total,), self, ("bias", rows), (out.part,)))
+            start += out.length
         return slots
+
+    def tolerated(self) -> frozenset[str]:
+        """The biases that another rank adds."""
+        return frozenset(f"{name}.bias" for name in self.names if self.bias and not self._adds_bias)
 
     def place(self, slot: Slot, tensor: torch.Tensor) -> None:
         """Copy a part into its rows, cast to the model's dtype."""
         kind, rows = slot.key
         if kind not in self._tensors:
-            shape = (sum(self.out_sizes), *slot.shape[1:])
+            shape = (sum(self.out_sizes), *tensor.shape[1:])
             self._tensors[kind] = torch.empty(shape, dtype=self._dtype, device=self._device)
         self._tensors[kind][rows].copy_(tensor)
 
@@ -67,14 +85,24 @@ class ColumnParallelLinear(Linear):
     """A linear layer whose outputs are divided over ranks: y_rank = x @ weight[rows of this rank].T."""
 
     def __init__(self, context: ModelContext, in_size: int, out_size: int, name: str, bias: bool = False) -> None:
-        super().__init__(context, in_size, [partition(out_size, context, name)], [name], bias)
+        super().__init__(context, in_size, [even(out_size, context, name)], [name], bias)
 
 
 class RowParallelLinear(Linear):
-    """A linear layer whose inputs are divided over ranks; the ranks' outputs are to be summed."""
+    """A linear layer whose inputs are divided over ranks, and whose outputs are summed: every rank has the whole.
+
+    Rank 0 adds the bias, once.
+    """
 
     def __init__(self, context: ModelContext, in_size: int, out_size: int, name: str, bias: bool = False) -> None:
-        super().__init__(context, partition(in_size, context, name), [out_size], [name], bias)
+        columns = even(in_size, context, name)
+        super().__init__(context, columns, [out_size], [name], bias, adds_bias=context.rank == 0)
+        self._group = group_of(context)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in_size / ranks] -> [T, out_size]."""
+        y = super().__call__(x)
+        return y if self._group is None else self._group.all_reduce(y)
 
 
 class MergedColumnLinear(Linear):
@@ -88,16 +116,21 @@ class MergedColumnLinear(Linear):
     def __init__(
         self, context: ModelContext, in_size: int, out_sizes: Sequence[int], names: Sequence[str], bias: bool = False
     ) -> None:
-        local = [partition(size, context, name) for size, name in zip(out_sizes, names, strict=True)]
+        local = [even(size, context, name) for size, name in zip(out_sizes, names, strict=True)]
         super().__init__(context, in_size, local, names, bias)
 
 
 class QKVLinear(Linear):
     """Query, key and value projections in one matrix, divided over ranks by heads.
 
+    A rank has the KV heads that its queries read; where there are fewer KV heads than ranks, several have the same.
+
     Args:
         num_q_heads, num_kv_heads: of the whole model.
         name: of the attention block, e.g. "model.layers.0.self_attn"; `parts` are the projections' names in it.
+
+    Attributes:
+        num_q_heads, num_kv_heads: on this rank.
     """
 
     def __init__(
@@ -111,11 +144,12 @@ class QKVLinear(Linear):
         bias: bool = False,
         parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj"),
     ) -> None:
-        self.num_q_heads = partition(num_q_heads, context, name)
-        self.num_kv_heads = partition(num_kv_heads, context, name)
-        self.head_size = head_size
-        self._widths = [heads * head_size for heads in (self.num_q_heads, self.num_kv_heads, self.num_kv_heads)]
-        super().__init__(context, in_size, self._widths, [f"{name}.{part}" for part in parts], bias)
+        q = even(num_q_heads, context, f"the query heads of {name}")
+        kv = kv_heads(num_kv_heads, context, f"the KV heads of {name}")
+        self.num_q_heads, self.num_kv_heads, self.head_size = q.length, kv.length, head_size
+        shards = [heads.of_units(head_size) for heads in (q, kv, kv)]
+        self._widths = [shard.length for shard in shards]
+        super().__init__(context, in_size, shards, [f"{name}.{part}" for part in parts], bias)
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """x [T, in_size] -> q [T, num_q_heads, head_size], k and v [T, num_kv_heads, head_size], all views."""

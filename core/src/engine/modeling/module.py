@@ -13,7 +13,7 @@ class Owner(Protocol):
     """What a slot belongs to."""
 
     def place(self, slot: Slot, tensor: torch.Tensor) -> None:
-        """Take one checkpoint tensor, already of the slot's shape, and cast it."""
+        """Take this rank's part of one checkpoint tensor, already of the slot's `local_shape`, and cast it."""
         ...
 
 
@@ -26,12 +26,20 @@ class Slot:
         shape: that it must have there.
         owner: the module that takes it.
         key: the module's own note of which of its weights this is, and where in it.
+        part: what this rank keeps of it: one slice for each of the first dimensions; empty keeps all.
     """
 
     name: str
     shape: tuple[int, ...]
     owner: Owner
     key: Any = None
+    part: tuple[slice, ...] = ()
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Of the part on this rank."""
+        cut = tuple(len(range(*part.indices(n))) for part, n in zip(self.part, self.shape, strict=False))
+        return cut + self.shape[len(cut) :]
 
 
 class Module:

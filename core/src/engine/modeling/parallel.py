@@ -1,25 +1,112 @@
-"""How layers divide over ranks. The one place that says how much of it stands."""
+"""How layers divide over ranks (tensor parallelism; Shoeybi et al., "Megatron-LM", 2019).
+
+Column-parallel layers hold some of the outputs, row-parallel ones the inputs that belong to them, and a sum over ranks
+follows. Attention is divided by heads, the vocabulary by rows. Torch-free, so that a card can ask the same questions
+before anything is built.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from engine.interfaces.communicator import Group
 from engine.interfaces.model import ModelContext
 from engine.types.errors import ConfigError
+from engine.types.kv import kv_heads_on_rank
+from engine.types.model import ModelDescription
 
 
-def unsupported_ranks(size: int) -> list[str]:
-    """Why `size` ranks cannot share a model made of these layers: for a card's `unsupported`. Empty where they can."""
-    return [f"its layers cannot be divided over {size} ranks yet"] if size > 1 else []
+class Shard(NamedTuple):
+    """One rank's part of a dimension.
+
+    Args:
+        total: elements of the whole.
+        start, length: this rank's.
+    """
+
+    total: int
+    start: int
+    length: int
+
+    @classmethod
+    def of(cls, size: int | Shard) -> Shard:
+        """A plain number is a dimension that every rank holds in full."""
+        return size if isinstance(size, Shard) else cls(size, 0, size)
+
+    @property
+    def part(self) -> slice:
+        """Where it stands in the whole."""
+        return slice(self.start, self.start + self.length)
+
+    def of_units(self, width: int) -> Shard:
+        """The same part where each element is `width` wide: heads to rows."""
+        return Shard(self.total * width, self.start * width, self.length * width)
 
 
-def partition(total: int, context: ModelContext, what: str) -> int:
-    """This rank's share of `total` heads, rows or columns.
+def even(total: int, context: ModelContext, what: str) -> Shard:
+    """This rank's part where all ranks hold equally many of `total` heads, rows or columns.
 
     Raises:
-        ConfigError: for more than one rank; layers hold whole weights until they are given communicators.
+        ConfigError: `total` does not divide, or there is no such rank; `what` begins the message.
     """
+    _check_rank(context, what)
+    if total % context.size:
+        raise ConfigError(
+            f"divide {what} over {context.size} ranks",
+            f"{total} does not divide evenly",
+            "choose a --tensor-parallel-size that divides it",
+        )
+    length = total // context.size
+    return Shard(total, context.rank * length, length)
+
+
+def vocabulary(total: int, size: int) -> tuple[Shard, ...]:
+    """Every rank's rows of a vocabulary; the first ranks hold one more where it does not divide evenly."""
+    least, more = divmod(total, size)
+    return tuple(
+        Shard(total, rank * least + min(rank, more), least + (1 if rank < more else 0)) for rank in range(size)
+    )
+
+
+def kv_heads(total: int, context: ModelContext, what: str) -> Shard:
+    """This rank's KV heads. Where there are fewer than ranks, neighbouring ranks hold a copy of the same one.
+
+    Raises ConfigError as `engine.types.kv.kv_heads_on_rank`.
+    """
+    _check_rank(context, what)
+    length = kv_heads_on_rank(total, context.size)
+    return Shard(total, context.rank * total // context.size, length)
+
+
+def group_of(context: ModelContext) -> Group | None:
+    """The ranks to compute with; None for one rank, which asks nobody."""
+    if context.size == 1:
+        return None
+    assert context.group is not None, f"{context.size} ranks were given no process group"
+    return context.group
+
+
+def unsupported_ranks(model: ModelDescription, size: int, **widths: int) -> list[str]:
+    """Why `size` ranks cannot share a model made of these layers: for a card's `unsupported`. Empty where they can.
+
+    Args:
+        widths: further dimensions that must divide evenly, e.g. intermediate_size=11008.
+    """
+    if size == 1:
+        return []
+    reasons = [
+        f"{name} {total} does not divide over {size} ranks"
+        for name, total in {"num_attention_heads": model.num_q_heads, **widths}.items()
+        if total % size
+    ]
+    for heads in dict.fromkeys(spec.num_kv_heads for spec in model.kv_specs):
+        if heads % size and size % heads:
+            reasons.append(f"{heads} KV heads can be neither divided over {size} ranks nor copied evenly to them")
+    if model.vocab_size < size:
+        reasons.append(f"a vocabulary of {model.vocab_size} is smaller than {size} ranks")
+    return reasons
+
+
+def _check_rank(context: ModelContext, what: str) -> None:
     if not 0 <= context.rank < context.size:
         raise ConfigError(f"{what} on rank {context.rank} of {context.size}", "there is no such rank")
-    reasons = unsupported_ranks(context.size)
-    if reasons:
-        raise ConfigError(f"{what} divided over {context.size} ranks", reasons[0], "run on one rank")
-    return total

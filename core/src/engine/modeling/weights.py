@@ -19,8 +19,9 @@ _SHOWN = 6
 def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], asked: str = "load the weights") -> None:
     """Give every tensor to the module whose slot has its name, cast to the model's dtype.
 
-    A module is packed as soon as its last tensor has come; modules without slots (a tied head) at the end. The stream
-    is read once, in its own order, and no tensor is kept.
+    Over several ranks each keeps its part of a tensor, cut while it streams by: of a mapped file, only what is kept is
+    read. A module is packed as soon as its last tensor has come; modules without slots (a tied head) at the end. The
+    stream is read once, in its own order, and no tensor is kept.
 
     Args:
         model: its parts' `slots` say what is expected.
@@ -58,7 +59,7 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
         elif not tensor.dtype.is_floating_point:
             misshapen.append(f"{name} of dtype {str(tensor.dtype).removeprefix('torch.')}")
         else:
-            found.owner.place(found, tensor)
+            found.owner.place(found, tensor[found.part] if found.part else tensor)
             pending[id(found.owner)] -= 1
             if not pending[id(found.owner)]:
                 modules[id(found.owner)].finish()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         select_architecture,
         select_claims,
         select_default_model,
+        select_fitting,
         select_kinds,
         select_ordered,
     )
@@ -47,6 +48,7 @@ __all__ = [
     "select_architecture",
     "select_claims",
     "select_default_model",
+    "select_fitting",
     "select_kinds",
     "select_ordered",
 ]
@@ -66,6 +68,7 @@ _HOMES = {
     "select_architecture": "selection",
     "select_claims": "selection",
     "select_default_model": "selection",
+    "select_fitting": "selection",
     "select_kinds": "selection",
     "select_ordered": "selection",
 }

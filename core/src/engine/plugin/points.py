@@ -16,7 +16,8 @@ Pick = Literal["one", "ordered", "per_kind", "by_architecture", "claims"]
 """How drivers of a point are picked.
 
 - `one`: a single driver.
-- `ordered`: a list; each operation goes to the first driver that offers it and fits.
+- `ordered`: a list; each operation goes to the first driver that offers it and fits (ops: settled at start;
+  communicator: by asking the bodies, for each form of a collective).
 - `per_kind`: one driver for each kind of layer that the model has.
 - `by_architecture`: the entry point's name is the architecture string of the model's config.json.
 - `claims`: the one card whose `claims(name)` is true; two is an error.
@@ -85,6 +86,12 @@ POINTS: Mapping[str, Point] = _declare(
         "per_kind",
         "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
         kinds=("full", "sliding"),
+    ),
+    Point(
+        "communicator",
+        "engine.interfaces.communicator:CommunicatorCard",
+        "ordered",
+        "collectives between the ranks of a model; a comma-separated order, the first that accepts one takes it",
     ),
     Point(
         "executor",

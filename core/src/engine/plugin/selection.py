@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.near import did_you_mean
 from engine.plugin.options import validate_options
-from engine.plugin.selection_many import select_kinds, select_ordered
+from engine.plugin.selection_many import select_fitting, select_kinds, select_ordered
 from engine.plugin.verdicts import Selection, Verdict, broken_verdict, judge, none_fits, ranked, unfit
 from engine.types.errors import (
     ConfigError,
@@ -32,6 +32,7 @@ __all__ = [
     "select_architecture",
     "select_claims",
     "select_default_model",
+    "select_fitting",
     "select_kinds",
     "select_ordered",
 ]

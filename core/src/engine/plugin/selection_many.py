@@ -177,11 +177,7 @@ def select_ordered(
         UnfitDriverError: an asked driver serves none of the operations.
         PluginError: no driver serves an operation, with everybody's reasons; or as `select`.
     """
-    names = [] if asked is None else [name.strip() for name in asked.split(",") if name.strip() not in ("", "auto")]
-    if len(set(names)) < len(names):
-        flag = registry.points[point].option_flag
-        raise ConfigError(f"{flag}={asked}", "a name stands there twice", "name each once")
-    named = [registry.find(point, name) for name in names]
+    named = _named(registry, point, asked)
     first: list[Chosen] = [(candidate, registry.card(candidate)) for candidate in named]
     cards, broken = ranked(registry, point)
     order = first + [pair for pair in cards if pair[0] not in named]
@@ -240,3 +236,66 @@ def _operations_verdict(card: type[Card], candidate: Candidate, needs: Mapping[s
         else:
             reasons.append(f"it does not offer {operation}")
     return Verdict(candidate, fit=not reasons, reasons=tuple(dict.fromkeys(reasons)))
+
+
+# -- all that fit, in order ------------------------------------------------------------------------------------------
+def select_fitting(
+    registry: Registry,
+    point: str,
+    need: Any,
+    asked: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> list[Selection]:
+    """Choose every driver that fits: those asked for first, in their order, then the others by priority.
+
+    Who of them does a piece of work is decided later, by asking their bodies in this order.
+
+    Args:
+        registry: what is installed.
+        point: the point's name.
+        need: what the engine asks of each driver.
+        asked: names separated by commas; None or "auto" leaves all to the cards.
+        options: the options given for this point; each chosen driver gets those that it knows.
+
+    Raises:
+        ConfigError: a name is asked for twice.
+        PluginError: an asked driver does not fit; no driver fits, with everybody's reasons; or as `select`.
+    """
+    chosen: list[tuple[Chosen, bool]] = []
+    verdicts: list[Verdict] = []
+    named = _named(registry, point, asked)
+    for candidate in named:
+        card = registry.card(candidate)
+        verdict = judge(card, candidate, need)
+        if not verdict.fit:
+            raise unfit(registry, verdict, "")
+        chosen.append(((candidate, card), True))
+        verdicts.append(verdict)
+    cards, broken = ranked(registry, point)
+    for candidate, card in cards:
+        if candidate in named:
+            continue
+        try:
+            verdict = judge(card, candidate, need)
+        except PluginError as error:
+            registry.quarantine[candidate] = error
+            verdict = broken_verdict(candidate, error)
+        verdicts.append(verdict)
+        if verdict.fit:
+            chosen.append(((candidate, card), False))
+    if not chosen:
+        raise none_fits(registry, point, "", [*verdicts, *broken])
+    validated = validate_options(point, [pair for pair, _ in chosen], options)
+    return [
+        Selection(point, "", candidate, card, validated[candidate], was_asked, (*verdicts, *broken))
+        for (candidate, card), was_asked in chosen
+    ]
+
+
+def _named(registry: Registry, point: str, asked: str | None) -> list[Candidate]:
+    """The drivers of a comma-separated list."""
+    names = [] if asked is None else [name.strip() for name in asked.split(",") if name.strip() not in ("", "auto")]
+    if len(set(names)) < len(names):
+        flag = registry.points[point].option_flag
+        raise ConfigError(f"{flag}={asked}", "a name stands there twice", "name each once")
+    return [registry.find(point, name) for name in names]

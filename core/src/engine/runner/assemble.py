@@ -1,4 +1,5 @@
-"""The only place in a worker that builds drivers: platform, ops, attention, model, checkpoint, in that order."""
+"""The only place in a worker that builds drivers: platform, communicators, ops, attention, model, checkpoint, in that
+order."""
 
 from __future__ import annotations
 
@@ -8,15 +9,17 @@ from typing import Any, cast
 
 import torch
 
+from engine.distributed.group import ProcessGroup
 from engine.interfaces.attention import AttentionBackend, AttentionNeed
 from engine.interfaces.checkpoint import Checkpoint
+from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.model import Model, ModelContext, ModelNeed
 from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed
 from engine.interfaces.platform import Platform, PlatformNeed
 from engine.plugin import Manifest, Registry, Selection
 from engine.runner.paged_attention import Attention
-from engine.types.errors import ConfigError, ManifestError, UnfitDriverError
+from engine.types.errors import ManifestError, UnfitDriverError
 from engine.types.start import WorkerStart
 
 
@@ -38,6 +41,7 @@ class Assembly:
     ops: Ops
     attention: Attention
     model: Model
+    group: ProcessGroup
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -50,20 +54,23 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         PluginError: a card or body cannot be imported.
         CheckpointError: the weights are broken or do not fit the model.
     """
-    if start.size != 1:
-        raise ConfigError(f"share the model among {start.size} workers", "this core runs one worker only", "use one")
     chosen = _Chosen(start, registry)
     context = WorkerContext(start=start)
     platform: Platform = chosen.build("platform", "", PlatformNeed(dtype=start.dtype), context)
     dtype: torch.dtype = getattr(torch, start.dtype)
     context = replace(context, platform=platform, device=platform.device, dtype=dtype)
-    context = replace(context, ops=_ops(start, chosen, context))
-    attention = _attention(start, chosen, context)
-    assert context.ops is not None
-    model = _model(start, chosen, context.ops, attention, platform.device, dtype)
-    checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
-    model.load_weights(checkpoint.weights())
-    return Assembly(platform, context.ops, attention, model)
+    group = _group(start, chosen, context)
+    try:
+        context = replace(context, ops=_ops(start, chosen, context))
+        attention = _attention(start, chosen, context)
+        assert context.ops is not None
+        model = _model(start, chosen, context.ops, attention, platform.device, dtype, group)
+        checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
+        model.load_weights(checkpoint.weights())
+    except BaseException:
+        group.close()
+        raise
+    return Assembly(platform, context.ops, attention, model, group)
 
 
 class _Chosen:
@@ -71,13 +78,18 @@ class _Chosen:
 
     def __init__(self, start: WorkerStart, registry: Registry) -> None:
         self._bodies: dict[tuple[str, str, str], Any] = {}
-        mine = tuple(c for c in start.choices if c.point in ("platform", "ops", "attention", "model", "checkpoint"))
-        selections = Manifest(mine).restore(registry)
-        self._selections = {(selection.point, selection.kind): selection for selection in selections}
+        points = ("platform", "communicator", "ops", "attention", "model", "checkpoint")
+        selections = Manifest(tuple(c for c in start.choices if c.point in points)).restore(registry)
+        self._selections = {(s.point, s.kind): s for s in selections}
+        self.communicators = [s for s in selections if s.point == "communicator"]
 
     def fit(self, point: str, kind: str, need: Any) -> Selection:
         """The chosen driver, asked again whether it can serve `need`."""
-        selection = self._selections.get((point, kind))
+        return self.ask(self._selections.get((point, kind)), point, kind, need)
+
+    @staticmethod
+    def ask(selection: Selection | None, point: str, kind: str, need: Any) -> Selection:
+        """This driver, asked again whether it can serve `need`."""
         what = f"{point} of '{kind}'" if kind else point
         if selection is None:
             raise ManifestError(
@@ -105,6 +117,18 @@ class _Chosen:
         if key not in self._bodies:
             self._bodies[key] = selection.load_body()(replace(context, options=selection.options))
         return self._bodies[key]
+
+
+def _group(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> ProcessGroup:
+    """The group of all ranks. All of them build their communicators here, in the same order, and meet."""
+    if start.size == 1:
+        return ProcessGroup(0, 1)
+    need = CommunicatorNeed(world_size=start.size, device=start.device)
+    communicators: list[Communicator] = []
+    for selection in chosen.communicators:
+        body = chosen.ask(selection, "communicator", "", need).load_body()
+        communicators.append(body(replace(context, options=selection.options)))
+    return ProcessGroup(start.rank, start.size, communicators)
 
 
 def _ops(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Ops:
@@ -137,7 +161,13 @@ def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> A
 
 
 def _model(
-    start: WorkerStart, chosen: _Chosen, ops: Ops, attention: Attention, device: torch.device, dtype: torch.dtype
+    start: WorkerStart,
+    chosen: _Chosen,
+    ops: Ops,
+    attention: Attention,
+    device: torch.device,
+    dtype: torch.dtype,
+    group: ProcessGroup,
 ) -> Model:
     description = start.model
     need = ModelNeed(architecture=description.architecture, config=description.config, world_size=start.size)
@@ -152,6 +182,7 @@ def _model(
             max_model_len=start.max_model_len,
             rank=start.rank,
             size=start.size,
+            group=group if start.size > 1 else None,
         )
     )
     return model

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from engine.distributed.group import ProcessGroup
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.platform import Platform
 from engine.plugin import HookRelay, Registry
@@ -30,6 +31,7 @@ class Worker:
     def __init__(self, message: WorkerStart, registry: Registry | None = None) -> None:
         self._start, self._registry = message, registry
         self._runner: ModelRunner | None = None
+        self._group: ProcessGroup | None = None
 
     @torch.inference_mode()
     def start(self) -> WorkerReady:
@@ -39,8 +41,11 @@ class Worker:
         """
         began = time.monotonic()
         start, registry = self._start, self._registry or Registry.discover()
+        if start.num_threads is not None:
+            torch.set_num_threads(min(start.num_threads, torch.get_num_threads()))  # OMP_NUM_THREADS may ask for fewer
         relay = HookRelay("worker", registry)
         parts = assemble(start, registry)
+        self._group = parts.group
         num_pages, page_bytes = _num_pages(start, parts.platform), start.layout.page_bytes
         parts.attention.bind(parts.platform.allocate_pool(num_pages, page_bytes))
         self._runner = ModelRunner(start, parts.platform, parts.ops, parts.attention, parts.model)
@@ -62,8 +67,10 @@ class Worker:
         return self._runner.execute(plan)
 
     def shutdown(self) -> None:
-        """Let go of the model and the pool. Idempotent."""
+        """Let go of the model, the pool and the other ranks. Idempotent."""
         self._runner = None
+        if self._group is not None:
+            self._group.close()
 
 
 def _num_pages(start: WorkerStart, platform: Platform) -> int:

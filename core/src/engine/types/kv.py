@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.types.errors import ConfigError
 from engine.types.model import KVKind
 
 NULL_PAGE = 0
@@ -50,3 +51,18 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     page_bytes: int
     groups: tuple[KVGroup, ...]
+
+
+def kv_heads_on_rank(num_kv_heads: int, size: int) -> int:
+    """How many KV heads each of `size` ranks holds: equally many, or one of which several ranks have a copy.
+
+    Raises:
+        ConfigError: the heads can be neither divided nor copied evenly.
+    """
+    if num_kv_heads % size and size % num_kv_heads:
+        raise ConfigError(
+            f"divide {num_kv_heads} KV heads over {size} ranks",
+            "they can be neither divided nor copied evenly",
+            f"use a number of ranks that divides {num_kv_heads}, or a multiple of it",
+        )
+    return max(1, num_kv_heads // size)

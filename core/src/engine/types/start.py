@@ -42,9 +42,11 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: most tokens of one request.
         max_num_seqs: slots.
         max_num_batched_tokens: most tokens of one step.
-        kv_cache_memory: bytes for the pool; None asks the platform's memory profile.
+        kv_cache_memory: bytes for this rank's pool; None asks the platform's memory profile.
         num_kv_pages: overrides `kv_cache_memory`.
         rank, size: this worker's place.
+        rendezvous: a private directory where the ranks of one machine meet; the executor makes it. "" for one rank.
+        num_threads: most processor threads that the worker may compute with; None leaves it to the framework.
     """
 
     choices: tuple[Choice, ...]
@@ -60,16 +62,18 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_pages: int | None = None
     rank: int = 0
     size: int = 1
+    rendezvous: str = ""
+    num_threads: int | None = None
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's answer once the model is loaded and the pool allocated.
+    """A worker's answer once the model is loaded and the pool allocated; an executor merges those of all ranks.
 
     Args:
-        num_pages: pages of its pool, the null page included. The core uses the smallest of all ranks.
-        weight_bytes, cache_bytes: memory taken.
-        num_parameters: of the weights on this rank.
-        load_seconds: from start to ready.
+        num_pages: pages of its pool, the null page included; merged, the smallest of all ranks.
+        weight_bytes, cache_bytes: memory taken; merged, the sum.
+        num_parameters: of the weights on this rank; merged, the sum, in which what several ranks hold counts for each.
+        load_seconds: from start to ready; merged, the longest.
     """
 
     num_pages: int

@@ -15,6 +15,12 @@ class Elementwise:
         """ids int [T], weight [V, H] -> [T, H]."""
         return F.embedding(ids, weight)
 
+    def embedding_part(self, ids: torch.Tensor, weight: torch.Tensor, first: int) -> torch.Tensor:
+        """ids int [T], weight [V', H] -> [T, H]; zeros for ids outside first .. first + V' - 1."""
+        local = ids - first
+        outside = (local < 0) | (local >= len(weight))
+        return F.embedding(local.masked_fill(outside, 0), weight).masked_fill(outside[:, None], 0)
+
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """x [T, H], index int [R] -> [R, H]."""
         return x.index_select(0, index)

@@ -37,6 +37,7 @@ class HostPlatformBody:
 
     def __init__(self, context: WorkerContext) -> None:
         self._device = torch.device(context.start.device)
+        self._ranks = context.start.size
 
     @property
     def device(self) -> torch.device:
@@ -52,8 +53,8 @@ class HostPlatformBody:
         return fn
 
     def kv_cache_bytes(self) -> int:
-        """The smaller of 4 GiB and a quarter of the free memory."""
-        return min(MAX_DEFAULT_POOL, free_memory() // 4)
+        """The smaller of 4 GiB and a quarter of the free memory, divided by the ranks, which share the memory."""
+        return min(MAX_DEFAULT_POOL, free_memory() // 4) // self._ranks
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 [num_pages, page_bytes], zeroed. Raises KVCacheTooSmallError."""

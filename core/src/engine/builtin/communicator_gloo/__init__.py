@@ -1,0 +1,1 @@
+"""Collectives over gloo, between processes of one machine."""

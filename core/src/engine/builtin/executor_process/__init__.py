@@ -1,0 +1,1 @@
+"""Executor `process`: a child process for each rank."""

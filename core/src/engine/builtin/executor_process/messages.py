@@ -1,0 +1,95 @@
+"""What the executor and its ranks say to each other, through `engine.types.wire`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.types.plan import StepPlan, StepResult
+from engine.types.start import WorkerReady, WorkerStart
+
+
+class RankStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The first and only message on the pipe to a new rank. The pipe then stays open: its end means that the parent
+    has died.
+
+    Args:
+        worker: "pkg.mod:Class" to start; message: what with, for this rank.
+        orders: the address that the rank reads from; news: the one that it writes to.
+        directory: where the sockets lie; removed by the rank if its parent dies.
+    """
+
+    worker: str
+    message: WorkerStart
+    orders: str
+    news: str
+    directory: str
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """Compute a step."""
+
+    plan: StepPlan
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Call a method of the worker, after the steps before it have been launched."""
+
+    call_id: int
+    method: str
+    args: list[Any]
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Leave."""
+
+
+Order = Step | Call | Stop
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The worker stands."""
+
+    rank: int
+    worker: WorkerReady
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """A step is computed.
+
+    Args:
+        checksum: CRC-32 of the tokens. Every rank draws for itself; this shows that they drew alike.
+        result: from rank 0 alone.
+    """
+
+    rank: int
+    step_id: int
+    checksum: int
+    result: StepResult | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """What a call gave; `error` is a typed error's parts where it raised."""
+
+    rank: int
+    call_id: int
+    value: Any = None
+    error: tuple[str, str, str, str] | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The worker could not start, or a step raised.
+
+    Args:
+        error: as (code, asked, found, remedy).
+        typed: it was one of Engine's own errors, so it says what the matter is; others may only follow from what
+            happened to another rank.
+    """
+
+    rank: int
+    error: tuple[str, str, str, str]
+    typed: bool
+
+
+News = Ready | Done | Answer | Failed

@@ -1,0 +1,143 @@
+"""Point `communicator`: collectives between the ranks of a group. Several drivers, in order: for each collective the
+first that accepts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from engine.plugin import Card
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.interfaces.context import WorkerContext
+
+Collective = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "barrier"
+]  # fmt: skip
+
+ANY_LENGTH = -1
+"""Stands in a shape where ranks differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommunicatorNeed:
+    """What the engine asks of a communicator.
+
+    Args:
+        world_size: ranks.
+        device: torch's device string, where tensors lie.
+        framework: "torch" or "jax".
+    """
+
+    world_size: int
+    device: str
+    framework: str = "torch"
+
+
+class CommunicatorCard(Card):
+    """Describes a communicator."""
+
+
+class Communicator(Protocol):
+    """Collectives between all ranks of a worker's group, at work.
+
+    Built with a `WorkerContext`, on every rank at once: its `start` says which rank this is (`rank`, `size`), and
+    `start.rendezvous` is a private directory, empty at first, that the ranks of one machine share to find each other.
+
+    Every rank makes the same calls in the same order. Tensors are dense and on the group's device; a call may return
+    before the work is done where the device has a queue, in order with what is queued after it. Results are equal on
+    all ranks that get the same, bit by bit.
+
+    A call raises RuntimeError where another rank has gone.
+    """
+
+    def __init__(self, context: WorkerContext) -> None: ...
+
+    def accepts(self, op: Collective, shape: tuple[int, ...], dtype: torch.dtype | None) -> bool:
+        """Whether this driver takes a collective. Pure, and of these arguments alone, so that all ranks agree; fixed
+        once a step is captured.
+
+        shape: of the tensor that all ranks know alike: the input of all_reduce, broadcast, send and recv; the whole,
+        gathered or to be scattered, of all_gather and reduce_scatter; the input of all_to_all, whose first dimension is
+        `ANY_LENGTH`. A barrier has () and no dtype.
+        """
+        ...
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks. May be written into `x`, which is used up."""
+        ...
+
+    def all_gather(self, x: torch.Tensor, dim: int, sizes: Sequence[int]) -> torch.Tensor:
+        """All ranks' tensors, one after the other along `dim`, where rank r's has length sizes[r]. Contiguous."""
+        ...
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int, sizes: Sequence[int]) -> torch.Tensor:
+        """This rank's part, sizes[rank] long along `dim`, of the sum over ranks. `x` is used up."""
+        ...
+
+    def all_to_all(self, x: torch.Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> torch.Tensor:
+        """Rank r gets the next send_sizes[r] rows of `x`; the answer is the rows of all ranks for this one, in order
+        of rank, recv_sizes[r] from each."""
+        ...
+
+    def broadcast(self, x: torch.Tensor, root: int) -> None:
+        """Fill `x` with root's."""
+        ...
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        """Send `x`, which must not change until the other rank has it, to one rank, which calls `recv`."""
+        ...
+
+    def recv(self, x: torch.Tensor, source: int) -> None:
+        """Fill `x` with what one rank sends."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and memory, without asking the other ranks. Idempotent."""
+        ...
+
+
+class Group(Protocol):
+    """The ranks that work together, as layers see them: each call goes to the first communicator that accepts it.
+
+    With one rank every call gives back its input, and no communicator exists.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This worker's place, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Communicator`, as for the others."""
+        ...
+
+    def all_gather(self, x: torch.Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> torch.Tensor:
+        """sizes: None where all ranks' lengths along `dim` are equal."""
+        ...
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> torch.Tensor:
+        """sizes: None divides `dim` evenly, which must go."""
+        ...
+
+    def all_to_all(self, x: torch.Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> torch.Tensor: ...
+
+    def broadcast(self, x: torch.Tensor, root: int = 0) -> None: ...
+
+    def send(self, x: torch.Tensor, to: int) -> None: ...
+
+    def recv(self, x: torch.Tensor, source: int) -> None: ...
+
+    def barrier(self) -> None: ...
