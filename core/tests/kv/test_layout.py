@@ -50,8 +50,9 @@ def test_heads_are_divided_over_ranks_or_replicated() -> None:
         return make_layout([FULL], block_size=16, kv_itemsize=2, tokens_per_page=UNIT, size=size).groups[0].num_kv_heads
 
     assert (heads(1), heads(2), heads(4), heads(8)) == (4, 2, 1, 1)
-    with pytest.raises(ConfigError, match="over 3 ranks"):
-        heads(3)
+    for size in (3, 6):  # neither divided nor copied evenly
+        with pytest.raises(ConfigError, match=f"over {size} ranks"):
+            heads(size)
 
 
 def test_no_layers_and_no_tokens_are_refused() -> None:

@@ -182,9 +182,9 @@ def test_layers_compute_what_they_say() -> None:
     close(summed, total)
 
 
-def test_several_ranks_are_refused(folder: Path) -> None:
+def test_ranks_that_do_not_divide_the_model(folder: Path) -> None:
     description, _, card = describe(folder)
-    with pytest.raises(ConfigError, match="2 ranks"):
-        body_of(card)(make_context(description, rank=1, size=2))
+    with pytest.raises(ConfigError, match="over 3 ranks; 4 does not divide evenly"):
+        body_of(card)(make_context(description, rank=1, size=3, group=object()))
     with pytest.raises(ConfigError, match="no such rank"):
         body_of(card)(make_context(description, rank=1, size=1))

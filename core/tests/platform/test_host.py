@@ -57,6 +57,8 @@ def test_default_cache(platform: HostPlatformBody, monkeypatch: pytest.MonkeyPat
     assert platform.kv_cache_bytes() == 1 << 28
     monkeypatch.setattr(body_module, "free_memory", lambda: 1 << 50)
     assert platform.kv_cache_bytes() == MAX_DEFAULT_POOL
+    two = HostPlatformBody(WorkerContext(start=SimpleNamespace(device="cpu", size=2)))  # type: ignore[arg-type]
+    assert two.kv_cache_bytes() == MAX_DEFAULT_POOL // 2, "ranks share the machine's memory"
 
 
 def test_everything_is_done_at_once(platform: HostPlatformBody) -> None:

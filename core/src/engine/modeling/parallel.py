@@ -79,7 +79,8 @@ def kv_heads(total: int, context: ModelContext, what: str) -> Shard:
 
 
 def group_of(context: ModelContext) -> Group | None:
-    """The ranks to compute with; None for one rank, which asks nobody."""
+    """The ranks to compute with; None for one rank, which asks nobody. Raises ConfigError for a rank that is none."""
+    _check_rank(context, "build a model")
     if context.size == 1:
         return None
     assert context.group is not None, f"{context.size} ranks were given no process group"

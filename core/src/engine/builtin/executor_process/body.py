@@ -164,7 +164,7 @@ class Process:
                     pass
                 if not step.complete and time.monotonic() - self._looked > WAIT_SECONDS:
                     self._look_for_the_dead(self._ranks)
-            except EngineDeadError:
+            except EngineError:
                 return True  # `result` raises it
         return step.complete or self._dead is not None or self._ranks is None
 

@@ -21,7 +21,18 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import zmq
 
-from engine.builtin.executor_process.messages import Answer, Call, Done, Failed, News, Order, RankStart, Ready, Step
+from engine.builtin.executor_process.messages import (
+    Answer,
+    Call,
+    Done,
+    Failed,
+    News,
+    Order,
+    RankStart,
+    Ready,
+    Step,
+    Stop,
+)
 from engine.types import wire
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.plan import StepPlan
@@ -62,25 +73,36 @@ class Rank:
 
     def run(self) -> int:
         """Start the worker and serve it; the exit code."""
-        module, _, name = self._start.worker.partition(":")
         try:
-            worker: Worker = getattr(importlib.import_module(module), name)(self._start.message)
-            ready = worker.start()
+            worker = self._start_worker()
         except Exception as error:
             self._failed(error, "start")
             return 1
-        self._tell(Ready(self._rank, ready))
-        while (order := self._next_order()) is not None:
-            if isinstance(order, Step):
-                self._under_way.append((order.plan, worker.execute(order.plan)))
-            elif isinstance(order, Call):
-                self._tell(self._answer(worker, order))
-            else:
-                break
-        worker.shutdown()
+        try:
+            while not isinstance(order := self._next_order(), Stop):
+                if isinstance(order, Step):
+                    self._launch(worker, order.plan)
+                else:
+                    self._tell(self._answer(worker, order))
+            worker.shutdown()
+        except Exception as error:
+            self._failed(error, "run")
+            return 1
         return 0
 
-    def _next_order(self) -> Order | None:
+    def _start_worker(self) -> Worker:
+        module, _, name = self._start.worker.partition(":")
+        worker: Worker = getattr(importlib.import_module(module), name)(self._start.message)
+        self._tell(Ready(self._rank, worker.start()))
+        return worker
+
+    def _launch(self, worker: Worker, plan: StepPlan) -> None:
+        try:
+            self._under_way.append((plan, worker.execute(plan)))
+        except Exception as error:
+            self._failed(error, f"compute step {plan.step_id}")
+
+    def _next_order(self) -> Order:
         """Tell what is done until an order comes."""
         while self._under_way:
             if self._under_way[0][1].done():
@@ -95,10 +117,10 @@ class Rank:
     def _finish(self, plan: StepPlan, future: StepFuture) -> None:
         try:
             result = future.result()
+            checksum = zlib.crc32(result.tokens.tobytes())
+            self._tell(Done(self._rank, plan.step_id, checksum, result if self._rank == 0 else None))
         except Exception as error:
-            return self._failed(error, f"compute step {plan.step_id}")
-        checksum = zlib.crc32(result.tokens.tobytes())
-        self._tell(Done(self._rank, plan.step_id, checksum, result if self._rank == 0 else None))
+            self._failed(error, f"compute step {plan.step_id}")
 
     def _answer(self, worker: Worker, call: Call) -> Answer:
         try:

@@ -1,0 +1,158 @@
+"""Several ranks give one rank's tokens: in float64, greedy and sampled, over the architectures, whatever is special in
+how they divide. Ranks are threads with the real workers and the real gloo, two steps in flight."""
+
+from __future__ import annotations
+
+import json
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import VOCAB_SIZE
+from safetensors.torch import load_file, save_file
+from thread_ranks import registry
+
+from engine import SamplingParams
+from engine.config import EngineConfig
+from engine.llm import LLMEngine
+from engine.modeling import Decoder, DispatchGuard
+from engine.runner import assemble as assemble_module
+from engine.types.errors import UnsupportedModelError
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one KV head, biases of every projection": ("LlamaForCausalLM", {"kv_heads": 1, "bias": True}),
+    "two KV heads, tied, several files": ("LlamaForCausalLM", {"kv_heads": 2, "tie": True, "shards": 3}),
+    "sliding everywhere": ("MistralForCausalLM", {"kv_heads": 4, "sliding": 7}),
+    "full and sliding layers, q, k and v biases": ("Qwen2ForCausalLM", {"sliding": 6, "tie": True}),
+    "norms of queries and keys": ("Qwen3ForCausalLM", {"bias": True, "head_dim": 48}),
+}
+PARAMS = (
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_p": 0.9, "seed": 5},
+    {"temperature": 1.1, "top_k": 40, "min_p": 0.01, "repetition_penalty": 1.2, "presence_penalty": 0.3, "seed": 7},
+    {"temperature": 0.0, "logprobs": 4, "min_tokens": 6},
+    {"temperature": 1.0, "seed": 11, "logprobs": 2, "frequency_penalty": 0.5},
+)
+
+
+def generate(folder: Path, size: int, **settings: Any) -> list[tuple[list[int], list[Any]]]:
+    """Five requests at once, prompts in chunks: each one's tokens, and the chosen tokens' log probabilities."""
+    fields = {
+        "model": str(folder), "dtype": "float64", "max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_pages": 40,
+        "block_size": 4, "tensor_parallel_size": size, **settings,
+    }  # fmt: skip
+    engine = LLMEngine.from_engine_args(EngineConfig(**fields), registry())
+    try:
+        for index, fields in enumerate(PARAMS):
+            ids = np.random.default_rng(index).integers(0, 256, 5 + 9 * index).tolist()
+            params = SamplingParams(max_tokens=14, ignore_eos=True, **fields)
+            engine.add_request(str(index), {"prompt_token_ids": ids}, params)
+        found: dict[str, Any] = {}
+        while engine.has_unfinished_requests():
+            found.update({output.request_id: output.outputs[0] for output in engine.step()})
+        outputs = [found[str(index)] for index in range(len(PARAMS))]
+        return [
+            (
+                list(output.token_ids),
+                [entry[t].logprob for t, entry in zip(output.token_ids, output.logprobs or (), strict=False)],
+            )
+            for output in outputs
+        ]
+    finally:
+        engine.shutdown()
+
+
+def assert_equal(found: list[Any], expected: list[Any]) -> None:
+    for (tokens, logprobs), (other_tokens, other_logprobs) in zip(found, expected, strict=True):
+        assert len(tokens) == 14 and tokens == other_tokens
+        np.testing.assert_allclose(logprobs, other_logprobs, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_and_four_ranks_give_one_ranks_tokens(checkpoints, name: str) -> None:
+    architecture, features = MODELS[name]
+    folder = checkpoints(architecture, **features)
+    expected = generate(folder, 1)
+    for size in (2, 4):
+        assert_equal(generate(folder, size, executor="threads"), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("features", [{"in_flight": 1}, {"num_kv_pages": 18}, {"max_num_batched_tokens": 5}], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_under_other_schedules(checkpoints, name: str, features: dict[str, Any]) -> None:
+    """No overlap; pages so few that requests are preempted; small chunks."""
+    architecture, shape = MODELS[name]
+    folder = checkpoints(architecture, **shape)
+    expected = generate(folder, 1)
+    for size in (2, 4):
+        assert_equal(generate(folder, size, executor="threads", **features), expected)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_vocabulary_that_does_not_divide(checkpoints, tmp_path: Path, tied: bool) -> None:
+    """Ranks hold unequal parts of it: 275 rows are 69, 69, 69 and 68."""
+    folder = checkpoints("LlamaForCausalLM", tie=tied)
+    for file in folder.iterdir():
+        if file.name not in ("config.json", "model.safetensors"):
+            (tmp_path / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": VOCAB_SIZE + 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in tensors:
+            tensors[name] = torch.cat((tensors[name], torch.randn(3, tensors[name].shape[1])))
+    save_file(tensors, tmp_path / "model.safetensors")
+    expected = generate(tmp_path, 1)
+    for size in (2, 4):
+        assert_equal(generate(tmp_path, size, executor="threads"), expected)
+
+
+def test_sharded_models_pass_the_dispatch_guard(checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between ops, attention and collectives there are only views."""
+    folder = checkpoints("Qwen3ForCausalLM", bias=True, head_dim=48)
+    expected = generate(folder, 1)
+    context, guards = assemble_module.ModelContext, []
+
+    def guarded(**fields: Any) -> Any:
+        guards.append(DispatchGuard())
+        return guards[-1].context(context(**fields))
+
+    monkeypatch.setattr(assemble_module, "ModelContext", guarded)
+    for name in ("forward", "logits"):
+
+        def under_guard(self: Any, plain: Any, *args: Any) -> Any:
+            with self.context.ops._guard:
+                return plain(self, *args)
+
+        monkeypatch.setattr(Decoder, name, partialmethod(under_guard, getattr(Decoder, name)))
+    assert_equal(generate(folder, 2, executor="threads"), expected)
+    assert len(guards) == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "features", "reasons"),
+    [
+        (3, {}, ("num_attention_heads 4", "intermediate_size 80", "2 KV heads")),
+        (8, {"heads": 16, "kv_heads": 16}, ()),
+        (4, {"heads": 12, "kv_heads": 3}, ("3 KV heads can be neither divided",)),
+    ],
+)
+def test_what_does_not_divide_is_refused_at_start(
+    checkpoints, size: int, features: dict[str, Any], reasons: tuple[str, ...]
+) -> None:
+    """By the launcher, before anything is built: every reason in one error."""
+    from engine.frontend.launch import launch
+
+    config = EngineConfig(model=str(checkpoints("LlamaForCausalLM", **features)), tensor_parallel_size=size)
+    if not reasons:
+        start = launch(config).start.worker
+        assert (start.size, start.layout.groups[0].num_kv_heads) == (8, 2)
+        return
+    with pytest.raises(UnsupportedModelError) as caught:
+        launch(config)
+    for reason in reasons:
+        assert reason in str(caught.value)

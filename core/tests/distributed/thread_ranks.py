@@ -1,0 +1,122 @@
+"""Ranks as threads of the test's process, with the real workers and the real gloo: no process starts.
+
+`ThreadExecutor` holds every rank to the same answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engine.builtin.communicator_gloo.body import Gloo
+from engine.interfaces.context import CoreContext
+from engine.interfaces.executor import ExecutorCard, ExecutorNeed
+from engine.plugin import Candidate, Registry
+from engine.types.plan import StepPlan, StepResult
+from engine.types.start import WorkerReady, WorkerStart
+
+SECONDS = 60
+"""A rank that fails leaves the others waiting: they are daemons, and the test fails."""
+
+THREADS = Candidate("executor", "threads", 0, "harness", "1", "thread_ranks:ThreadsCard")
+
+
+def registry() -> Registry:
+    return Registry.discover(extra=(THREADS,))
+
+
+def on_ranks(size: int, work: Callable[[int, Gloo], Any]) -> list[Any]:
+    """work(rank, communicator) on every rank at once; the answers by rank."""
+    folder = tempfile.mkdtemp(prefix="thread-ranks-")
+    futures: list[Future[Any]] = [Future() for _ in range(size)]
+
+    def run(rank: int) -> None:
+        try:
+            gloo = Gloo(SimpleNamespace(start=SimpleNamespace(rank=rank, size=size, rendezvous=folder)))  # type: ignore[arg-type]
+            futures[rank].set_result(work(rank, gloo))
+        except BaseException as error:
+            futures[rank].set_exception(error)
+
+    try:
+        for rank in range(size):
+            threading.Thread(target=run, args=(rank,), daemon=True).start()
+        return [future.result(SECONDS) for future in futures]
+    finally:
+        shutil.rmtree(folder)
+
+
+@dataclass
+class MergedStep:
+    """Done when every rank is. Implements `StepFuture`."""
+
+    futures: list[Future[StepResult]]
+
+    def done(self) -> bool:
+        return all(future.done() for future in self.futures)
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        first, *others = (future.result(timeout or SECONDS) for future in self.futures)
+        for other in others:
+            np.testing.assert_array_equal(other.tokens, first.tokens)
+            assert (other.logprobs is None) == (first.logprobs is None)
+            if first.logprobs is not None:
+                np.testing.assert_array_equal(other.logprobs.chosen, first.logprobs.chosen)
+                np.testing.assert_array_equal(other.logprobs.top_ids, first.logprobs.top_ids)
+        return first
+
+
+class ThreadsCard(ExecutorCard):
+    body = "thread_ranks:ThreadExecutor"
+    priority = -100
+
+    @classmethod
+    def unsupported(cls, need: ExecutorNeed) -> list[str]:
+        return []
+
+
+class ThreadExecutor:
+    """A thread a rank, each with its queue of work."""
+
+    def __init__(self, context: CoreContext) -> None:
+        self._worker_class = context.worker
+
+    def start(self, message: WorkerStart) -> WorkerReady:
+        self._folder = tempfile.mkdtemp(prefix="thread-ranks-")
+        starts = [msgspec.structs.replace(message, rank=r, rendezvous=self._folder) for r in range(message.size)]
+        module, _, name = self._worker_class.partition(":")
+        self.workers = [getattr(importlib.import_module(module), name)(start, registry()) for start in starts]
+        self._threads = [ThreadPoolExecutor(1) for _ in starts]
+        ready = self.call("start")
+        return msgspec.structs.replace(ready[0], num_pages=min(answer.num_pages for answer in ready))
+
+    def execute(self, plan: StepPlan) -> MergedStep:
+        def run(worker: Any) -> StepResult:
+            result: StepResult = worker.execute(plan).result()
+            return result
+
+        return MergedStep([t.submit(run, worker) for t, worker in zip(self._threads, self.workers, strict=True)])
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        futures = [
+            thread.submit(getattr(worker, method), *args)
+            for thread, worker in zip(self._threads, self.workers, strict=True)
+        ]
+        return [future.result(SECONDS) for future in futures]
+
+    def check_health(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
