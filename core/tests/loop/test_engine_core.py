@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import queue
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,10 @@ from cores import LAYOUTS, make_core
 from paged_worker import alone
 from schedules import Outcome, Planned, Schedule, Settings, run_schedule
 
+from engine.loop import process
 from engine.loop.engine_core import EngineCore
 from engine.types.errors import EngineDeadError, InvalidRequestError
+from engine.types.messages import Add, FromCore, ToCore
 from engine.types.outputs import StepStats
 from engine.types.params import SamplingParams
 
@@ -118,6 +121,27 @@ def test_an_error_of_the_executor_ends_the_engine(where: str) -> None:
         core.step()
     core.shutdown()
     assert executor.worker.stopped
+
+
+def test_an_idle_core_looks_after_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's death between requests ends the step loop; what was refused by then is told."""
+    core, executor = make_core(LAYOUTS["full"], settings())
+    core.check_health()
+
+    def dead() -> None:
+        raise EngineDeadError("reach the workers", "rank 1 of 2 ended by signal 9")
+
+    executor.check_health = dead  # type: ignore[method-assign]
+    inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
+    outbox: queue.SimpleQueue[FromCore | None] = queue.SimpleQueue()
+    monkeypatch.setattr(process, "HEALTH_SECONDS", 0.05)
+    with pytest.raises(EngineDeadError, match="rank 1 of 2"):
+        process.step_loop(core, inbox, outbox)
+    inbox.put(Add([planned("late").to_request()]))
+    with pytest.raises(EngineDeadError, match="rank 1 of 2"):
+        process.step_loop(core, inbox, outbox)
+    (refused,) = outbox.get_nowait().outputs.outputs
+    assert refused.error[0] == "engine_dead"
 
 
 def test_statistics_and_the_hook() -> None:

@@ -142,6 +142,20 @@ class EngineCore:
             generation_tokens=scheduler.generation_tokens,
         )
 
+    def check_health(self) -> None:
+        """Ask the executor whether its workers live: between steps nobody else does.
+
+        Raises:
+            EngineDeadError: the engine has died, perhaps found out here; every unfinished request ends with it.
+        """
+        if self._dead is None:
+            try:
+                return self.executor.check_health()
+            except Exception as error:
+                self._die(error)
+        assert self._dead is not None
+        raise self._dead
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached content. Requests under way go on with their own pages and commit nothing more."""
         self.scheduler.kv.reset_prefix_cache()

@@ -47,6 +47,9 @@ log = logging.getLogger("engine.core")
 CALLS = frozenset({"stats", "reset_prefix_cache", "check_integrity"})
 """The core's methods that a frontend may call."""
 
+HEALTH_SECONDS = 1.0
+"""How often an idle core looks whether its workers live."""
+
 Inbox = queue.SimpleQueue[ToCore]
 Outbox = queue.SimpleQueue[FromCore | None]
 
@@ -89,10 +92,17 @@ def main() -> int:
 
 
 def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
-    """Take in what arrived, step, hand out the news; sleep while there is nothing to do."""
+    """Take in what arrived, step, hand out the news; sleep while there is nothing to do.
+
+    Raises EngineDeadError once the core has died, after the news of it is out.
+    """
     while True:
         while not inbox.empty() or not core.has_work():
-            message = inbox.get()
+            try:
+                message = inbox.get(timeout=HEALTH_SECONDS)
+            except queue.Empty:
+                core.check_health()
+                continue
             if isinstance(message, Shutdown):
                 return
             handle(core, message, outbox)

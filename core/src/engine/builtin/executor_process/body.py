@@ -283,7 +283,7 @@ class Process:
             silent = sorted({*ranks.dead()} - {failed.rank for failed in failures})
             if silent:
                 who = ", ".join(ranks.describe(rank) for rank in silent)
-                return self._die("reach the workers", who, "the log above may say why; start the engine again")
+                return self._die("reach the workers", who, "the log may say why")
             if time.monotonic() >= deadline:
                 return self._die_of(rebuild_error(failures[0].error))
 
