@@ -43,6 +43,8 @@ def test_two_engines_side_by_side_and_a_killed_rank(checkpoints) -> None:
     ):
         places = [ranks_of(llm), ranks_of(other)]
         assert tokens(llm) == tokens(other) == expected
+        mapped = [m.path for pids, _ in places for pid in pids for m in psutil.Process(pid).memory_maps()]
+        assert not [path for path in mapped if "/dev/shm" in path], "there is no shared memory to be left"
         os.kill(places[0][0][1], signal.SIGKILL)
         with pytest.raises(EngineDeadError, match=r"rank 1 of 2 \(process \d+, ended by signal 9\)"):
             tokens(llm)

@@ -64,6 +64,25 @@ def test_decisions(folder: Path) -> None:
     assert wire.decoder(CoreStart).decode(wire.encode(plan.start)) == plan.start  # it can travel
 
 
+def test_several_ranks(folder: Path) -> None:
+    """Needs, layout and start message are those of one rank; an executor and communicators for all are chosen."""
+    plan = launch(EngineConfig(model=str(folder), tensor_parallel_size=4))
+    worker = plan.start.worker
+    (group,) = worker.layout.groups
+    assert (worker.size, worker.rank, worker.rendezvous, group.num_kv_heads) == (4, 0, "", 1)
+    chosen = {selection.point: selection for selection in plan.selections}
+    one = launch(EngineConfig(model=str(folder)))
+    assert "communicator" not in {selection.point for selection in one.selections}
+    assert chosen["communicator"].choice() in worker.choices
+    refused = [v.candidate.name for v in chosen["executor"].verdicts if not v.fit]
+    assert refused == [s.candidate.name for s in one.selections if s.point == "executor"], "one process cannot do"
+    facts = PlatformFacts("cpu", "a CPU", ("float32",))
+    needs = attention_needs(plan.model, block_size=16, dtype="float32", facts=facts, size=4)
+    assert [(need.num_q_heads, need.num_kv_heads) for need in needs.values()] == [(1, 1)]
+    with pytest.raises(UnsupportedModelError, match="4 does not divide over 8 ranks"):
+        launch(EngineConfig(model=str(folder), tensor_parallel_size=8))
+
+
 def test_defaults(folder: Path) -> None:
     plan = launch(EngineConfig(model=str(folder)))
     assert plan.start.in_flight == 2

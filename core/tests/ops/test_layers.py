@@ -55,6 +55,18 @@ def test_rows(index: torch.dtype) -> None:
     assert torch.equal(OPS.gather_rows(weight, ids), weight[ids.long()])
 
 
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("first", "last"), [(0, 9), (0, 3), (3, 8), (8, 9)])
+def test_parts_of_an_embedding_add_up(index: torch.dtype, first: int, last: int) -> None:
+    """Zeros where another rank has the row; not a number there is no matter of this rank's either."""
+    weight, ids = random(9, 4), torch.tensor([8, 0, 0, 3, 7, 2], dtype=index)
+    inside = ((ids >= first) & (ids < last))[:, None]
+    expected = torch.where(inside, weight[ids.long()], torch.zeros(()))
+    assert torch.equal(OPS.embedding_part(ids, weight[first:last].clone(), first), expected)
+    broken = torch.full_like(weight[first:last], torch.nan)
+    assert torch.equal(OPS.embedding_part(ids, broken, first).isnan(), inside.expand(-1, 4))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms(dtype: torch.dtype) -> None:
     x, residual, weight = (random(3, 2, 16, dtype=dtype, seed=seed) for seed in range(3))

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from engine.interfaces.attention import AttentionCard
 from engine.interfaces.ops import OpsCard
-from engine.plugin import Registry, select_kinds, select_ordered
+from engine.plugin import Registry, select_fitting, select_kinds, select_ordered
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, PluginError, UnfitDriverError
 
 
@@ -209,3 +209,50 @@ def test_asked_ones_must_exist_once(ops):
 def test_an_operation_that_nobody_offers(ops):
     with pytest.raises(PluginError, match=r"ops \(fft\).*it does not offer fft"):
         select_ordered(ops, "ops", {"fft": Need()})
+
+
+# -- all that fit, in order ------------------------------------------------------------------------------------------
+def order(selections):
+    return [(s.candidate.name, s.asked) for s in selections]
+
+
+def test_fitting_drivers_come_by_priority(attention):
+    selections = select_fitting(attention, "attention", Need())
+    assert order(selections) == [("flash", False), ("latent", False), ("torch", False)]
+    assert all(len(s.verdicts) == 3 and s.kind == "" for s in selections)
+    assert order(select_fitting(attention, "attention", Need(head_size=256), "auto")) == [
+        ("latent", False),
+        ("torch", False),
+    ]
+
+
+def test_asked_drivers_come_first_and_the_rest_follow(attention):
+    asked = "torch, latent"
+    assert order(select_fitting(attention, "attention", Need(), asked)) == [
+        ("torch", True),
+        ("latent", True),
+        ("flash", False),
+    ]
+
+
+def test_options_go_to_those_who_know_them(attention):
+    options = {"num_splits": "3"}
+    values = {s.candidate.name: s.options for s in select_fitting(attention, "attention", Need(), options=options)}
+    assert values["flash"].num_splits == 3 and values["torch"].window == 0 and values["latent"] is None
+    with pytest.raises(OptionsError):
+        select_fitting(attention, "attention", Need(), options={"num_split": 3})
+
+
+def test_an_asked_driver_must_fit(attention):
+    with pytest.raises(UnfitDriverError, match="256"):
+        select_fitting(attention, "attention", Need(head_size=256), "torch,flash")
+    with pytest.raises(DriverNotFoundError):
+        select_fitting(attention, "attention", Need(), "torhc")
+    with pytest.raises(ConfigError, match="twice"):
+        select_fitting(attention, "attention", Need(), "torch,torch")
+
+
+def test_nobody_fits(candidate):
+    registry = Registry([candidate("attention", "flash", f"{__name__}:FullOnly")])
+    with pytest.raises(PluginError, match="head size 256 is over 128"):
+        select_fitting(registry, "attention", Need(head_size=256))
