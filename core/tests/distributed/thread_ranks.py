@@ -89,6 +89,9 @@ class ThreadExecutor:
 
     def __init__(self, context: CoreContext) -> None:
         self._worker_class = context.worker
+        self._last: MergedStep | None = None
+        self.overlaps = 0
+        """Steps that were sent before the last one's tokens were known: placeholders, fed forward on each rank."""
 
     def start(self, message: WorkerStart) -> WorkerReady:
         self._folder = tempfile.mkdtemp(prefix="thread-ranks-")
@@ -104,7 +107,9 @@ class ThreadExecutor:
             result: StepResult = worker.execute(plan).result()
             return result
 
-        return MergedStep([t.submit(run, worker) for t, worker in zip(self._threads, self.workers, strict=True)])
+        self.overlaps += self._last is not None and not self._last.done()
+        self._last = MergedStep([t.submit(run, worker) for t, worker in zip(self._threads, self.workers, strict=True)])
+        return self._last
 
     def call(self, method: str, *args: Any) -> list[Any]:
         futures = [

@@ -252,6 +252,15 @@ def test_a_stopped_rank_is_named_as_stopped(start: Starter) -> None:
     running.assert_nothing_left()
 
 
+def test_a_stopped_rank_does_not_outlive_a_shutdown(start: Starter) -> None:
+    running = start()
+    os.kill(running.pids[1], signal.SIGSTOP)
+    began = time.monotonic()
+    running.executor.shutdown()
+    assert 2 < time.monotonic() - began < 5, "it gets its time to leave"
+    running.assert_nothing_left()
+
+
 def test_time_while_nobody_waits_does_not_count(start: Starter) -> None:
     running = start("late", step_timeout=0.3)
     future = running.executor.execute(plan(0, new=True))

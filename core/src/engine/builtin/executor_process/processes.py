@@ -101,8 +101,12 @@ class Ranks:
                 how = "gone"
         return f"rank {rank} of {self.size} (process {process.pid}, {how})"
 
-    def close(self, grace: float = 5.0) -> None:
-        """End every process, with so many seconds to leave by itself; remove sockets and directory. Idempotent."""
+    def close(self, grace: float = 3.0) -> None:
+        """End every process, with so many seconds to leave by itself; remove sockets and directory. Idempotent.
+
+        The default is less than what a frontend gives the core's process to stop, so that the core outlives a rank that
+        does not listen and ends it.
+        """
         if self._closed or os.getpid() != self._owner:  # a fork of the owner has a copy of this object
             return
         self._closed = True
