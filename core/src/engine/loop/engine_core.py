@@ -127,7 +127,7 @@ class EngineCore:
     def stats(self) -> StepStats:
         """Counts as of now."""
         scheduler = self.scheduler
-        pool = scheduler.kv.pool
+        pool, speculation = scheduler.kv.pool, scheduler.speculation
         return StepStats(
             step_id=scheduler.done_step,
             num_running=len(scheduler.running),
@@ -140,6 +140,8 @@ class EngineCore:
             num_preemptions=scheduler.num_preemptions,
             prompt_tokens=scheduler.prompt_tokens,
             generation_tokens=scheduler.generation_tokens,
+            num_drafts=0 if speculation is None else speculation.num_drafts,
+            num_accepted_drafts=0 if speculation is None else speculation.num_accepted,
         )
 
     def reset_prefix_cache(self) -> None:
