@@ -157,9 +157,7 @@ def layout() -> KVLayout:
     )  # fmt: skip
 
 
-def choice(
-    found: Registry, point: str, driver: str, kind: str = "", options: dict[str, Any] | None = None
-) -> Choice:
+def choice(found: Registry, point: str, driver: str, kind: str = "", options: dict[str, Any] | None = None) -> Choice:
     candidate = found.find(point, driver)
     return Choice(
         point=point, kind=kind, driver=driver, distribution=candidate.distribution, version=candidate.version,

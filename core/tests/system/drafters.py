@@ -19,7 +19,6 @@ from engine.interfaces.context import WorkerContext
 from engine.interfaces.drafter import DrafterCard, DrafterOptions, DraftRows, Drafts, DraftSession
 from engine.plugin import Candidate
 
-
 WEIGHTS = torch.ones(VOCAB)
 """What `GuessingBody` weighs its distributions with."""
 
@@ -37,16 +36,9 @@ class Guessing(DrafterCard):
     body = "drafters:GuessingBody"
 
 
-class Needy(DrafterCard):
-    """Wants what no engine offers yet."""
-
-    needs = frozenset({"hidden_states"})
-    body = "drafters:KnowingBody"
-
-
 CANDIDATES = tuple(
     Candidate("drafter", name, 0, "harness", "1", f"drafters:{card}")
-    for name, card in (("knowing", "Knowing"), ("guessing", "Guessing"), ("needy", "Needy"))
+    for name, card in (("knowing", "Knowing"), ("guessing", "Guessing"))
 )
 
 

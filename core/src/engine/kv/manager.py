@@ -134,10 +134,7 @@ class KVManager:
     def extend_need(self, slots: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Pages that each slot needs to have room for `ends` tokens, int [n]: int [groups, n]."""
         return np.stack(
-            [
-                np.maximum((ends - 1) // table.tokens_per_block + 1 - table.num_blocks[slots], 0)
-                for table in self.tables
-            ]
+            [np.maximum((ends - 1) // table.tokens_per_block + 1 - table.num_blocks[slots], 0) for table in self.tables]
         )
 
     def promise_decodes(self, need: np.ndarray) -> None:
@@ -347,6 +344,4 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 
 
 def _entries(slot: int, first: int, pages: np.ndarray) -> NewEntries:
-    return NewEntries(
-        np.full(pages.size, slot, np.int32), np.arange(first, first + pages.size, dtype=np.int32), pages
-    )
+    return NewEntries(np.full(pages.size, slot, np.int32), np.arange(first, first + pages.size, dtype=np.int32), pages)

@@ -1,4 +1,7 @@
-"""The only place in a worker that builds drivers: platform, ops, attention, model, checkpoint, drafter, in that order."""
+"""The only place in a worker that builds drivers.
+
+Platform, ops, attention, model, checkpoint, drafter, in that order.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,6 @@ from engine.runner.drafting import ChosenDrafter
 from engine.runner.paged_attention import Attention
 from engine.types.errors import ConfigError, ManifestError, UnfitDriverError
 from engine.types.start import WorkerStart
-
 
 _POINTS = ("platform", "ops", "attention", "model", "checkpoint", "drafter")
 """Whose bodies are built here."""

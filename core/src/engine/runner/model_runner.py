@@ -1,9 +1,10 @@
 """The runner: from a step's plan to its tokens.
 
-A step's way: new slots and pages into the tables; drafts behind the tokens of rows that want some; rows into the fixed buffers; token ids, positions and slot mappings
-from the tables; one attention plan for each KV group; the model (captured for decode steps where the platform has
-buckets); logits of the rows that draw; the sampler, which also writes the drawn tokens where the next step reads them;
-and the copy back, which nobody waits for here.
+A step's way: new slots and pages into the tables; drafts behind the tokens of rows that want some; rows into the fixed
+buffers; token ids, positions and slot mappings from the tables; one attention plan for each KV group; the model
+(captured for decode steps where the platform has buckets); logits of the positions that draw; the sampler, which also
+writes the drawn tokens where the next step reads them; how many of them count; and the copy back, which nobody waits
+for here.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ class Speculation:
         self._misses[slot] = self._probe_at[slot] = 0
         self._pause[slot] = _FIRST_PAUSE
 
-    def drafts(self, slots: np.ndarray, placed: np.ndarray, limit: np.ndarray, order: np.ndarray, room: int) -> np.ndarray:
+    def drafts(
+        self, slots: np.ndarray, placed: np.ndarray, limit: np.ndarray, order: np.ndarray, room: int
+    ) -> np.ndarray:
         """int32 [n]; the drafts of each slot in the step that is being planned.
 
         Args:
