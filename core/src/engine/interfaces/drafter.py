@@ -75,6 +75,10 @@ class DrafterCard(Card):
     """What it takes from the session beside the table of tokens, by name: "hidden_states" of the target, "models" that
     the runner opens and runs. The engine refuses a card that needs what it does not offer."""
 
+    def __init_subclass__(cls) -> None:
+        if not issubclass(cls.Options, DrafterOptions):
+            raise TypeError(f"{cls.__qualname__}.Options must be a subclass of engine.interfaces.drafter.DrafterOptions")
+
     @classmethod
     def unsupported(cls, need: DrafterNeed) -> list[str]:
         """A card that overrides this begins with these reasons."""
