@@ -218,6 +218,8 @@ class KVManager:
 
     def _place_several(self, group: int, slots: np.ndarray, counts: np.ndarray) -> NewEntries:
         table = self.tables[group]
+        some = np.flatnonzero(counts)
+        slots, counts = slots[some], counts[some]
         growing = np.repeat(slots, counts)
         index = table.num_blocks[growing] + _offsets(counts)
         pages = self._next(group, growing.size)
@@ -285,13 +287,17 @@ class KVManager:
 
         last_step: the last step that names the slots.
         """
+        released = []
         for table in self.tables:
             blocks = (num_tokens - 1) // table.tokens_per_block + 1
-            surplus = np.maximum(table.num_blocks[slots] - blocks, 0)
-            if surplus.any():
-                index = np.repeat(blocks, surplus) + _offsets(surplus)
-                self.pool.release(table.pages[np.repeat(slots, surplus), index], last_step)
-                table.num_blocks[slots] -= surplus
+            late = np.flatnonzero(table.num_blocks[slots] > blocks)
+            if late.size:
+                mine, blocks = slots[late], blocks[late]
+                surplus = table.num_blocks[mine] - blocks
+                released.append(table.pages[np.repeat(mine, surplus), np.repeat(blocks, surplus) + _offsets(surplus)])
+                table.num_blocks[mine] = blocks
+        if released:
+            self.pool.release(np.concatenate(released), last_step)
 
     def free_slot(self, slot: int, last_step: int) -> None:
         """Give back everything that a slot holds; `last_step` is the last step that names it."""
