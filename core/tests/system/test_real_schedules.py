@@ -37,10 +37,12 @@ ROOMY = Settings(
 
 
 @lru_cache(maxsize=32)
-def worker_for(settings: Settings) -> tuple[Worker, WorkerReady]:
+def worker_for(settings: Settings, buckets: bool = False) -> tuple[Worker, WorkerReady]:
     """Workers keep nothing from one schedule to the next but stale pages, which no request may read."""
     found = registry(*drafters.CANDIDATES)
     message = start_message(
+        platform="buckets" if buckets else "host",
+        attention="capturable" if buckets else "torch",
         num_kv_pages=settings.num_pages,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -54,10 +56,10 @@ def worker_for(settings: Settings) -> tuple[Worker, WorkerReady]:
     return worker, worker.start()
 
 
-def make_core(settings: Settings) -> tuple[EngineCore, HoldingExecutor]:
+def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, HoldingExecutor]:
     """An engine core with the real worker behind an executor that holds results back."""
     like = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False, num_drafts=0, adaptive=True)
-    worker, ready = worker_for(like)
+    worker, ready = worker_for(like, buckets)
     hold = max(1, settings.in_flight - 1) if settings.hold else 0
     executor = HoldingExecutor(worker, layout(), settings.max_num_seqs, settings.max_model_len, hold)
     context = CoreContext(
@@ -186,8 +188,8 @@ def test_many_schedules_with_drafts(schedule: Schedule, seed: int) -> None:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("in_flight", [1, 2])
-def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, drafter: str) -> None:
+@pytest.mark.parametrize(("in_flight", "buckets"), [(1, False), (2, False), (2, True)])
+def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, buckets: bool, drafter: str) -> None:
     """Penalties and min_tokens depend on the drafts before; siblings, preemption and prefix hits happen too."""
     settings = Settings(
         num_pages=18, max_num_seqs=5, max_num_batched_tokens=33, max_model_len=48, in_flight=in_flight,
@@ -208,7 +210,7 @@ def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, d
         )
         for i in range(9)
     )  # fmt: skip
-    core, _ = make_core(settings)
+    core, _ = make_core(settings, buckets)
     truths = [[*request.prompt, *alone(request).tokens] for request in requests]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafters.KnowingBody, "truths", truths)

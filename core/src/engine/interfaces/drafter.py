@@ -77,7 +77,7 @@ class DrafterCard(Card):
 
     def __init_subclass__(cls) -> None:
         if not issubclass(cls.Options, DrafterOptions):
-            raise TypeError(f"{cls.__qualname__}.Options must be a subclass of engine.interfaces.drafter.DrafterOptions")
+            raise TypeError(f"{cls.__qualname__}.Options must extend engine.interfaces.drafter.DrafterOptions")
 
     @classmethod
     def unsupported(cls, need: DrafterNeed) -> list[str]:

@@ -101,7 +101,10 @@ class EngineCore:
     def _take_oldest(self) -> None:
         """Wait for the oldest step under way and take its result in."""
         result = self._futures.popleft().result()
-        self._num_tokens += self.scheduler.outstanding[0].total_tokens
+        plan = self.scheduler.outstanding[0]
+        self._num_tokens += plan.total_tokens
+        if plan.num_drafts is not None and result.num_drafts is not None:
+            self._num_tokens -= int(plan.num_drafts.sum() - result.num_drafts.sum())  # the drafter found fewer
         self._outputs += self.scheduler.update(result)
         if self._hooks is not None and self._hooks.step_done:
             self._hooks.step_done(stats=self.stats())
