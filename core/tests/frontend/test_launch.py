@@ -13,8 +13,9 @@ import pytest
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import attention_needs, choose_dtype, launch
 from engine.interfaces.platform import PlatformFacts
+from engine.plugin import Candidate, Registry
 from engine.types import wire
-from engine.types.errors import ConfigError, UnsupportedModelError
+from engine.types.errors import ConfigError, DriverNotFoundError, UnfitDriverError, UnsupportedModelError
 from engine.types.model import KVSpec, ModelDescription
 from engine.types.start import CoreStart
 
@@ -88,6 +89,30 @@ def test_defaults(folder: Path) -> None:
     assert plan.start.in_flight == 2
     assert plan.model_name == str(folder)
     assert launch(EngineConfig(model=str(folder), served_model_name="m")).model_name == "m"
+
+
+def test_a_drafter_is_used_only_where_one_is_named(folder: Path) -> None:
+    plan = launch(EngineConfig(model=str(folder), drafter="ngram", **{"drafter.num_tokens": 3}))
+    (drafter,) = (choice for choice in plan.manifest.choices if choice.point == "drafter")
+    assert drafter.driver == "ngram" and drafter.options["num_tokens"] == 3
+    assert wire.decoder(CoreStart).decode(wire.encode(plan.start)) == plan.start
+    with pytest.raises(ConfigError, match=r"set drafter.num_tokens to 3.*no drafter is chosen.*--drafter DRIVER"):
+        launch(EngineConfig(model=str(folder), **{"drafter.num_tokens": 3}))
+    with pytest.raises(DriverNotFoundError, match="ngram"):
+        launch(EngineConfig(model=str(folder), drafter="ngrams"))
+
+
+def test_a_drafter_that_needs_what_is_not_served_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needy.py").write_text(
+        "from engine.interfaces.drafter import DrafterCard\n"
+        "class Needy(DrafterCard):\n    needs = frozenset({'hidden_states'})\n    body = 'needy:Body'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry.discover(extra=(Candidate("drafter", "needy", 0, "stranger", "1", "needy:Needy"),))
+    with pytest.raises(UnfitDriverError, match="needs 'hidden_states' from the session, which this engine does not"):
+        launch(EngineConfig(model=str(folder), drafter="needy"), registry)
 
 
 def test_generation_config_has_the_last_word_on_the_end(folder: Path) -> None:

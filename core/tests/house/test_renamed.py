@@ -17,6 +17,7 @@ from engine.types.params import SamplingParams
 SETTINGS = {"max_model_len": 64, "max_num_seqs": 2, "kv_cache_memory": "16MiB", "dtype": "float32"}
 NAMED = {"platform": "host", "ops": "torch", "attention": "torch", "executor": "inline", "evictor": "lru"} | {
     "scheduling_policy": "fcfs",
+    "drafter": "ngram",
     "tokenizer_mode": "hf",
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paged_worker import HoldingExecutor, PagedWorker
+import drafting
+from paged_worker import VOCAB, HoldingExecutor, PagedWorker
 from schedules import Settings
 
 from engine.builtin.evictor_lru.body import LRU
@@ -12,6 +13,7 @@ from engine.kv.layout import make_layout
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.speculation import Speculation
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import WorkerStart
@@ -60,13 +62,23 @@ def worker_start(layout: KVLayout, settings: Settings) -> WorkerStart:
     )
 
 
+def speculation(settings: Settings) -> Speculation | None:
+    """As the settings have it."""
+    if not settings.drafter:
+        return None
+    return Speculation(settings.max_num_seqs, settings.num_drafts, settings.adaptive)
+
+
 def make_core(
     layout: KVLayout, settings: Settings, evictor: type = LRU, policy: type = FCFS
 ) -> tuple[EngineCore, HoldingExecutor]:
     """A core, and the executor that it drives."""
     message = worker_start(layout, settings)
     hold = max(1, settings.in_flight - 1) if settings.hold else 0
-    executor = HoldingExecutor(PagedWorker(message), layout, settings.max_num_seqs, settings.max_model_len, hold)
+    propose = drafting.make(settings.drafter, VOCAB) if settings.drafter else None
+    executor = HoldingExecutor(
+        PagedWorker(message, propose), layout, settings.max_num_seqs, settings.max_model_len, hold
+    )
     context = CoreContext(
         layout=layout,
         max_num_seqs=settings.max_num_seqs,
@@ -88,6 +100,7 @@ def make_core(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
+        speculation=speculation(settings),
     )
     ready = executor.start(message)
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)

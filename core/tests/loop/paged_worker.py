@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
 import numpy as np
+from drafting import Propose
 
 from engine.types.kv import KVLayout
 from engine.types.params import SamplingParams
@@ -85,9 +87,17 @@ class Done:
 
 
 class PagedWorker:
-    """See the module. Its block tables, tokens and pages are public, for tests."""
+    """See the module. Its block tables, tokens and pages are public, for tests.
 
-    def __init__(self, message: WorkerStart) -> None:
+    Args:
+        message: sizes.
+        propose: a drafter; drafts are accepted as far as they equal what is drawn.
+    """
+
+    def __init__(self, message: WorkerStart, propose: Propose | None = None) -> None:
+        self.propose = propose
+        self.max_model_len = message.max_model_len
+        self._truths: dict[str, list[int]] = {}
         self.layout = message.layout
         self.num_pages = message.num_kv_pages or 0
         slots, length = message.max_num_seqs, message.max_model_len
@@ -111,6 +121,8 @@ class PagedWorker:
     def execute(self, plan: StepPlan) -> Done:
         self._check_form(plan)
         self._take_in(plan)
+        if plan.num_drafts is not None:
+            plan = self._draft(plan)
         rows = np.repeat(np.arange(plan.num_rows), plan.num_tokens)
         slots = plan.slot_of_row[rows]
         ends = np.cumsum(plan.num_tokens)
@@ -126,7 +138,25 @@ class PagedWorker:
             assert np.unique(places).size == places.size, "two tokens are written to one place"
             self.cells[pages, positions % size] = mix(mix(x, positions), g)
             x = mix(x, self._read(plan, g, positions, ends))
-        return Done(self._sample(plan, x[ends - 1]))
+        return Done(self._sample(plan, x, ends))
+
+    def _draft(self, plan: StepPlan) -> StepPlan:
+        """Put drafts behind the rows' tokens; the plan, cut to what was found."""
+        assert self.propose is not None and plan.num_drafts is not None
+        found = np.zeros(plan.num_rows, np.int32)
+        for row in np.flatnonzero(plan.num_drafts).tolist():
+            slot, at, k = int(plan.slot_of_row[row]), int(plan.num_computed[row]) + 1, int(plan.num_drafts[row])
+            new = self.new_slot[slot]
+            prompt = new.token_ids[: new.num_prompt_tokens].tolist()
+            if new.request_id not in self._truths:
+                stops = new.stop_token_ids.tolist()
+                self._truths[new.request_id], _ = alone(self.layout, prompt, new.params, stops, self.max_model_len)
+            drafts = self.propose(self._truths[new.request_id], self.tokens[slot, len(prompt) : at].tolist(), k)
+            assert (self.tokens[slot, at : at + k] == -1).all(), "drafts are put over tokens"
+            found[row] = len(drafts)
+            self.tokens[slot, at : at + len(drafts)] = drafts
+        num_tokens = np.where(plan.num_drafts > 0, 1 + found, plan.num_tokens).astype(np.int32)
+        return msgspec.structs.replace(plan, num_tokens=num_tokens, num_drafts=found)
 
     def _read(self, plan: StepPlan, g: int, positions: np.ndarray, ends: np.ndarray) -> np.ndarray:
         group = self.layout.groups[g]
@@ -150,6 +180,11 @@ class PagedWorker:
         d = plan.num_decodes
         assert (plan.num_tokens[:d] == 1).all() and plan.samples[:d].all()
         assert (np.diff(plan.num_tokens[d:]) >= 0).all(), "short extends come before prefills"
+        if plan.num_drafts is not None:
+            drafted = plan.num_drafts > 0
+            assert drafted.any() and plan.samples[drafted].all() and not drafted[:d].any()
+            assert (plan.num_tokens[drafted] == 1 + plan.num_drafts[drafted]).all()
+            assert plan.num_drafts.dtype == np.int32
         for array in (plan.slot_of_row, plan.num_computed, plan.num_tokens):
             assert array.dtype == np.int32
         assert len(plan.new_blocks) == len(self.layout.groups)
@@ -164,21 +199,38 @@ class PagedWorker:
         for table, new in zip(self.block_tables, plan.new_blocks, strict=True):
             assert new.slot.dtype == new.index.dtype == new.page.dtype == np.int32
             assert ((new.page > 0) & (new.page < self.num_pages)).all()
-            assert (table[new.slot, new.index] == -1).all(), "a block gets a second page"
+            second = table[new.slot, new.index] != -1
+            if self.propose is not None:  # the pages of rejected drafts went back: those blocks begin anew
+                computed = np.zeros(table.shape[0], np.int64)
+                computed[plan.slot_of_row] = plan.num_computed
+                size = self.layout.groups[self._group_of(table)].tokens_per_block
+                second &= new.index * size < computed[new.slot]
+            assert not second.any(), "a block gets a second page"
             table[new.slot, new.index] = new.page
 
-    def _sample(self, plan: StepPlan, states: np.ndarray) -> StepResult:
-        tokens = np.full(plan.num_rows, -1, np.int32)
+    def _group_of(self, table: np.ndarray) -> int:
+        return next(g for g, other in enumerate(self.block_tables) if other is table)
+
+    def _sample(self, plan: StepPlan, states: np.ndarray, ends: np.ndarray) -> StepResult:
+        num_drafts = np.zeros(plan.num_rows, np.int32) if plan.num_drafts is None else plan.num_drafts
+        tokens = np.full((plan.num_rows, 1 + int(num_drafts.max())), -1, np.int32)
         asked = []
         for row in np.flatnonzero(plan.samples).tolist():
-            slot = int(plan.slot_of_row[row])
-            new, at = self.new_slot[slot], int(plan.num_computed[row] + plan.num_tokens[row])
+            slot, k = int(plan.slot_of_row[row]), int(num_drafts[row])
+            new, first = self.new_slot[slot], int(plan.num_computed[row] + plan.num_tokens[row]) - k
             stops = set(new.stop_token_ids.tolist())
-            token = draw(int(states[row]), new.params, stops, at - new.num_prompt_tokens)
-            assert self.tokens[slot, at] == -1, "a known token is drawn again"
-            self.tokens[slot, at] = tokens[row] = token
-            if new.params.logprobs is not None:
-                asked.append((row, token, new.params.logprobs))
+            drafts = self.tokens[slot, first : first + k].tolist()
+            self.tokens[slot, first : first + k] = -1
+            for i, state in enumerate(states[ends[row] - 1 - k : ends[row]].tolist()):
+                token = draw(state, new.params, stops, first + i - new.num_prompt_tokens)
+                assert self.tokens[slot, first + i] == -1, "a known token is drawn again"
+                self.tokens[slot, first + i] = tokens[row, i] = token
+                if new.params.logprobs is not None:
+                    asked.append((row, token, new.params.logprobs))
+                if i < k and token != drafts[i]:
+                    break
+        if plan.num_drafts is None:
+            tokens = tokens[:, 0]
         logprobs = None
         if asked:
             k = max(entry[2] for entry in asked)
@@ -190,7 +242,7 @@ class PagedWorker:
                 top_ids=np.array([entry[2] for entry in entries], np.int32).reshape(len(asked), k),
                 top_values=np.array([entry[3] for entry in entries], np.float32).reshape(len(asked), k),
             )
-        return StepResult(step_id=plan.step_id, tokens=tokens, logprobs=logprobs)
+        return StepResult(step_id=plan.step_id, tokens=tokens, logprobs=logprobs, num_drafts=plan.num_drafts)
 
 
 class Held:
@@ -216,7 +268,7 @@ class HoldingExecutor:
         hold: how many of them; 0: a result is there at once.
 
     It works with any worker, and checks what a plan may not do while another is under way: reuse a slot, write to a
-    page that the other names, plan a request again that was preempted.
+    page that the other names, plan a request again that was preempted, or one whose drafts are not decided.
 
     Attributes:
         num_placeholders: rows that computed a token whose id the host had not seen.
@@ -258,7 +310,13 @@ class HoldingExecutor:
         for table, new in zip(self._tables, plan.new_blocks, strict=True):
             table[new.slot, new.index] = new.page
         starts, ends = plan.num_computed, plan.num_computed + plan.num_tokens
-        self.num_placeholders += int((ends > self._host_known[plan.slot_of_row]).sum())
+        drafts = 0 if plan.num_drafts is None else plan.num_drafts
+        self.num_placeholders += int((ends - drafts > self._host_known[plan.slot_of_row]).sum())
+        for other, ids, _ in self._under_way:
+            if other.num_drafts is not None:
+                undecided = set(np.array(ids)[other.num_drafts > 0].tolist())
+                planned = {self._ids[slot] for slot in plan.slot_of_row.tolist()}
+                assert not undecided & planned, "a request is planned before its drafts are decided"
         named: dict[int, set[int]] = {}
         for slot, start, end in zip(plan.slot_of_row.tolist(), starts.tolist(), ends.tolist(), strict=True):
             named[slot] = set()
@@ -278,9 +336,10 @@ class HoldingExecutor:
     def taken(self, plan: StepPlan, result: StepResult) -> None:
         first, ids, _ = self._under_way.popleft()
         assert first is plan, "results are taken out of order"
-        for slot, request_id, samples in zip(plan.slot_of_row.tolist(), ids, plan.samples.tolist(), strict=True):
-            if samples and self._ids[slot] == request_id:
-                self._host_known[slot] += 1
+        counts = (result.tokens.reshape(plan.num_rows, -1) >= 0).sum(axis=1).tolist()
+        for slot, request_id, count in zip(plan.slot_of_row.tolist(), ids, counts, strict=True):
+            if self._ids[slot] == request_id:
+                self._host_known[slot] += count
 
     def call(self, method: str, *args: object) -> list[object]:
         return [getattr(self.worker, method)(*args)]

@@ -29,6 +29,7 @@ class Settings:
     Args:
         num_pages: the null page included.
         hold: whether a test executor holds results back.
+        drafter: its kind, "" for none; num_drafts: the most for a request; adaptive: whether that follows acceptance.
     """
 
     num_pages: int
@@ -38,6 +39,9 @@ class Settings:
     in_flight: int
     enable_prefix_caching: bool
     hold: bool = True
+    drafter: str = ""
+    num_drafts: int = 0
+    adaptive: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +109,12 @@ class Outcome:
 
 @st.composite
 def schedules(
-    draw: st.DrawFn, vocab: int, tokens_per_page: int = 4, max_model_len: int = 40, max_requests: int = 10
+    draw: st.DrawFn,
+    vocab: int,
+    tokens_per_page: int = 4,
+    max_model_len: int = 40,
+    max_requests: int = 10,
+    drafters: tuple[str, ...] = ("",),
 ) -> Schedule:
     """Requests whose prompts share prefixes, some with salts, some siblings, some aborted; caches from too small for
     one request to roomy; budgets from one token.
@@ -116,6 +125,7 @@ def schedules(
         vocab: ids are below it; id 0 is the end of sequence.
         tokens_per_page: of the KV layout, roughly: the scale for the number of pages.
         max_model_len: of the core. max_requests: siblings count as one.
+        drafters: kinds to choose from.
     """
     rng = random.Random(draw(st.integers(0, 2**32)))
     most = draw(st.integers(1, max_requests))
@@ -141,6 +151,9 @@ def schedules(
             in_flight=rng.choice([1, 2, 2, 2, 3]),
             enable_prefix_caching=rng.random() < 0.8,
             hold=rng.random() < 0.8,
+            drafter=rng.choice(drafters),
+            num_drafts=rng.choice([1, 2, 4, 4, 7]),
+            adaptive=rng.random() < 0.5,
         ),
         requests=requests,
     )

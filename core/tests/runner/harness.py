@@ -137,8 +137,8 @@ BUCKETS = random_candidate("platform", "buckets", "BucketPlatform")
 CAPTURABLE = random_candidate("attention", "capturable", "CapturableAttention")
 
 
-def registry() -> Registry:
-    return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE))
+def registry(*more: Candidate) -> Registry:
+    return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE, *more))
 
 
 def layout() -> KVLayout:
@@ -157,11 +157,11 @@ def layout() -> KVLayout:
     )  # fmt: skip
 
 
-def choice(found: Registry, point: str, driver: str, kind: str = "") -> Choice:
+def choice(found: Registry, point: str, driver: str, kind: str = "", options: dict[str, Any] | None = None) -> Choice:
     candidate = found.find(point, driver)
     return Choice(
         point=point, kind=kind, driver=driver, distribution=candidate.distribution, version=candidate.version,
-        value=candidate.value,
+        value=candidate.value, options=options or {},
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Makes the helpers of the loop, runner and attention tests importable."""
+"""Makes the helpers of these and of the loop, runner and attention tests importable."""
 
 import sys
 from pathlib import Path
 
 _TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(_TESTS / name) for name in ("loop", "runner", "attention")]
+sys.path[:0] = [str(_TESTS / name) for name in ("system", "loop", "runner", "attention")]

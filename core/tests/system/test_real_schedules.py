@@ -1,5 +1,5 @@
 """The whole engine below the frontend, with the real runner in float64: any schedule of arrivals, aborts, chunks,
-prefix hits, preemptions and steps in flight gives each request exactly the tokens that it gets alone."""
+prefix hits, preemptions, steps in flight and drafts gives each request exactly the tokens that it gets alone."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import random
 from dataclasses import replace
 from functools import lru_cache
 
+import drafters
+import drafting
 import msgspec
 import pytest
-from harness import VOCAB, layout, registry, start_message
+from harness import VOCAB, choice, layout, registry, start_message
 from hypothesis import HealthCheck, event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -23,6 +25,8 @@ from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.runner.worker import Worker
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.speculation import Speculation
+from engine.types.outputs import StepStats
 from engine.types.params import SamplingParams
 from engine.types.start import WorkerReady
 
@@ -33,24 +37,29 @@ ROOMY = Settings(
 
 
 @lru_cache(maxsize=32)
-def worker_for(settings: Settings) -> tuple[Worker, WorkerReady]:
+def worker_for(settings: Settings, buckets: bool = False) -> tuple[Worker, WorkerReady]:
     """Workers keep nothing from one schedule to the next but stale pages, which no request may read."""
-    worker = Worker(
-        start_message(
-            num_kv_pages=settings.num_pages,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_model_len=settings.max_model_len,
-        ),
-        registry(),
+    found = registry(*drafters.CANDIDATES)
+    message = start_message(
+        platform="buckets" if buckets else "host",
+        attention="capturable" if buckets else "torch",
+        num_kv_pages=settings.num_pages,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
     )
+    if settings.drafter:
+        name, options = drafters.options(settings.drafter)
+        drafter = choice(found, "drafter", name, options=options)
+        message = msgspec.structs.replace(message, choices=(*message.choices, drafter))
+    worker = Worker(message, found)
     return worker, worker.start()
 
 
-def make_core(settings: Settings) -> tuple[EngineCore, HoldingExecutor]:
+def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, HoldingExecutor]:
     """An engine core with the real worker behind an executor that holds results back."""
-    like = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False)
-    worker, ready = worker_for(like)
+    like = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False, num_drafts=0, adaptive=True)
+    worker, ready = worker_for(like, buckets)
     hold = max(1, settings.in_flight - 1) if settings.hold else 0
     executor = HoldingExecutor(worker, layout(), settings.max_num_seqs, settings.max_model_len, hold)
     context = CoreContext(
@@ -68,12 +77,14 @@ def make_core(settings: Settings) -> tuple[EngineCore, HoldingExecutor]:
         evictor=LRU(context),
         enable_prefix_caching=settings.enable_prefix_caching,
     )
+    speculation = Speculation(settings.max_num_seqs, settings.num_drafts, settings.adaptive)
     scheduler = Scheduler(
         kv=kv,
         policy=FCFS(context),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
+        speculation=speculation if settings.drafter else None,
     )
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
     return core, executor
@@ -143,6 +154,78 @@ def test_many_schedules(schedule: Schedule, seed: int) -> None:
     outcomes = run_schedule(core, schedule)
     for request in schedule.requests:
         check(request, outcomes[request.request_id])
+
+
+DRAFTERS = ("ngram", *drafting.KINDS)
+
+
+def run_with_drafts(schedule: Schedule, seed: int) -> StepStats:
+    schedule = with_sampling(schedule, seed)
+    truths = [[*request.prompt, *alone(request).tokens] for request in schedule.requests]
+    core, executor = make_core(schedule.settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafters.KnowingBody, "truths", truths)
+        outcomes = run_schedule(core, schedule)
+    for request in schedule.requests:
+        check(request, outcomes[request.request_id])
+    event(f"placeholders: {executor.num_placeholders > 0}")
+    return core.stats()
+
+
+@given(schedule=schedules(VOCAB, max_requests=6, drafters=DRAFTERS), seed=st.integers(0, 2**32))
+@hypothesis_settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_drafts_change_no_token(schedule: Schedule, seed: int) -> None:
+    stats = run_with_drafts(schedule, seed)
+    event(f"{schedule.settings.drafter}: accepted {stats.num_accepted_drafts > 0}")
+    event(f"preemptions: {min(stats.num_preemptions, 3)}")
+
+
+@pytest.mark.slow
+@given(schedule=schedules(VOCAB, drafters=DRAFTERS), seed=st.integers(0, 2**32))
+@hypothesis_settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+def test_many_schedules_with_drafts(schedule: Schedule, seed: int) -> None:
+    run_with_drafts(schedule, seed)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("in_flight", "buckets"), [(1, False), (2, False), (2, True)])
+def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, buckets: bool, drafter: str) -> None:
+    """Penalties and min_tokens depend on the drafts before; siblings, preemption and prefix hits happen too."""
+    settings = Settings(
+        num_pages=18, max_num_seqs=5, max_num_batched_tokens=33, max_model_len=48, in_flight=in_flight,
+        enable_prefix_caching=True, drafter=drafter, num_drafts=4, adaptive=drafter == "ngram",
+    )  # fmt: skip
+    rng = random.Random(5)
+    shared = [rng.randrange(1, 5) for _ in range(8)]
+    requests = tuple(
+        Planned(
+            request_id=f"r{i}",
+            prompt=(*shared[: 8 * (i % 2)], *(rng.randrange(1, 5) for _ in range(3 + i))),
+            params=SamplingParams(
+                temperature=(i % 3) * 0.6, top_k=(0, 4)[i % 2], top_p=(1.0, 0.9)[i % 4 == 3],
+                repetition_penalty=(1.0, 1.6)[i % 2], presence_penalty=0.4 * (i % 2), frequency_penalty=0.1 * (i % 3),
+                max_tokens=27, min_tokens=20, stop_token_ids=list(range(VOCAB // 2)), seed=i, logprobs=i % 2,
+            ),
+            arrives=i // 5,
+        )
+        for i in range(9)
+    )  # fmt: skip
+    core, _ = make_core(settings, buckets)
+    truths = [[*request.prompt, *alone(request).tokens] for request in requests]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafters.KnowingBody, "truths", truths)
+        outcomes = run_schedule(core, Schedule(settings=settings, requests=requests))
+    for request in requests:
+        outcome = outcomes[request.request_id]
+        assert len(outcome.tokens) >= 20
+        assert len(outcome.logprobs) == len(outcome.tokens)
+        check(request, outcome)
+    stats = core.stats()
+    assert stats.num_preemptions > 0 and stats.prefix_hits > 0 and stats.num_drafts > 5, stats
+    if drafter == "right":
+        assert stats.num_accepted_drafts > 0.8 * stats.num_drafts  # not all: behind a request's end nothing is right
+    elif drafter == "wrong":
+        assert stats.num_accepted_drafts == 0
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

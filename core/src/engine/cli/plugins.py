@@ -23,7 +23,8 @@ class Row(NamedTuple):
         driver: the driver's name.
         distribution: who offers it; "" where it is asked for and nobody does.
         version: of that distribution.
-        choice: "auto" where the cards decide; "asked" with the place where the driver was named; "" where another is.
+        choice: "auto" where the cards decide; "asked" with the place where the driver was named; "" where another is;
+            "off" where a point is used only if asked for, and nobody asked.
         note: what is wrong with it, "" where nothing is.
     """
 
@@ -65,10 +66,11 @@ def table(registry: Registry, merged: Merged) -> list[Row]:
     for point in POINTS:
         choice, origin = merged.choice(point)
         asked = _names(choice)
+        unasked = "off" if POINTS[point].optional else _auto(origin)
         installed = registry.candidates(point)
         names = [candidate.name for candidate in installed]
         for candidate in installed:
-            mark = f"asked ({origin})" if candidate.name in asked else "" if asked else _auto(origin)
+            mark = f"asked ({origin})" if candidate.name in asked else "" if asked else unasked
             note = "offered more than once: uninstall one" if names.count(candidate.name) > 1 else ""
             rows.append(Row(point, candidate.name, candidate.distribution, candidate.version, mark, note))
         outdated = registry.outdated(point)

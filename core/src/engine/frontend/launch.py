@@ -17,6 +17,7 @@ import msgspec
 from engine.interfaces.attention import AttentionCard, AttentionNeed
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.communicator import CommunicatorNeed
+from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.executor import ExecutorNeed
 from engine.interfaces.model import ModelCard, ModelNeed
 from engine.interfaces.ops import OPERATIONS, OpsNeed
@@ -136,9 +137,13 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     tokenizer = _one(config, registry, "tokenizer", TokenizerNeed(folder=tokenizer_folder))
 
+    drafter = _optional(
+        config, registry, "drafter", DrafterNeed(dtype=dtype, device=facts.device, framework=facts.framework)
+    )
+
     selections = (
         *(platform, *communicators, *ops, *attention.values(), executor, evictor),
-        *(architecture, checkpoint, tokenizer, policy),
+        *(architecture, checkpoint, tokenizer, policy, *drafter),
     )
     manifest = Manifest.of(selections)
     worker = WorkerStart(
@@ -183,6 +188,24 @@ def choose_dtype(asked: str, stored: str, facts: PlatformFacts) -> str:
 
 def _one(config: EngineConfig, registry: Registry, point: str, need: object) -> Selection:
     return select(registry, point, need, config.asked(point), config.options_for(point))
+
+
+def _optional(config: EngineConfig, registry: Registry, point: str, need: object) -> tuple[Selection, ...]:
+    """The driver of an optional point; nothing where the user names none.
+
+    Raises ConfigError where there are options and no driver to take them; PluginError as `select`.
+    """
+    asked, options = config.asked(point), config.options_for(point)
+    if asked is not None:
+        return (select(registry, point, need, asked, options),)
+    if options:
+        name, value = next(iter(options.items()))
+        raise ConfigError(
+            f"set {point}.{name} to {value!r}",
+            f"no {point} is chosen, and without one there is none",
+            f"choose one with {registry.points[point].option_flag} DRIVER, or leave the option out",
+        )
+    return ()
 
 
 def _checkpoint(config: EngineConfig, registry: Registry) -> tuple[Selection, CheckpointFiles]:

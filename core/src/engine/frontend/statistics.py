@@ -76,6 +76,10 @@ class StatisticsLog:
         ]
         if queries:
             parts.append(f"prefix hits {_percent(hits, queries)}")
+        drafts = stats.num_drafts - (before.num_drafts if before else 0)
+        if drafts:
+            accepted = stats.num_accepted_drafts - (before.num_accepted_drafts if before else 0)
+            parts.append(f"drafts accepted {_percent(accepted, drafts)}")
         if stats.num_preemptions:
             parts.append(f"preempted {stats.num_preemptions}")
         return ", ".join(parts)

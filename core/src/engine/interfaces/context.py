@@ -56,9 +56,9 @@ class CoreContext:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """For bodies in a worker's process (platform, communicator, ops, attention, checkpoint).
+    """For bodies in a worker's process (platform, communicator, ops, attention, checkpoint, drafter).
 
-    Bodies are built in this order, and each sees those before it: platform, communicator, ops, attention, checkpoint.
+    Bodies are built in this order, and each sees those before it.
 
     Args:
         start: the start message.

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 PURPOSE_SAMPLE = 0
 """The draw of a token from the target's distribution."""
+PURPOSE_ACCEPT = 1
+"""Rejection sampling: whether a draft is kept."""
+PURPOSE_RESIDUAL = 2
+"""Rejection sampling: the draw from the residual that replaces a draft."""
 
 OPERATIONS: tuple[str, ...] = (
     "embedding",
@@ -46,6 +50,8 @@ OPERATIONS: tuple[str, ...] = (
     "penalties",
     "mask_tokens",
     "sample",
+    "reject",
+    "verify",
     "logprobs",
 )
 """Every operation, by the name of its method in `Ops`. `pack_linear` and `linear` are taken from one driver."""
@@ -237,6 +243,31 @@ class Ops(Protocol):
         k-th stay); of these, renormalised and sorted by falling probability, lower ids first among equals, keep the
         shortest prefix that reaches top_p, at least one. The token is the first in order of id at which the running
         sum of the kept probabilities exceeds u * their sum, with u = philox(seed, position, PURPOSE_SAMPLE).
+        """
+        ...
+
+    def reject(
+        self, logits: torch.Tensor, rows: SamplingRows, drafts: torch.Tensor, draft_probs: torch.Tensor | None
+    ) -> torch.Tensor:
+        """As `sample`, but a row with a draft gives the draft, or a token that replaces it: int32 [R].
+
+        Rejection sampling (Leviathan et al., ICML 2023; Chen et al. 2023), so that the token has the distribution that
+        `sample` draws from, whatever the draft's was. With p that distribution (temperature, min_p, top_k and top_p
+        applied; at temperature 0 all of it on the most likely token) and q the draft's: the draft d is given where
+        philox(seed, position, PURPOSE_ACCEPT) * q(d) < p(d). Otherwise the token is drawn from max(p - q, 0), which has
+        no d, with philox(seed, position, PURPOSE_RESIDUAL) as `sample` draws.
+
+        logits [R, V] float32 or float64; drafts int32 [R], -1 where a row has none (it is then drawn as by `sample`);
+        draft_probs: q, float [R, V], rows without a draft not read; None: q is 1 at the draft.
+        """
+        ...
+
+    def verify(self, tokens: torch.Tensor, drafts: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """How many tokens each row gives: int32 [R], at least 1.
+
+        tokens int32 [n]; what was drawn at each position. drafts int32 [n]; the draft that was computed at the next
+        position, -1 at each row's last. start int64 [R + 1]; row r's positions are start[r] .. start[r + 1] - 1. A row
+        gives its tokens up to and with the first that is not the draft after it.
         """
         ...
 

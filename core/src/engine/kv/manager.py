@@ -131,9 +131,15 @@ class KVManager:
         """Pages that each slot needs to compute the one token at its position: int [groups, n], 0 or 1."""
         return np.stack([table.num_blocks[slots] * table.tokens_per_block <= positions for table in self.tables])
 
+    def extend_need(self, slots: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Pages that each slot needs to have room for `ends` tokens, int [n]: int [groups, n]."""
+        return np.stack(
+            [np.maximum((ends - 1) // table.tokens_per_block + 1 - table.num_blocks[slots], 0) for table in self.tables]
+        )
+
     def promise_decodes(self, need: np.ndarray) -> None:
-        """Promise the pages of `decode_need`, bool [groups, n]; the sum fits `num_available`."""
-        for group, count in enumerate(np.count_nonzero(need, axis=1).tolist()):
+        """Promise the pages of `decode_need` or `extend_need`, [groups, n]; the sum fits `num_available`."""
+        for group, count in enumerate(need.sum(axis=1).tolist()):
             self._promised[group] += count
 
     def fit_chunk(self, slot: int, start: int, chunk: int, hit: Hit | None = None) -> int:
@@ -193,9 +199,12 @@ class KVManager:
         self._planned.clear()
 
     def place_decodes(self, slots: np.ndarray, need: np.ndarray) -> list[NewEntries]:
-        """Put promised pages at the end of the slots that need one (`need`: bool [groups, n])."""
+        """Put promised pages at the end of the slots that need some (`need`: bool or int [groups, n])."""
         entries = []
         for group, table in enumerate(self.tables):
+            if need.dtype != bool:
+                entries.append(self._place_several(group, slots, need[group]))
+                continue
             growing = slots[need[group]]
             if not growing.size:
                 entries.append(NewEntries(growing, growing, growing))
@@ -206,6 +215,17 @@ class KVManager:
             table.num_blocks[growing] = index + 1
             entries.append(NewEntries(growing, index, pages))
         return entries
+
+    def _place_several(self, group: int, slots: np.ndarray, counts: np.ndarray) -> NewEntries:
+        table = self.tables[group]
+        some = np.flatnonzero(counts)
+        slots, counts = slots[some], counts[some]
+        growing = np.repeat(slots, counts)
+        index = table.num_blocks[growing] + _offsets(counts)
+        pages = self._next(group, growing.size)
+        table.pages[growing, index] = pages
+        table.num_blocks[slots] += counts
+        return NewEntries(growing, index, pages)
 
     def open_slot(self, slot: int, hit: Hit) -> list[NewEntries]:
         """Fill an empty slot with what the prefix cache gave it. Rows are placed in the order in which they were
@@ -262,6 +282,23 @@ class KVManager:
                     known = page
                 parent = known
 
+    def trim(self, slots: np.ndarray, num_tokens: np.ndarray, last_step: int) -> None:
+        """Give back the pages past `num_tokens` tokens, int [n], of these slots: those of drafts that were rejected.
+
+        last_step: the last step that names the slots.
+        """
+        released = []
+        for table in self.tables:
+            blocks = (num_tokens - 1) // table.tokens_per_block + 1
+            late = np.flatnonzero(table.num_blocks[slots] > blocks)
+            if late.size:
+                mine, blocks = slots[late], blocks[late]
+                surplus = table.num_blocks[mine] - blocks
+                released.append(table.pages[np.repeat(mine, surplus), np.repeat(blocks, surplus) + _offsets(surplus)])
+                table.num_blocks[mine] = blocks
+        if released:
+            self.pool.release(np.concatenate(released), last_step)
+
     def free_slot(self, slot: int, last_step: int) -> None:
         """Give back everything that a slot holds; `last_step` is the last step that names it."""
         for table in self.tables:
@@ -306,7 +343,11 @@ class KVManager:
         return pages
 
 
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    """0 .. counts[0] - 1, 0 .. counts[1] - 1, ...: int32 [sum of counts]."""
+    ends = np.cumsum(counts)
+    return (np.arange(counts.sum()) - np.repeat(ends - counts, counts)).astype(np.int32)
+
+
 def _entries(slot: int, first: int, pages: np.ndarray) -> NewEntries:
-    return NewEntries(
-        np.full(pages.size, slot, np.int32), np.arange(first, first + pages.size, dtype=np.int32), pages
-    )
+    return NewEntries(np.full(pages.size, slot, np.int32), np.arange(first, first + pages.size, dtype=np.int32), pages)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from engine.interfaces.context import CoreContext
+from engine.interfaces.drafter import DrafterOptions
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.plugin import HookRelay, Manifest, Registry, load_body
 from engine.plugin.manifest import restore_choice
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.speculation import Speculation
 from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError
 from engine.types.start import CoreStart
 
@@ -65,6 +67,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             max_num_seqs=worker.max_num_seqs,
             max_num_batched_tokens=worker.max_num_batched_tokens,
             max_model_len=worker.max_model_len,
+            speculation=_speculation(start, registry),
         )
         return EngineCore(
             scheduler=scheduler,
@@ -76,6 +79,18 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
     except BaseException:
         executor.shutdown()
         raise
+
+
+def _speculation(start: CoreStart, registry: Registry) -> Speculation | None:
+    """How many drafts requests get, by the options of the manifest's drafter; None where it names none.
+
+    The drafter itself works in the workers.
+    """
+    choices = [choice for choice in start.worker.choices if choice.point == "drafter"]
+    if not choices:
+        return None
+    options = cast(DrafterOptions, restore_choice(registry, choices[0]).options)
+    return Speculation(start.worker.max_num_seqs, options.num_tokens, options.adaptive)
 
 
 def _build(point: str, start: CoreStart, registry: Registry, context: CoreContext) -> Any:

@@ -101,7 +101,10 @@ class EngineCore:
     def _take_oldest(self) -> None:
         """Wait for the oldest step under way and take its result in."""
         result = self._futures.popleft().result()
-        self._num_tokens += self.scheduler.outstanding[0].total_tokens
+        plan = self.scheduler.outstanding[0]
+        self._num_tokens += plan.total_tokens
+        if plan.num_drafts is not None and result.num_drafts is not None:
+            self._num_tokens -= int(plan.num_drafts.sum() - result.num_drafts.sum())  # the drafter found fewer
         self._outputs += self.scheduler.update(result)
         if self._hooks is not None and self._hooks.step_done:
             self._hooks.step_done(stats=self.stats())
@@ -127,7 +130,7 @@ class EngineCore:
     def stats(self) -> StepStats:
         """Counts as of now."""
         scheduler = self.scheduler
-        pool = scheduler.kv.pool
+        pool, speculation = scheduler.kv.pool, scheduler.speculation
         return StepStats(
             step_id=scheduler.done_step,
             num_running=len(scheduler.running),
@@ -140,6 +143,8 @@ class EngineCore:
             num_preemptions=scheduler.num_preemptions,
             prompt_tokens=scheduler.prompt_tokens,
             generation_tokens=scheduler.generation_tokens,
+            num_drafts=0 if speculation is None else speculation.num_drafts,
+            num_accepted_drafts=0 if speculation is None else speculation.num_accepted,
         )
 
     def check_health(self) -> None:

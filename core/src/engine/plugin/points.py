@@ -37,6 +37,7 @@ class Point:
         minor: the interface's minor version; a card whose `requires_minor` is higher is refused.
         flag: the command-line flag without dashes in front, where it is not the point's name.
         kinds: for `per_kind`, the kinds of layer that can be bound.
+        optional: no driver is used unless the user names one; for `one` only.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Point:
     minor: int = 0
     flag: str | None = None
     kinds: tuple[str, ...] = ()
+    optional: bool = False
 
     @property
     def option_flag(self) -> str:
@@ -131,6 +133,13 @@ POINTS: Mapping[str, Point] = _declare(
         "engine.interfaces.scheduling_policy:SchedulingPolicyCard",
         "one",
         "orders the waiting requests and picks whom to preempt",
+    ),
+    Point(
+        "drafter",
+        "engine.interfaces.drafter:DrafterCard",
+        "one",
+        "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
+        optional=True,
     ),
 )
 """Every point, in the order in which they are listed."""

@@ -1,5 +1,7 @@
-"""The only place in a worker that builds drivers: platform, communicators, ops, attention, model, checkpoint, in that
-order."""
+"""The only place in a worker that builds drivers.
+
+Platform, communicators, ops, attention, model, checkpoint, drafter, in that order.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,18 @@ from engine.interfaces.attention import AttentionBackend, AttentionNeed
 from engine.interfaces.checkpoint import Checkpoint
 from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import WorkerContext
+from engine.interfaces.drafter import Drafter, DrafterNeed, DrafterOptions
 from engine.interfaces.model import Model, ModelContext, ModelNeed
 from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed
 from engine.interfaces.platform import Platform, PlatformNeed
 from engine.plugin import Manifest, Registry, Selection
+from engine.runner.drafting import ChosenDrafter
 from engine.runner.paged_attention import Attention
 from engine.types.errors import ManifestError, UnfitDriverError
 from engine.types.start import WorkerStart
+
+_POINTS = ("platform", "communicator", "ops", "attention", "model", "checkpoint", "drafter")
+"""Whose bodies are built here."""
 
 
 class ResolvedOps:
@@ -42,6 +49,7 @@ class Assembly:
     attention: Attention
     model: Model
     group: ProcessGroup
+    drafter: ChosenDrafter | None = None
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -67,10 +75,11 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         model = _model(start, chosen, context.ops, attention, platform.device, dtype, group)
         checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
         model.load_weights(checkpoint.weights())
+        drafter = _drafter(start, chosen, context)
     except BaseException:
         group.close()
         raise
-    return Assembly(platform, context.ops, attention, model, group)
+    return Assembly(platform, context.ops, attention, model, group, drafter)
 
 
 class _Chosen:
@@ -78,10 +87,14 @@ class _Chosen:
 
     def __init__(self, start: WorkerStart, registry: Registry) -> None:
         self._bodies: dict[tuple[str, str, str], Any] = {}
-        points = ("platform", "communicator", "ops", "attention", "model", "checkpoint")
-        selections = Manifest(tuple(c for c in start.choices if c.point in points)).restore(registry)
-        self._selections = {(s.point, s.kind): s for s in selections}
-        self.communicators = [s for s in selections if s.point == "communicator"]
+        mine = tuple(c for c in start.choices if c.point in _POINTS)
+        selections = Manifest(mine).restore(registry)
+        self._selections = {(selection.point, selection.kind): selection for selection in selections}
+        self.communicators = [selection for selection in selections if selection.point == "communicator"]
+
+    def names(self, point: str) -> bool:
+        """Whether the manifest names a driver for an optional point."""
+        return (point, "") in self._selections
 
     def fit(self, point: str, kind: str, need: Any) -> Selection:
         """The chosen driver, asked again whether it can serve `need`."""
@@ -137,6 +150,15 @@ def _ops(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Ops:
         need = OpsNeed(operation=name, dtype=start.dtype, device=start.device)
         operations[name] = getattr(chosen.build("ops", name, need, context), name)
     return cast(Ops, ResolvedOps(operations))
+
+
+def _drafter(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> ChosenDrafter | None:
+    if not chosen.names("drafter"):
+        return None
+    need = DrafterNeed(dtype=start.dtype, device=start.device)
+    options = cast(DrafterOptions, chosen.fit("drafter", "", need).options)
+    drafter: Drafter = chosen.build("drafter", "", need, context)
+    return ChosenDrafter(drafter, options.acceptance)
 
 
 def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Attention:

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from engine.interfaces.platform import Fetch
+from engine.runner.drafting import Positions
 from engine.types.plan import LogprobRows, StepPlan, StepResult
 
 _POLL_SECONDS = 0.0001
@@ -63,6 +64,40 @@ class RunningStep:
                 row=self._logprob_rows, chosen=chosen, rank=rank, top_ids=top_ids, top_values=top_values
             )
         return StepResult(step_id=self._step_id, tokens=tokens, logprobs=logprobs)
+
+
+class DraftedStep(RunningStep):
+    """A launched step with drafts.
+
+    Args:
+        plan: of the step, cut to the drafts that were found.
+        positions: that draw, n of m rows.
+        fetch: of the tokens drawn int32 [n], how many of them count for each row int32 [m], and log probabilities.
+        logprob_places: int64; which of the positions asked for log probabilities.
+    """
+
+    def __init__(
+        self, plan: StepPlan, positions: Positions, fetch: Fetch, logprob_places: np.ndarray | None = None
+    ) -> None:
+        super().__init__(plan, positions.rows, fetch)
+        self._positions, self._logprob_places = positions, logprob_places
+
+    def _take(self) -> StepResult:
+        assert self._fetch is not None
+        drawn, counts, *rest = (tensor.numpy() for tensor in self._fetch.wait())
+        at = self._positions
+        given = np.zeros(self._num_rows, np.int32)
+        given[at.rows] = counts
+        counted = at.offset < given[at.row]
+        tokens = np.full((self._num_rows, 1 + int(at.num_drafts.max())), -1, np.int32)
+        tokens[at.row[counted], at.offset[counted]] = drawn[counted]
+        logprobs = None
+        if self._logprob_places is not None:
+            kept = counted[self._logprob_places]
+            chosen, rank, top_ids, top_values = (values[kept] for values in rest)
+            row = at.row[self._logprob_places][kept].astype(np.int32)
+            logprobs = LogprobRows(row=row, chosen=chosen, rank=rank, top_ids=top_ids, top_values=top_values)
+        return StepResult(step_id=self._step_id, tokens=tokens, logprobs=logprobs, num_drafts=at.num_drafts)
 
 
 class FailedStep:

@@ -1,9 +1,10 @@
 """The runner: from a step's plan to its tokens.
 
-A step's way: new slots and pages into the tables; rows into the fixed buffers; token ids, positions and slot mappings
-from the tables; one attention plan for each KV group; the model (captured for decode steps where the platform has
-buckets); logits of the rows that draw; the sampler, which also writes the drawn tokens where the next step reads them;
-and the copy back, which nobody waits for here.
+A step's way: new slots and pages into the tables; drafts behind the tokens of rows that want some; rows into the fixed
+buffers; token ids, positions and slot mappings from the tables; one attention plan for each KV group; the model
+(captured for decode steps where the platform has buckets); logits of the positions that draw; the sampler, which also
+writes the drawn tokens where the next step reads them; how many of them count; and the copy back, which nobody waits
+for here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from engine.interfaces.model import Model, State
 from engine.interfaces.ops import Ops
 from engine.interfaces.platform import Platform
 from engine.runner.buffers import Frame, SlotTables, StepBuffers
-from engine.runner.futures import FailedStep, RunningStep
+from engine.runner.drafting import ChosenDrafter, Drafting, StepDrafts
+from engine.runner.futures import DraftedStep, FailedStep, RunningStep
 from engine.runner.paged_attention import Attention
 from engine.runner.walk import PlainWalk
 from engine.sampling.parameters import SlotParameters
@@ -57,9 +59,18 @@ class ModelRunner:
     Args:
         start: sizes and limits.
         platform, ops, attention, model: at work; attention is bound to the pool.
+        drafter: None where the engine has none; then no plan may want drafts.
     """
 
-    def __init__(self, start: WorkerStart, platform: Platform, ops: Ops, attention: Attention, model: Model) -> None:
+    def __init__(
+        self,
+        start: WorkerStart,
+        platform: Platform,
+        ops: Ops,
+        attention: Attention,
+        model: Model,
+        drafter: ChosenDrafter | None = None,
+    ) -> None:
         self._platform, self._ops, self._attention, self._model = platform, ops, attention, model
         self._layout: KVLayout = start.layout
         self._walk = PlainWalk()
@@ -69,6 +80,7 @@ class ModelRunner:
         self._buffers = StepBuffers(platform, self._slots, max_rows, max(start.max_num_batched_tokens, max_rows))
         self._parameters = SlotParameters(start.max_num_seqs, start.model.vocab_size)
         self._sampler = Sampler(ops, platform, self._slots.tables.tokens, self._parameters)
+        self._drafting = None if drafter is None else Drafting(drafter, ops, platform, self._slots.tables.tokens)
         self._captured: dict[int, _Step] = {}
         self._eager = _Step(self._buffers.frame(1, 1), [None] * self._num_groups)
 
@@ -84,6 +96,10 @@ class ModelRunner:
         for new in plan.new_slots:
             self._parameters.enter(new)
         self._slots.apply(plan)
+        drafts: StepDrafts | None = None
+        if plan.num_drafts is not None:
+            assert self._drafting is not None, "a plan wants drafts, and there is no drafter"
+            plan, drafts = self._drafting.propose(plan)
         rows = np.flatnonzero(plan.samples)
         if not plan.num_rows:
             return RunningStep(plan, rows, None)
@@ -91,8 +107,12 @@ class ModelRunner:
         step = self._eager_step(plan) if bucket is None else self._captured_step(bucket)
         self._prepare(step, plan, keep_plans=bucket is not None)
         if len(rows) != plan.num_rows or step.frame.num_tokens != step.frame.num_rows:
-            last = step.frame.batches[0].query_start_loc_host[rows + 1].astype(np.int64) - 1
-            step.select = self._to_device(last)
+            ends = step.frame.batches[0].query_start_loc_host[1:]
+            if drafts is None:
+                drawing = ends[rows].astype(np.int64) - 1
+            else:
+                drawing = ends[drafts.positions.row] - 1 - drafts.positions.ahead
+            step.select = self._to_device(drawing)
         else:
             step.select = None
         if step.run is None:
@@ -100,7 +120,7 @@ class ModelRunner:
         step.run()
         if not len(rows):
             return RunningStep(plan, rows, None)
-        return self._sample(step, plan, rows)
+        return self._sample(step, plan, rows) if drafts is None else self._sample_drafted(step, plan, drafts)
 
     @property
     def _num_groups(self) -> int:
@@ -158,6 +178,22 @@ class ModelRunner:
             return RunningStep(plan, rows, self._platform.to_host((tokens,)))
         fetch = self._platform.to_host((tokens, logprobs.chosen, logprobs.rank, logprobs.top_ids, logprobs.top_values))
         return RunningStep(plan, rows, fetch, rows[logprobs.places].astype(np.int32))
+
+    def _sample_drafted(self, step: _Step, plan: StepPlan, drafts: StepDrafts) -> StepFuture:
+        """As `_sample`, at all positions of rows with drafts; and how many of the draws count."""
+        assert step.logits is not None and self._drafting is not None
+        at = drafts.positions
+        logits = step.logits[: len(at.row)]
+        if logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.float()
+        num_tokens = step.frame.batches[0].seq_lens_bound[at.row] - at.ahead
+        rejected = drafts.sampled if self._drafting.rejects else None
+        tokens, logprobs = self._sampler(logits, SampledRows(plan.slot_of_row[at.row], num_tokens), rejected)
+        counts = self._drafting.verify(drafts, tokens)
+        if logprobs is None:
+            return DraftedStep(plan, at, self._platform.to_host((tokens, counts)))
+        places, *values = logprobs
+        return DraftedStep(plan, at, self._platform.to_host((tokens, counts, *values)), places)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         out = torch.empty(array.shape, dtype=torch.int64, device=self._platform.device)

@@ -13,7 +13,8 @@ from engine.sampling.parameters import SlotParameters
 
 
 class SampledRows(NamedTuple):
-    """The rows of a step that draw a token, on the host.
+    """The rows of a step that draw a token, on the host. A row of the plan with drafts stands here once for each
+    position that draws.
 
     Args:
         slot: int32 [n].
@@ -22,6 +23,18 @@ class SampledRows(NamedTuple):
 
     slot: np.ndarray
     num_tokens: np.ndarray
+
+
+class SampledDrafts(NamedTuple):
+    """Drafts beside sampled rows, on the device.
+
+    Args:
+        tokens: int32 [n]; the draft that follows each row's token, -1 where there is none.
+        probs: float [n, V]; the distributions that they were drawn from; None: they are certain.
+    """
+
+    tokens: torch.Tensor
+    probs: torch.Tensor | None
 
 
 class SampledLogprobs(NamedTuple):
@@ -67,12 +80,15 @@ class Sampler:
         self._ops, self._platform, self._tokens, self._parameters = ops, platform, tokens, parameters
         self._uploaded: _Uploaded | None = None
 
-    def __call__(self, logits: torch.Tensor, rows: SampledRows) -> tuple[torch.Tensor, SampledLogprobs | None]:
+    def __call__(
+        self, logits: torch.Tensor, rows: SampledRows, rejected: SampledDrafts | None = None
+    ) -> tuple[torch.Tensor, SampledLogprobs | None]:
         """Draw one token for each row.
 
         Args:
             logits: float32 or float64 [n, V]; modified.
             rows: the n rows.
+            rejected: drafts that rejection sampling keeps or replaces; None draws every token.
 
         Returns:
             int32 [n], and the log probabilities, from the logits as they came, of the rows that asked for them.
@@ -90,10 +106,13 @@ class Sampler:
         penalised = np.flatnonzero(parameters.penalised[slots])
         if len(penalised):
             self._penalise(logits, rows, penalised)
-        tokens = self._ops.sample(
-            logits,
-            SamplingRows(uploaded.temperature, uploaded.top_k, uploaded.top_p, uploaded.min_p, uploaded.seed, position),
+        sampling = SamplingRows(
+            uploaded.temperature, uploaded.top_k, uploaded.top_p, uploaded.min_p, uploaded.seed, position
         )
+        if rejected is None:
+            tokens = self._ops.sample(logits, sampling)
+        else:
+            tokens = self._ops.reject(logits, sampling, *rejected)
         self._tokens.index_put_((uploaded.slot, num_tokens), tokens)
         if raw is None:
             return tokens, None

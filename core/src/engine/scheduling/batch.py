@@ -40,7 +40,8 @@ class Batch:
     Args:
         budget: tokens that may still be added.
         decodes: int32 [d]; slots that compute one token each, at `positions`, int32 [d].
-        need: bool [groups, d]; whether that token begins a new block.
+        need: bool [groups, d]; whether that token begins a new block. With drafts int [groups, d]: new blocks.
+        drafts: int32 [d]; tokens that are proposed and computed after it. None: nowhere any.
         chunks: in the order in which they were chosen.
         left_out: a running request found no page, or less than it wanted: nobody new is admitted.
         reserved: pages that the chunks' requests will want in later steps.
@@ -50,6 +51,7 @@ class Batch:
     decodes: np.ndarray = field(default_factory=_NO_SLOTS.copy)
     positions: np.ndarray = field(default_factory=_NO_SLOTS.copy)
     need: np.ndarray | None = None
+    drafts: np.ndarray | None = None
     chunks: list[Chunk] = field(default_factory=list)
     left_out: bool = False
     reserved: int = 0
@@ -78,12 +80,25 @@ def build_plan(step_id: int, batch: Batch, slots: SlotTable, kv: KVManager) -> S
     d = batch.decodes.size
     slot_of_row, num_computed = batch.decodes, batch.positions
     num_tokens, samples = np.ones(d, np.int32), np.ones(d, bool)
+    if batch.drafts is not None:
+        num_tokens += batch.drafts
     if batch.chunks:
         rows = sorted(batch.chunks, key=lambda chunk: chunk.size)  # short extends before prefills
         slot_of_row = np.append(slot_of_row, np.array([chunk.slot for chunk in rows], np.int32))
         num_computed = np.append(num_computed, np.array([chunk.start for chunk in rows], np.int32))
         num_tokens = np.append(num_tokens, np.array([chunk.size for chunk in rows], np.int32))
         samples = np.append(samples, [chunk.samples for chunk in rows])
+    num_drafts = None
+    if batch.drafts is not None:
+        num_drafts = np.zeros(slot_of_row.size, np.int32)
+        num_drafts[:d] = batch.drafts
+        d -= int(np.count_nonzero(batch.drafts))
+        # Decodes, then extends: rows with drafts among chunks of their size. A chunk of one token is no decode.
+        size = np.where(num_drafts > 0, num_tokens, 0)
+        size[batch.decodes.size :] = num_tokens[batch.decodes.size :]
+        place = np.argsort(size, kind="stable")
+        slot_of_row, num_computed, num_tokens = slot_of_row[place], num_computed[place], num_tokens[place]
+        samples, num_drafts = samples[place], num_drafts[place]
     slots.last_step[slot_of_row] = step_id
     return StepPlan(
         step_id=step_id,
@@ -94,6 +109,7 @@ def build_plan(step_id: int, batch: Batch, slots: SlotTable, kv: KVManager) -> S
         num_decodes=d,
         new_slots=new_slots,
         new_blocks=[_new_blocks(of_group) for of_group in entries],
+        num_drafts=num_drafts,
     )
 
 

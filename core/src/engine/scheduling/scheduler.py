@@ -5,6 +5,9 @@ the number of computed tokens. Decodes come first, then prompts under way, then 
 
 Plans are made ahead: a token that no result has brought yet is a placeholder, counted in `placed`. A request is never
 planned beyond its known length; one that ends earlier (end of sequence) leaves a surplus token that is dropped.
+
+With a drafter, a decode may compute drafts after its token. How many of them stay is known only when the result is
+back, and until then that request is not planned again; the others go on.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from engine.scheduling.batch import Batch, Chunk, build_plan
 from engine.scheduling.request import Request, Status
 from engine.scheduling.siblings import Siblings
 from engine.scheduling.slots import DECODE, EMPTY, SlotTable
+from engine.scheduling.speculation import Speculation
 from engine.scheduling.update import accept
 from engine.types.errors import EngineError, InvalidRequestError, KVCacheTooSmallError, PromptTooLongError
 from engine.types.outputs import CoreOutput
@@ -42,6 +46,7 @@ class Scheduler:
         max_num_seqs: slots.
         max_num_batched_tokens: most tokens of one step.
         max_model_len: most tokens of one request, prompt and output.
+        speculation: how many drafts requests get; None where there is no drafter.
 
     Attributes:
         outstanding: plans that were made and whose results have not come back, oldest first.
@@ -58,7 +63,9 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        speculation: Speculation | None = None,
     ) -> None:
+        self.speculation = speculation
         self.kv, self.policy = kv, policy
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -163,18 +170,27 @@ class Scheduler:
 
     def _choose_decodes(self, batch: Batch) -> None:
         s = self.slots
-        ready = np.flatnonzero((s.phase == DECODE) & (s.placed < s.limit)).astype(np.int32)
+        ready = np.flatnonzero((s.phase == DECODE) & (s.placed < s.limit) & (s.drafts == 0)).astype(np.int32)
         if not ready.size:
             return
-        # A request begins to decode with a token of some step's budget, and only where all decodes before it were
-        # planned: there are never more of them than the budget.
-        assert ready.size <= batch.budget
+        if ready.size > batch.budget:
+            # A request begins to decode with a token of some step's budget, so without drafts there are never more of
+            # them. While some wait for what became of their drafts, others begin: then those wait longest go first.
+            ready = np.sort(ready[np.argsort(s.last_step[ready], kind="stable")[: batch.budget]])
         positions = s.computed[ready]
         self.kv.leave_window(ready, positions, s.last_step[ready])
         need = self.kv.decode_need(ready, positions)
-        while np.count_nonzero(need) > self.kv.num_available:
+        drafts = self._drafts(batch, ready)
+        if drafts is not None:
+            with_drafts = self.kv.extend_need(ready, positions + 1 + drafts)
+            if int(with_drafts.sum()) <= self.kv.num_available:
+                need = with_drafts
+            else:
+                drafts = None
+        while drafts is None and np.count_nonzero(need) > self.kv.num_available:
             batch.left_out = True
-            if self.kv.pool.num_pending or len(self.running) == 1:
+            # Pages come back without preemption where a step under way still names some, or computes drafts.
+            if self.kv.pool.num_pending or len(self.running) == 1 or s.drafts.any():
                 keep = self._oldest_that_fit(ready, need)
             else:
                 running = list(self.running.values())
@@ -186,6 +202,19 @@ class Scheduler:
         self.kv.promise_decodes(need)
         batch.decodes, batch.positions, batch.need = ready, positions, need
         batch.budget -= ready.size
+        if drafts is not None:
+            s.drafts[ready] = batch.drafts = drafts
+            batch.budget -= int(drafts.sum())
+
+    def _drafts(self, batch: Batch, ready: np.ndarray) -> np.ndarray | None:
+        """Drafts for decodes, int32 [n]; None for none at all."""
+        if self.speculation is None:
+            return None
+        s, room = self.slots, batch.budget - ready.size
+        if self.prefilling or len(self.policy):
+            room //= 2
+        drafts = self.speculation.drafts(ready, s.placed[ready], s.limit[ready], s.order[ready], room)
+        return drafts if drafts.any() else None
 
     def _oldest_that_fit(self, ready: np.ndarray, need: np.ndarray) -> np.ndarray:
         """bool [n]; the rows that need no page, and the longest admitted of the others for which pages are there."""
@@ -233,6 +262,8 @@ class Scheduler:
             self.running[request.request_id] = request
             self.prefilling[request.request_id] = request
             self.kv.begin_slot(slot, hit)
+            if self.speculation is not None:
+                self.speculation.enter(slot)
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = start
                 request.admitted_at = time.monotonic()
@@ -284,9 +315,9 @@ class Scheduler:
         assert result.step_id == plan.step_id, f"step {result.step_id} came back before step {plan.step_id}"
         self.done_step = plan.step_id
         self.kv.step_done(plan.step_id)
-        accepted = accept(plan, result, self.slots, self.kv)
+        accepted = accept(plan, result, self.slots, self.kv, self.speculation)
         self.prompt_tokens += accepted.prompt_tokens
-        self.generation_tokens += len(accepted.outputs)
+        self.generation_tokens += accepted.generation_tokens
         for request in accepted.ended:
             self._end(request)
         self.slots.step_done(plan.step_id)
@@ -366,7 +397,8 @@ class Scheduler:
         for request in self.running.values():
             slot = request.slot
             for table in self.kv.tables:
-                assert table.num_blocks[slot] == table.blocks(int(self.slots.computed[slot])), request
+                end = int(self.slots.computed[slot] + self.slots.drafts[slot])
+                assert table.num_blocks[slot] == table.blocks(end), request
         if not self.requests and not self.outstanding:
             assert self.slots.num_free == self.slots.num_slots
             assert self.kv.pool.num_held == 0, "pages are held by nobody"

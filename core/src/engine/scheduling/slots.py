@@ -30,6 +30,8 @@ class SlotTable:
         computed: int32; tokens whose keys and values are in the cache, or will be once the steps under way are done.
         limit: int32; `placed` never grows beyond it.
         prompt, min_tokens: int32; of the request.
+        drafts: int32; of a step under way, beyond `computed`: how many of them stay is not known, and the slot is not
+            planned again before it is. 0: none.
         accepts: bool; a token that returns belongs to the request (False: it has ended, the token is surplus).
         last_step: int64; the last step that names the slot.
         order: int64; counts admissions up, so that the oldest can be told.
@@ -46,6 +48,7 @@ class SlotTable:
         self.limit = np.zeros(num_slots, np.int32)
         self.prompt = np.zeros(num_slots, np.int32)
         self.min_tokens = np.zeros(num_slots, np.int32)
+        self.drafts = np.zeros(num_slots, np.int32)
         self.accepts = np.zeros(num_slots, bool)
         self.last_step = np.zeros(num_slots, np.int64)
         self.order = np.zeros(num_slots, np.int64)
@@ -97,6 +100,7 @@ class SlotTable:
         self.requests[slot] = None
         self.phase[slot] = EMPTY
         self.accepts[slot] = False
+        self.drafts[slot] = 0
         self.wide_stops.pop(slot, None)
         last = int(self.last_step[slot])
         if last > done_step:
@@ -118,9 +122,10 @@ class SlotTable:
         for slot in taken:
             request = self.requests[slot]
             assert request is not None and request.slot == slot and self.accepts[slot]
-            assert self.known[slot] <= self.placed[slot] <= self.limit[slot]
+            assert self.known[slot] <= self.placed[slot] <= self.placed[slot] + self.drafts[slot] <= self.limit[slot]
             if self.phase[slot] == DECODE:
                 assert self.computed[slot] == self.placed[slot] - 1
             if self.phase[slot] == PREFILL:
                 assert self.computed[slot] < self.placed[slot] == self.known[slot]
+        assert not self.drafts[[*pending, *self._free]].any()
         assert not self.phase[[*pending, *self._free]].any() and not self.accepts[[*pending, *self._free]].any()

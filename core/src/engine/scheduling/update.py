@@ -9,7 +9,8 @@ import numpy as np
 
 from engine.kv.manager import KVManager
 from engine.scheduling.request import Request
-from engine.scheduling.slots import SlotTable
+from engine.scheduling.slots import DECODE, SlotTable
+from engine.scheduling.speculation import Speculation
 from engine.types.errors import ContractError
 from engine.types.outputs import CoreOutput, TokenLogprobs
 from engine.types.plan import LogprobRows, StepPlan, StepResult
@@ -20,48 +21,61 @@ class Accepted(NamedTuple):
     """News of a step.
 
     Args:
-        outputs: one for each token that was accepted.
+        outputs: one for each request that got tokens.
         ended: requests whose output says that they ended.
         prompt_tokens: of the requests whose first token is among the outputs.
+        generation_tokens: accepted.
     """
 
     outputs: list[CoreOutput]
     ended: list[Request]
     prompt_tokens: int
+    generation_tokens: int
 
 
-def accept(plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager) -> Accepted:
-    """Accept the drawn tokens. A token of a request that has ended meanwhile is surplus and is dropped.
+def accept(
+    plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager, speculation: Speculation | None = None
+) -> Accepted:
+    """Accept the drawn tokens. A token of a request that has ended meanwhile is surplus and is dropped, and so is one
+    behind the token that ends its request.
 
     Raises:
         ContractError: the result does not fit the plan.
     """
     rows = np.flatnonzero(plan.samples)
-    if result.tokens.shape != plan.slot_of_row.shape or (result.tokens[rows] < 0).any():
-        raise ContractError(
-            f"the tokens of step {plan.step_id}",
-            f"the worker returned {result.tokens!r:.200} for {plan.num_rows} rows",
-            "choose another executor or platform driver and tell its author",
-            point="executor",
-        )
+    drawn = _checked(plan, result, rows)
     row_slots = plan.slot_of_row[rows]
     wanted = slots.accepts[row_slots]
     if not wanted.all():
         rows, row_slots = rows[wanted], row_slots[wanted]
-    tokens = result.tokens[rows]
+    drawn = drawn[rows]
+    counts = (drawn >= 0).sum(axis=1, dtype=np.int32)
     positions = slots.known[row_slots]
-    slots.tokens[row_slots, positions] = tokens
-    known = positions + 1
+    prompts = slots.prompt[row_slots]
+    stops = _stops(row_slots, drawn, positions + 1 - prompts, slots)
+    stopped = stops < counts
+    kept = np.where(stopped, stops + 1, counts).astype(np.int32)
+    if plan.num_drafts is not None and rows.size:
+        assert speculation is not None and result.num_drafts is not None
+        _settle_drafts(plan, rows, row_slots, counts, slots, kv)
+        tried = plan.num_drafts[rows] > 0
+        speculation.learn(
+            row_slots[tried],
+            (positions + kept)[tried],
+            result.num_drafts[rows][tried],
+            np.minimum(counts - 1, kept)[tried],
+        )
+    known = positions + kept
+    _remember(row_slots, positions, drawn, kept, slots)
     slots.known[row_slots] = known
     if kv.enable_prefix_caching:
         _commit(row_slots, known, slots, kv)
 
     ids = slots.request_ids
     outputs = [
-        CoreOutput(request_id=ids[slot], new_token_ids=[token])
-        for slot, token in zip(row_slots.tolist(), tokens.tolist(), strict=True)
+        CoreOutput(request_id=ids[slot], new_token_ids=tokens)
+        for slot, tokens in zip(row_slots.tolist(), _lists(drawn, kept), strict=True)
     ]
-    prompts = slots.prompt[row_slots]
     prompt_tokens = 0
     for i in np.flatnonzero(positions == prompts).tolist():
         request = _request(slots, row_slots[i])
@@ -73,17 +87,77 @@ def accept(plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager) 
         _add_logprobs(outputs, rows, row_slots, result.logprobs, plan.num_rows, slots)
 
     ended = []
-    stopped = _stopped(row_slots, tokens, known - prompts, slots)
     for i in np.flatnonzero(stopped | (known >= slots.limit[row_slots])).tolist():
         request = _request(slots, row_slots[i])
-        token = int(tokens[i])
+        token = outputs[i].new_token_ids[-1]
         if not stopped[i]:
             outputs[i].finish_reason = FinishReason.LENGTH
         else:
             outputs[i].finish_reason = FinishReason.STOP
             outputs[i].stop_reason = None if token in request.eos_token_ids else token
         ended.append(request)
-    return Accepted(outputs, ended, prompt_tokens)
+    return Accepted(outputs, ended, prompt_tokens, int(kept.sum()))
+
+
+def _checked(plan: StepPlan, result: StepResult, rows: np.ndarray) -> np.ndarray:
+    """The drawn tokens, int32 [R, 1 + k], of a result that fits the plan."""
+    drawn = result.tokens if result.tokens.ndim == 2 else result.tokens[..., None]
+    fits = drawn.shape[0] == plan.num_rows and bool((drawn[rows, :1] >= 0).all())
+    if fits and plan.num_drafts is None:
+        fits = drawn.shape[1] == 1
+    elif fits:
+        assert plan.num_drafts is not None
+        found, given = result.num_drafts, drawn >= 0
+        fits = (
+            found is not None
+            and found.shape == plan.num_drafts.shape
+            and bool((found <= plan.num_drafts).all())
+            and bool((given.sum(axis=1)[rows] <= 1 + found[rows]).all())
+            and bool((given[:, 1:] <= given[:, :-1]).all())
+        )
+    if not fits:
+        raise ContractError(
+            f"the tokens of step {plan.step_id}",
+            f"the worker returned {result.tokens!r:.200} for {plan.num_rows} rows",
+            "choose another executor or platform driver and tell its author",
+            point="executor",
+        )
+    return drawn
+
+
+def _settle_drafts(
+    plan: StepPlan, rows: np.ndarray, row_slots: np.ndarray, counts: np.ndarray, slots: SlotTable, kv: KVManager
+) -> None:
+    """Count the drafts that were accepted as computed and placed, and give back the pages of the others. A preempted
+    request's slot has none to give."""
+    assert plan.num_drafts is not None
+    drafted = plan.num_drafts[rows] > 0
+    mine, extra = row_slots[drafted], counts[drafted] - 1
+    slots.computed[mine] += extra
+    slots.placed[mine] += extra
+    slots.drafts[mine] = 0
+    mine = mine[slots.phase[mine] == DECODE]
+    kv.trim(mine, slots.computed[mine], plan.step_id)
+
+
+def _remember(
+    row_slots: np.ndarray, positions: np.ndarray, drawn: np.ndarray, kept: np.ndarray, slots: SlotTable
+) -> None:
+    """Write the tokens that were kept behind those known."""
+    if drawn.shape[1] == 1:
+        slots.tokens[row_slots, positions] = drawn[:, 0]
+        return
+    place = np.arange(drawn.shape[1])
+    row, column = np.nonzero(place < kept[:, None])
+    slots.tokens[row_slots[row], positions[row] + column] = drawn[row, column]
+
+
+def _lists(drawn: np.ndarray, kept: np.ndarray) -> list[list[int]]:
+    """The first `kept` tokens of each row."""
+    lists: list[list[int]] = drawn.tolist()
+    if drawn.shape[1] == 1:
+        return lists
+    return [tokens[:n] for tokens, n in zip(lists, kept.tolist(), strict=True)]
 
 
 def _request(slots: SlotTable, slot: np.integer) -> Request:
@@ -101,15 +175,21 @@ def _commit(row_slots: np.ndarray, known: np.ndarray, slots: SlotTable, kv: KVMa
         kv.commit(slot, request.hashes, request.root, slots.tokens[slot, : filled[i]])
 
 
-def _stopped(row_slots: np.ndarray, tokens: np.ndarray, num_outputs: np.ndarray, slots: SlotTable) -> np.ndarray:
-    """bool [n]; whether each token is one that ends its request."""
-    stopped = (slots.stops[row_slots] == tokens[:, None]).any(axis=1)
+def _stops(row_slots: np.ndarray, drawn: np.ndarray, num_outputs: np.ndarray, slots: SlotTable) -> np.ndarray:
+    """int [n]; in which column of drawn [n, W] the first token stands that ends its request; W where there is none.
+
+    num_outputs: int [n]; outputs of the request up to and with the first column.
+    """
+    width = drawn.shape[1]
+    stopped = (slots.stops[row_slots][:, None, :] == drawn[:, :, None]).any(axis=2)
     if slots.wide_stops:
         for i, slot in enumerate(row_slots.tolist()):
-            stops = slots.wide_stops.get(slot)
-            if stops is not None:
-                stopped[i] = int(tokens[i]) in stops
-    return stopped & (num_outputs >= slots.min_tokens[row_slots])
+            wide = slots.wide_stops.get(slot)
+            if wide is not None:
+                stopped[i] = [token in wide for token in drawn[i].tolist()]
+    column = np.arange(width)
+    stopped &= (num_outputs[:, None] + column >= slots.min_tokens[row_slots][:, None]) & (drawn >= 0)
+    return np.where(stopped, column, width).min(axis=1, initial=width)
 
 
 def _add_logprobs(
@@ -125,7 +205,7 @@ def _add_logprobs(
     chosen, rank = logprobs.chosen.tolist(), logprobs.rank.tolist()
     for m, i in enumerate(place[logprobs.row].tolist()):
         k = _request(slots, row_slots[i]).params.logprobs if i >= 0 else None
-        if k is None:
+        if k is None or len(outputs[i].new_logprobs) == len(outputs[i].new_token_ids):
             continue  # surplus
         entry = TokenLogprobs(
             chosen=chosen[m],
@@ -133,4 +213,4 @@ def _add_logprobs(
             top_ids=logprobs.top_ids[m, :k].tolist(),
             top_values=logprobs.top_values[m, :k].tolist(),
         )
-        outputs[i].new_logprobs = [entry]
+        outputs[i].new_logprobs.append(entry)

@@ -90,6 +90,8 @@ class _EngineCollector(Collector):
             "num_preemptions": (stats.num_preemptions, "Preemptions."),
             "prompt_tokens": (stats.prompt_tokens, "Prompt tokens of sequences that got a token; cached ones count."),
             "generation_tokens": (stats.generation_tokens, "Generated tokens."),
+            "spec_decode_num_draft_tokens": (stats.num_drafts, "Drafts that steps computed."),
+            "spec_decode_num_accepted_tokens": (stats.num_accepted_drafts, "Drafts that became output."),
         }
         for name, (value, text) in counters.items():
             counter = self._counter(name, text)

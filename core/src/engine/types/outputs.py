@@ -63,6 +63,8 @@ class StepStats(msgspec.Struct, kw_only=True):
         num_preemptions: since start.
         prompt_tokens: of requests that got their first token, since start; cached ones count.
         generation_tokens: accepted since start.
+        num_drafts, num_accepted_drafts: tokens that the drafter proposed and steps computed, and those of them that
+            became output, since start.
     """
 
     step_id: int
@@ -76,6 +78,8 @@ class StepStats(msgspec.Struct, kw_only=True):
     num_preemptions: int
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
 
 
 class CoreOutputs(msgspec.Struct, kw_only=True):

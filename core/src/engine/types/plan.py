@@ -52,11 +52,16 @@ class NewBlocks(msgspec.Struct, kw_only=True):
 
 
 class StepPlan(msgspec.Struct, kw_only=True):
-    """One step over R rows, ordered: decodes (one token each), then extends, then prefills.
+    """One step over R rows, ordered: decodes (one token each), then extends (decodes with drafts among them), then
+    prefills.
 
     Row r computes the tokens at positions `num_computed[r] .. num_computed[r] + num_tokens[r] - 1` of its slot. Their
     ids lie in the runner's token table: known ids were put there by `NewSlot`, and an id not seen by the host yet is
     a placeholder that the previous step's sampler fills in on the device.
+
+    A row with d drafts is a decode that computes d more tokens: its last token, then d tokens that the worker's drafter
+    proposes when the step begins and puts into the token table. Each of these 1 + d tokens draws the next one; the
+    draws count as far as the drafts before them equal the draws. The drafter may find fewer than d.
 
     Args:
         step_id: counts up by one; results return in this order.
@@ -64,10 +69,11 @@ class StepPlan(msgspec.Struct, kw_only=True):
         num_computed: int32 [R]; tokens whose KV is in the cache when this step starts.
         num_tokens: int32 [R]; tokens to compute, at least 1.
         samples: bool [R]; the row's last token is the last token known or placed, so the step draws the next one,
-            which goes to position `num_computed + num_tokens`.
+            which goes to position `num_computed + num_tokens` (with drafts: one after each of the 1 + d tokens).
         num_decodes: the first rows, with exactly one token each and `samples` set.
         new_slots: requests that enter a slot.
         new_blocks: one entry for each KV group.
+        num_drafts: int32 [R]; the drafts among `num_tokens`; None where no row has any.
     """
 
     step_id: int
@@ -78,6 +84,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     num_decodes: int
     new_slots: list[NewSlot]
     new_blocks: list[NewBlocks]
+    num_drafts: Int32 | None = None
 
     @property
     def num_rows(self) -> int:
@@ -94,7 +101,7 @@ class LogprobRows(msgspec.Struct, kw_only=True):
     """Log probabilities of the sampled rows that asked for them (m of them), before temperature and filters.
 
     Args:
-        row: int32 [m]; rows of the plan.
+        row: int32 [m]; rows of the plan. A row with drafts stands here once for each token that it gives, in order.
         chosen: float32 [m]; of the drawn token.
         rank: int32 [m]; 1 is the most likely token.
         top_ids: int32 [m, k]; the most likely ids, where k is the largest number that a row of this step asked for.
@@ -113,10 +120,15 @@ class StepResult(msgspec.Struct, kw_only=True):
 
     Args:
         step_id: of the plan.
-        tokens: int32 [R]; the drawn token of each row, -1 where the row does not sample.
+        tokens: int32 [R]; the drawn token of each row, -1 where the row does not sample. For a plan with drafts int32
+            [R, 1 + k], k the most drafts of a row: the tokens that each row gives, in order, at least one where it
+            samples, then -1.
         logprobs: None where no row asked.
+        num_drafts: int32 [R]; the drafts that the drafter found and the step computed, at most the plan's; None where
+            the plan has none.
     """
 
     step_id: int
-    tokens: Int32
+    tokens: np.ndarray
     logprobs: LogprobRows | None = None
+    num_drafts: Int32 | None = None

@@ -9,13 +9,14 @@ from engine.builtin.ops_torch.inputs import Inputs
 from engine.builtin.ops_torch.linear import Linear
 from engine.builtin.ops_torch.logits import Logits
 from engine.builtin.ops_torch.norm_rope import NormRope
+from engine.builtin.ops_torch.reject import Reject
 from engine.builtin.ops_torch.sample import Sample
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
 
-class TorchOpsBody(Elementwise, NormRope, Linear, Inputs, Logits, Sample):
+class TorchOpsBody(Elementwise, NormRope, Linear, Inputs, Logits, Sample, Reject):
     """All operations of `engine.interfaces.ops.OPERATIONS`, without state, on whatever device its inputs lie."""
 
     def __init__(self, context: WorkerContext) -> None:

@@ -29,14 +29,24 @@ class Sample:
 
 
 def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    return draw_from(kept_weights(logits, rows), uniform(rows.seed, rows.position, PURPOSE_SAMPLE))
+
+
+def kept_weights(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """[R, V]; what rows with a temperature above 0 draw from: probabilities, those that the filters drop set to 0 and
+    the others not renormalised."""
     x = widened(logits)
     # Taking the maximum away first changes no probability, and keeps a tiny temperature from overflowing.
     x = (x - x.amax(dim=-1, keepdim=True)) / rows.temperature.to(x.dtype).unsqueeze(1)
-    kept = _filtered(torch.softmax(x, dim=-1), rows)
-    running = torch.cumsum(kept, dim=-1, dtype=torch.float64)
-    target = uniform(rows.seed, rows.position, PURPOSE_SAMPLE) * running[:, -1]
+    return _filtered(torch.softmax(x, dim=-1), rows)
+
+
+def draw_from(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """int32 [R]; the first token in order of id at which the running sum of weights [R, V] exceeds u [R] * its sum."""
+    running = torch.cumsum(weights, dim=-1, dtype=torch.float64)
+    target = u * running[:, -1]
     token = torch.searchsorted(running, target.unsqueeze(1), right=True).squeeze(1)
-    return token.clamp_(max=logits.shape[1] - 1).int()  # only a row of NaN finds no place
+    return token.clamp_(max=weights.shape[1] - 1).int()  # only a row of NaN finds no place
 
 
 def _filtered(p: torch.Tensor, rows: SamplingRows) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Drafter `ngram`: what followed the same words earlier."""

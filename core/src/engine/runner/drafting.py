@@ -1,0 +1,174 @@
+"""Drafts in the runner: proposed when a step begins, computed with it, and verified once the target has drawn.
+
+A row with d drafts puts them behind its last token in the table of tokens, so that the model, the penalties and the
+masks of each position see the drafts before it. The target draws at all 1 + d positions; each draw goes into the table
+at its place, where a wrong draft stood. What lies behind the last token that counts is never read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.interfaces.drafter import Acceptance, Drafter, DraftRows, Drafts
+from engine.interfaces.ops import Ops
+from engine.interfaces.platform import Platform
+from engine.sampling.sampler import SampledDrafts
+from engine.types.errors import ContractError
+from engine.types.plan import StepPlan
+
+
+class ChosenDrafter(NamedTuple):
+    """A drafter at work, and how its drafts become output."""
+
+    drafter: Drafter
+    acceptance: Acceptance
+
+
+@dataclass(frozen=True)
+class Session:
+    """Implements `engine.interfaces.drafter.DraftSession`."""
+
+    tokens: torch.Tensor
+
+
+class Positions(NamedTuple):
+    """The n positions of a step that draw: each sampling row's last token, and those before it that drafts follow.
+
+    Args:
+        rows: int64 [m]; the sampling rows. start: int64 [m + 1]; row i's positions are start[i] .. start[i + 1] - 1.
+        row: int64 [n]; of the plan. offset: int64 [n]; place among the row's positions.
+        num_drafts: int32 [R]; drafts that are computed.
+    """
+
+    rows: np.ndarray
+    start: np.ndarray
+    row: np.ndarray
+    offset: np.ndarray
+    num_drafts: np.ndarray
+
+    @classmethod
+    def of(cls, rows: np.ndarray, num_drafts: np.ndarray) -> Positions:
+        """From the sampling rows and the drafts of all rows."""
+        counts = 1 + num_drafts[rows].astype(np.int64)
+        start = np.append(0, np.cumsum(counts))
+        row = np.repeat(rows, counts)
+        return cls(rows, start, row, np.arange(len(row)) - np.repeat(start[:-1], counts), num_drafts)
+
+    @property
+    def ahead(self) -> np.ndarray:
+        """int64 [n]; how many positions of its row come after each: 0 for the row's last token."""
+        return self.num_drafts[self.row] - self.offset
+
+
+@dataclass(slots=True)
+class StepDrafts:
+    """The drafts of one step.
+
+    Args:
+        rows: as the drafter was asked; `drafts`: what it answered, with counts.
+        place: int64 [m]; the plan's row of each.
+        positions: where the step draws.
+        sampled: the drafts in the order of `positions`.
+    """
+
+    rows: DraftRows
+    drafts: Drafts
+    place: np.ndarray
+    positions: Positions
+    sampled: SampledDrafts
+
+
+class Drafting:
+    """A drafter in the hands of the runner.
+
+    Args:
+        chosen: at work.
+        ops, platform: the worker's.
+        tokens: int32 [max_num_seqs + 1, max_model_len + 1]; the device's table of tokens.
+    """
+
+    def __init__(self, chosen: ChosenDrafter, ops: Ops, platform: Platform, tokens: torch.Tensor) -> None:
+        self._drafter, self._acceptance = chosen
+        self._ops, self._platform, self._tokens = ops, platform, tokens
+        self._session = Session(tokens)
+
+    @property
+    def rejects(self) -> bool:
+        """Rejection sampling, instead of drawing as without drafts."""
+        return self._acceptance == "rejection"
+
+    def propose(self, plan: StepPlan) -> tuple[StepPlan, StepDrafts]:
+        """Ask for the drafts of a plan with `num_drafts` and put them into the table.
+
+        Returns:
+            The plan, cut to the drafts that were found, and the drafts.
+
+        Raises:
+            ContractError: the drafter's answer has the wrong form.
+        """
+        assert plan.num_drafts is not None
+        place = np.flatnonzero(plan.num_drafts)
+        rows = DraftRows(plan.slot_of_row[place], plan.num_computed[place] + 1, plan.num_drafts[place])
+        drafts = self._checked(self._drafter.propose(rows, self._session), rows)
+        assert drafts.counts is not None
+        num_drafts = np.zeros(plan.num_rows, np.int32)
+        num_drafts[place] = drafts.counts
+        num_tokens = plan.num_tokens.copy()
+        num_tokens[place] = 1 + drafts.counts
+        alone = (num_tokens == 1) & plan.samples
+        num_decodes = plan.num_rows if alone.all() else int(alone.argmin())
+        plan = msgspec.structs.replace(plan, num_tokens=num_tokens, num_drafts=num_drafts, num_decodes=num_decodes)
+        positions = Positions.of(np.flatnonzero(plan.samples), num_drafts)
+        return plan, StepDrafts(rows, drafts, place, positions, self._put(rows, drafts, place, positions))
+
+    def _checked(self, drafts: Drafts, rows: DraftRows) -> Drafts:
+        """The drafts, with counts."""
+        m, k = len(rows.slot), int(rows.num_drafts.max())
+        counts = rows.num_drafts if drafts.counts is None else drafts.counts
+        fits = tuple(drafts.tokens.shape) == (m, k) and counts.shape == (m,)
+        if not fits or (counts < 0).any() or (counts > rows.num_drafts).any():
+            raise ContractError(
+                f"drafts for {m} rows, at most {k} each",
+                f"the drafter gave tokens of shape {tuple(drafts.tokens.shape)} and counts {counts!r:.80}",
+                "choose another drafter driver and tell its author",
+                point="drafter",
+            )
+        return drafts._replace(counts=counts)
+
+    def _put(self, rows: DraftRows, drafts: Drafts, place: np.ndarray, positions: Positions) -> SampledDrafts:
+        """Write the drafts behind their rows' tokens; and the same in the order of the positions that draw."""
+        assert drafts.counts is not None
+        which = np.repeat(np.arange(len(place)), drafts.counts)
+        has = positions.ahead > 0
+        offset = positions.offset[has]  # rows stand in the same order here and there
+        slot, at = rows.slot[which].astype(np.int64), rows.num_tokens[which] + offset
+        indices = self._upload(np.stack([which, offset, slot, at, np.flatnonzero(has)]))
+        tokens = drafts.tokens[indices[0], indices[1]].int()
+        self._tokens.index_put_((indices[2], indices[3]), tokens)
+        n, device = len(positions.row), self._tokens.device
+        flat = torch.full((n,), -1, dtype=torch.int32, device=device).index_put_((indices[4],), tokens)
+        probs = None
+        if self.rejects and drafts.probs is not None:
+            probs = torch.zeros(n, drafts.probs.shape[2], dtype=drafts.probs.dtype, device=device)
+            probs[indices[4]] = drafts.probs[indices[0], indices[1]]
+        return SampledDrafts(flat, probs)
+
+    def verify(self, step: StepDrafts, tokens: torch.Tensor) -> torch.Tensor:
+        """How many of the drawn tokens, int32 [n], count for each sampling row: int32 [m], device. The drafter hears
+        of it."""
+        positions = step.positions
+        counts = self._ops.verify(tokens, step.sampled.tokens, self._upload(positions.start))
+        mine = np.searchsorted(positions.rows, step.place)
+        self._drafter.accepted(step.rows, counts[self._upload(mine)] - 1)
+        return counts
+
+    def _upload(self, array: np.ndarray) -> torch.Tensor:
+        host = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
+        out = torch.empty(host.shape, dtype=torch.int64, device=self._platform.device)
+        self._platform.to_device(host, out)
+        return out

@@ -1,0 +1,113 @@
+"""Rejection sampling through the scheduler and the real runner: the output has the target's distribution."""
+
+from __future__ import annotations
+
+import math
+
+import drafters
+import msgspec
+import numpy as np
+import pytest
+import torch
+from cores import speculation
+from harness import VOCAB, choice, dense_logits, layout, registry, start_message
+from paged_worker import HoldingExecutor
+from schedules import Planned, Schedule, Settings, run_schedule
+
+from engine.builtin.evictor_lru.body import LRU
+from engine.builtin.policy_fcfs.body import FCFS
+from engine.interfaces.context import CoreContext
+from engine.kv.manager import KVManager
+from engine.loop.engine_core import EngineCore
+from engine.runner.worker import Worker
+from engine.scheduling.scheduler import Scheduler
+from engine.types.params import SamplingParams
+
+SETTINGS = Settings(
+    num_pages=600, max_num_seqs=64, max_num_batched_tokens=512, max_model_len=16, in_flight=2,
+    enable_prefix_caching=False, hold=False, drafter="any", num_drafts=3, adaptive=False,
+)  # fmt: skip
+PROMPT, TOP_K, LENGTH, REQUESTS = (3, 14, 15), 3, 4, 3000
+
+
+def make_core(drafter: str, options: dict[str, object]) -> EngineCore:
+    found = registry(*drafters.CANDIDATES)
+    message = start_message(
+        num_kv_pages=SETTINGS.num_pages, max_num_seqs=SETTINGS.max_num_seqs,
+        max_num_batched_tokens=SETTINGS.max_num_batched_tokens, max_model_len=SETTINGS.max_model_len,
+    )  # fmt: skip
+    chosen = choice(found, "drafter", drafter, options={"acceptance": "rejection", **options})
+    worker = Worker(msgspec.structs.replace(message, choices=(*message.choices, chosen)), found)
+    sizes = {
+        "max_num_seqs": SETTINGS.max_num_seqs,
+        "max_num_batched_tokens": SETTINGS.max_num_batched_tokens,
+        "max_model_len": SETTINGS.max_model_len,
+    }
+    context = CoreContext(layout=layout(), num_pages=SETTINGS.num_pages, **sizes)
+    kv = KVManager(
+        layout(), num_pages=SETTINGS.num_pages, max_num_seqs=SETTINGS.max_num_seqs,
+        max_model_len=SETTINGS.max_model_len, evictor=LRU(context), enable_prefix_caching=False,
+    )  # fmt: skip
+    scheduler = Scheduler(kv=kv, policy=FCFS(context), speculation=speculation(SETTINGS), **sizes)
+    executor = HoldingExecutor(worker, layout(), SETTINGS.max_num_seqs, SETTINGS.max_model_len, 0)
+    return EngineCore(scheduler=scheduler, executor=executor, worker_ready=worker.start(), in_flight=2)
+
+
+def target() -> dict[tuple[int, ...], float]:
+    """The probability of each output, from the model without cache, runner or drafts."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        longer = {}
+        for tokens, probability in found.items():
+            logits = dense_logits([*PROMPT, *tokens])[-1]
+            values, ids = torch.topk(logits, TOP_K)
+            for token, p in zip(ids.tolist(), torch.softmax(values, 0).tolist(), strict=True):
+                longer[(*tokens, token)] = probability * p
+        found = longer
+    return found
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options"), [("guessing", {}), ("knowing", {"kind": "right"}), ("ngram", {"min_match": 1})]
+)
+def test_outputs_have_the_targets_distribution(
+    drafter: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chi-square over whole outputs of four tokens, so that dependence between positions would show too."""
+    expected = target()
+    likely = sorted(expected, key=expected.__getitem__)[-3:]
+    monkeypatch.setattr(drafters.KnowingBody, "truths", [[*PROMPT, *tokens] for tokens in likely])
+    if drafter == "guessing":  # its guesses are rarely among three tokens of 61: let them be
+        top = {token for tokens in expected for token in tokens}
+        keep = torch.tensor([1.0 if token in top else 0.02 for token in range(VOCAB)])
+        monkeypatch.setattr(drafters, "WEIGHTS", keep)
+    core = make_core(drafter, options)
+    requests = tuple(
+        Planned(
+            request_id=f"r{i}",
+            prompt=PROMPT,
+            params=SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=LENGTH, seed=i, ignore_eos=True),
+        )
+        for i in range(REQUESTS)
+    )
+    outcomes = run_schedule(core, Schedule(settings=SETTINGS, requests=requests))
+    observed: dict[tuple[int, ...], int] = {}
+    for outcome in outcomes.values():
+        assert tuple(outcome.tokens) in expected
+        observed[tuple(outcome.tokens)] = observed.get(tuple(outcome.tokens), 0) + 1
+    stats = core.stats()
+    assert stats.num_drafts > REQUESTS / 2 and stats.num_accepted_drafts > 100, stats
+    # Rare outputs share a cell, as the statistic asks.
+    cells: list[tuple[float, int]] = []
+    rest = [0.0, 0]
+    for tokens, p in expected.items():
+        if p * REQUESTS >= 5:
+            cells.append((p * REQUESTS, observed.get(tokens, 0)))
+        else:
+            rest[0] += p * REQUESTS
+            rest[1] += observed.get(tokens, 0)
+    cells.append((rest[0], int(rest[1])))
+    e, o = (np.array(column, float) for column in zip(*cells, strict=True))
+    statistic, df = float(((o - e) ** 2 / e).sum()), len(cells) - 1
+    z = ((statistic / df) ** (1 / 3) - (1 - 2 / (9 * df))) / math.sqrt(2 / (9 * df))  # Wilson and Hilferty 1931
+    assert z < 3.3, f"chi-square {statistic:.1f} with {df} degrees of freedom"
