@@ -56,9 +56,10 @@ class CoreContext:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """For bodies in a worker's process (platform, ops, attention, checkpoint).
+    """For bodies in a worker's process (platform, ops, attention, checkpoint, logits_processor).
 
-    Bodies are built in this order, and each sees those before it: platform, ops, attention, checkpoint.
+    Bodies are built in this order, and each sees those before it: platform, ops, attention, checkpoint,
+    logits_processor.
 
     Args:
         start: the start message.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         select_kinds,
         select_ordered,
     )
+    from engine.plugin.selection_set import select_set
 
 __all__ = [
     "POINTS",
@@ -49,6 +50,7 @@ __all__ = [
     "select_default_model",
     "select_kinds",
     "select_ordered",
+    "select_set",
 ]
 
 _HOMES = {
@@ -68,6 +70,7 @@ _HOMES = {
     "select_default_model": "selection",
     "select_kinds": "selection",
     "select_ordered": "selection",
+    "select_set": "selection_set",
 }
 
 

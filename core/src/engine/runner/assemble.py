@@ -1,4 +1,5 @@
-"""The only place in a worker that builds drivers: platform, ops, attention, model, checkpoint, in that order."""
+"""The only place in a worker that builds drivers: platform, ops, attention, model, checkpoint,
+logits processors, in that order."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ import torch
 from engine.interfaces.attention import AttentionBackend, AttentionNeed
 from engine.interfaces.checkpoint import Checkpoint
 from engine.interfaces.context import WorkerContext
+from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import Model, ModelContext, ModelNeed
 from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed
 from engine.interfaces.platform import Platform, PlatformNeed
 from engine.plugin import Manifest, Registry, Selection
 from engine.runner.paged_attention import Attention
+from engine.sampling.processors import Processor
 from engine.types.errors import ConfigError, ManifestError, UnfitDriverError
 from engine.types.start import WorkerStart
 
@@ -38,6 +41,7 @@ class Assembly:
     ops: Ops
     attention: Attention
     model: Model
+    processors: tuple[Processor, ...] = ()
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -63,7 +67,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
     model = _model(start, chosen, context.ops, attention, platform.device, dtype)
     checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
     model.load_weights(checkpoint.weights())
-    return Assembly(platform, context.ops, attention, model)
+    return Assembly(platform, context.ops, attention, model, _processors(start, registry, chosen, context))
 
 
 class _Chosen:
@@ -86,6 +90,12 @@ class _Chosen:
                 "start all processes of one engine with the same version",
                 point=point,
             )
+        return self.judged(selection, what, need)
+
+    @staticmethod
+    def judged(selection: Selection, what: str, need: Any) -> Selection:
+        """The selection, if its card says again that it can serve `need`."""
+        point = selection.point
         reasons = selection.card.unsupported(need) if need is not None else []
         if reasons:
             raise UnfitDriverError(
@@ -134,6 +144,20 @@ def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> A
         needs.append(need)
         backends[group.kind] = chosen.build("attention", group.kind, need, context)
     return Attention(start.layout, tuple(needs), backends)
+
+
+def _processors(
+    start: WorkerStart, registry: Registry, chosen: _Chosen, context: WorkerContext
+) -> tuple[Processor, ...]:
+    need = LogitsProcessorNeed(vocab_size=start.model.vocab_size, device=start.device)
+    selections = Manifest(tuple(c for c in start.choices if c.point == "logits_processor")).restore(registry)
+    return tuple(
+        Processor(
+            cast("type[LogitsProcessorCard]", chosen.judged(selection, selection.point, need).card),
+            selection.load_body()(replace(context, options=selection.options)),
+        )
+        for selection in selections
+    )
 
 
 def _model(

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from engine.interfaces.platform import Fetch
+from engine.runner.prompt_logprobs import PromptScores
 from engine.types.plan import LogprobRows, StepPlan, StepResult
 
 _POLL_SECONDS = 0.0001
@@ -19,15 +20,22 @@ class RunningStep:
         plan: of the step.
         rows: int64 [n]; the rows that draw a token.
         fetch: the copy under way of their tokens int32 [n] and, where rows asked for log probabilities, of what
-            `Ops.logprobs` gave for them; None where no row draws.
+            `Ops.logprobs` gave for them, then of the prompt scores' tensors; None where there is nothing to bring.
         logprob_rows: int32 [m]; the rows that asked.
+        prompt_scores: of prompt tokens, where rows asked for them.
     """
 
     def __init__(
-        self, plan: StepPlan, rows: np.ndarray, fetch: Fetch | None, logprob_rows: np.ndarray | None = None
+        self,
+        plan: StepPlan,
+        rows: np.ndarray,
+        fetch: Fetch | None,
+        logprob_rows: np.ndarray | None = None,
+        prompt_scores: PromptScores | None = None,
     ) -> None:
         self._step_id, self._num_rows = plan.step_id, plan.num_rows
         self._rows, self._fetch, self._logprob_rows = rows, fetch, logprob_rows
+        self._prompt_scores = prompt_scores
         self._result: StepResult | None = None
 
     def done(self) -> bool:
@@ -54,15 +62,21 @@ class RunningStep:
         tokens = np.full(self._num_rows, -1, np.int32)
         if self._fetch is None:
             return StepResult(step_id=self._step_id, tokens=tokens)
-        drawn, *rest = (tensor.numpy() for tensor in self._fetch.wait())
-        tokens[self._rows] = drawn
+        rest = [tensor.numpy() for tensor in self._fetch.wait()]
+        prompt_logprobs = None
+        if self._prompt_scores is not None:
+            split = len(rest) - len(self._prompt_scores.tensors)
+            prompt_logprobs = self._prompt_scores.rows(rest[split:])
+            del rest[split:]
+        if rest:
+            tokens[self._rows] = rest.pop(0)
         logprobs = None
         if self._logprob_rows is not None:
             chosen, rank, top_ids, top_values = rest
             logprobs = LogprobRows(
                 row=self._logprob_rows, chosen=chosen, rank=rank, top_ids=top_ids, top_values=top_values
             )
-        return StepResult(step_id=self._step_id, tokens=tokens, logprobs=logprobs)
+        return StepResult(step_id=self._step_id, tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 class FailedStep:

@@ -43,7 +43,7 @@ class Worker:
         parts = assemble(start, registry)
         num_pages, page_bytes = _num_pages(start, parts.platform), start.layout.page_bytes
         parts.attention.bind(parts.platform.allocate_pool(num_pages, page_bytes))
-        self._runner = ModelRunner(start, parts.platform, parts.ops, parts.attention, parts.model)
+        self._runner = ModelRunner(start, parts.platform, parts.ops, parts.attention, parts.model, parts.processors)
         ready = WorkerReady(
             num_pages=num_pages,
             weight_bytes=parts.model.weight_bytes(),

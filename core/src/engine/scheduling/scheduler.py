@@ -20,6 +20,7 @@ from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.manager import KVManager
 from engine.kv.matching import Hit
 from engine.scheduling.batch import Batch, Chunk, build_plan
+from engine.scheduling.prompt_scores import hit_limit
 from engine.scheduling.request import Request, Status
 from engine.scheduling.siblings import Siblings
 from engine.scheduling.slots import DECODE, EMPTY, SlotTable
@@ -166,6 +167,12 @@ class Scheduler:
         ready = np.flatnonzero((s.phase == DECODE) & (s.placed < s.limit)).astype(np.int32)
         if not ready.size:
             return
+        if s.num_waits:
+            now = ~s.waits[ready] | (s.known[ready] == s.placed[ready])
+            batch.budget -= ready.size - int(np.count_nonzero(now))  # theirs when they come back
+            ready = ready[now]
+            if not ready.size:
+                return
         # A request begins to decode with a token of some step's budget, and only where all decodes before it were
         # planned: there are never more of them than the budget.
         assert ready.size <= batch.budget
@@ -243,7 +250,13 @@ class Scheduler:
     def _match(self, request: Request) -> Hit:
         if self.kv.enable_prefix_caching:
             extend_hashes(request.hashes, request.root, request.token_ids, self.kv.block_size)
-        return self.kv.match(request.hashes, request.token_ids.size - 1)  # at least one token must be computed
+        most = hit_limit(
+            request.params.prompt_logprobs,
+            request.num_prompt_scored,
+            request.num_prompt_tokens,
+            request.token_ids.size,
+        )
+        return self.kv.match(request.hashes, most)
 
     def _add_chunk(self, batch: Batch, request: Request, start: int, size: int, hit: Hit | None) -> None:
         s, slot, end = self.slots, request.slot, start + size
@@ -291,7 +304,7 @@ class Scheduler:
             self._end(request)
         self.slots.step_done(plan.step_id)
         self._readmit_drained()
-        return accepted.outputs
+        return accepted.outputs + accepted.scores
 
     # -- states -------------------------------------------------------------------------------------------------------
     def _queue(self, request: Request) -> None:

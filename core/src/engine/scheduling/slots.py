@@ -31,6 +31,8 @@ class SlotTable:
         limit: int32; `placed` never grows beyond it.
         prompt, min_tokens: int32; of the request.
         accepts: bool; a token that returns belongs to the request (False: it has ended, the token is surplus).
+        waits: bool; no token is planned before the one before it is known: somebody reads tokens on the host.
+        num_waits: how many of these there are.
         last_step: int64; the last step that names the slot.
         order: int64; counts admissions up, so that the oldest can be told.
         tokens: int32 [num_slots, max_tokens]; ids, valid up to `known`.
@@ -47,6 +49,8 @@ class SlotTable:
         self.prompt = np.zeros(num_slots, np.int32)
         self.min_tokens = np.zeros(num_slots, np.int32)
         self.accepts = np.zeros(num_slots, bool)
+        self.waits = np.zeros(num_slots, bool)
+        self.num_waits = 0
         self.last_step = np.zeros(num_slots, np.int64)
         self.order = np.zeros(num_slots, np.int64)
         self.tokens = np.empty((num_slots, max_tokens), np.int32)  # memory is taken as far as it is written
@@ -76,6 +80,8 @@ class SlotTable:
         self.prompt[slot] = request.num_prompt_tokens
         self.min_tokens[slot] = request.params.min_tokens
         self.accepts[slot] = True
+        self.waits[slot] = request.host_tokens
+        self.num_waits += request.host_tokens
         self.last_step[slot] = 0
         self._admissions += 1
         self.order[slot] = self._admissions
@@ -97,6 +103,8 @@ class SlotTable:
         self.requests[slot] = None
         self.phase[slot] = EMPTY
         self.accepts[slot] = False
+        self.num_waits -= int(self.waits[slot])
+        self.waits[slot] = False
         self.wide_stops.pop(slot, None)
         last = int(self.last_step[slot])
         if last > done_step:
@@ -123,4 +131,5 @@ class SlotTable:
                 assert self.computed[slot] == self.placed[slot] - 1
             if self.phase[slot] == PREFILL:
                 assert self.computed[slot] < self.placed[slot] == self.known[slot]
+        assert self.num_waits == np.count_nonzero(self.waits)
         assert not self.phase[[*pending, *self._free]].any() and not self.accepts[[*pending, *self._free]].any()

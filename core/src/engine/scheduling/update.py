@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.kv.manager import KVManager
+from engine.scheduling.prompt_scores import take_prompt_scores
 from engine.scheduling.request import Request
 from engine.scheduling.slots import SlotTable
 from engine.types.errors import ContractError
@@ -23,11 +24,13 @@ class Accepted(NamedTuple):
         outputs: one for each token that was accepted.
         ended: requests whose output says that they ended.
         prompt_tokens: of the requests whose first token is among the outputs.
+        scores: further outputs, of prompts that brought log probabilities and no token.
     """
 
     outputs: list[CoreOutput]
     ended: list[Request]
     prompt_tokens: int
+    scores: list[CoreOutput]
 
 
 def accept(plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager) -> Accepted:
@@ -71,6 +74,9 @@ def accept(plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager) 
         outputs[i].prefill_time = time.monotonic() - request.admitted_at
     if result.logprobs is not None:
         _add_logprobs(outputs, rows, row_slots, result.logprobs, plan.num_rows, slots)
+    scores: list[CoreOutput] = []
+    if result.prompt_logprobs is not None:
+        scores = take_prompt_scores(plan, result.prompt_logprobs, slots, outputs)
 
     ended = []
     stopped = _stopped(row_slots, tokens, known - prompts, slots)
@@ -83,7 +89,7 @@ def accept(plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager) 
             outputs[i].finish_reason = FinishReason.STOP
             outputs[i].stop_reason = None if token in request.eos_token_ids else token
         ended.append(request)
-    return Accepted(outputs, ended, prompt_tokens)
+    return Accepted(outputs, ended, prompt_tokens, scores)
 
 
 def _request(slots: SlotTable, slot: np.integer) -> Request:
