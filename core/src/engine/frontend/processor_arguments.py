@@ -82,7 +82,10 @@ def _forbidden_together(words: Sequence[Sequence[int]]) -> Iterator[set[int]]:
     for *before, last in words:
         lasts.setdefault(tuple(before), set()).add(last)
     for before in lasts:
-        yield set().union(*(lasts.get(before[start:], ()) for start in range(len(before) + 1)))
+        together: set[int] = set()
+        for start in range(len(before) + 1):
+            together |= lasts.get(before[start:], set())
+        yield together
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
