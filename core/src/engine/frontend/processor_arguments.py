@@ -81,10 +81,10 @@ def _forbidden_together(words: Sequence[Sequence[int]]) -> Iterator[set[int]]:
     lasts: dict[tuple[int, ...], set[int]] = {(): set()}
     for *before, last in words:
         lasts.setdefault(tuple(before), set()).add(last)
-    for before in lasts:
+    for ending in lasts:
         together: set[int] = set()
-        for start in range(len(before) + 1):
-            together |= lasts.get(before[start:], set())
+        for start in range(len(ending) + 1):
+            together |= lasts.get(ending[start:], set())
         yield together
 
 
