@@ -101,7 +101,7 @@ class Outcome:
         self.tokens += output.new_token_ids
         self.logprobs += output.new_logprobs
         assert not (self.tokens and output.new_prompt_logprobs) or len(self.tokens) == len(output.new_token_ids)
-        self.prompt_logprobs += output.new_prompt_logprobs
+        self.prompt_logprobs += output.new_prompt_logprobs or []
         self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
         if output.finish_reason is not None:
             self.finish_reason, self.stop_reason = str(output.finish_reason), output.stop_reason

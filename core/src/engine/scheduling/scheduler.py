@@ -304,7 +304,7 @@ class Scheduler:
             self._end(request)
         self.slots.step_done(plan.step_id)
         self._readmit_drained()
-        return accepted.outputs + accepted.scores
+        return accepted.outputs + accepted.scores if accepted.scores else accepted.outputs
 
     # -- states -------------------------------------------------------------------------------------------------------
     def _queue(self, request: Request) -> None:

@@ -33,7 +33,7 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
         new_token_ids: tokens accepted in this step, in order; may be empty when the request ends.
         new_logprobs: one entry a token, or empty where none were asked for.
         new_prompt_logprobs: of the next prompt tokens, in order, the first prompt token left out. They come in pieces,
-            at the latest with the first token.
+            at the latest with the first token; None where there is no piece.
         finish_reason: None while it runs.
         stop_reason: the stop token id that ended it, where one did (None for end of sequence).
         num_cached_tokens: prompt tokens that were found in the prefix cache; sent with the first token.
@@ -45,7 +45,7 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     request_id: str
     new_token_ids: list[int] = msgspec.field(default_factory=list)
     new_logprobs: list[TokenLogprobs] = msgspec.field(default_factory=list)
-    new_prompt_logprobs: list[TokenLogprobs] = msgspec.field(default_factory=list)
+    new_prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
