@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import openai
 import pytest
 
-from engine import LLM, SamplingParams
+from engine import LLM, AsyncLLM, EngineArgs, SamplingParams
+from engine.types.errors import InvalidRequestError
 
 PROMPT = "Once upon a time"
 CHAT = [{"role": "user", "content": "Tell me a story."}]
@@ -100,3 +102,37 @@ def test_prompt_logprobs_are_not_streamed_and_chat_has_no_best_of(client: openai
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=CHAT, extra_body={"best_of": 2})
     assert caught.value.param == "best_of"
+
+
+def test_async_llm_gives_what_llm_gives(llm: LLM) -> None:
+    """Everything crosses the core's process: ids, words, biases, scores of the prompt; the best come once."""
+    several = [
+        {"logit_bias": {40: 5.0, 41: -100.0}, "temperature": 0.8},
+        {"bad_words": ["a", "the"], "temperature": 0.9, "prompt_logprobs": 2},
+        {"allowed_token_ids": list(range(40, 90)), "temperature": 1.1, "n": 2, "best_of": 4},
+    ]
+    params = [SamplingParams(**fields, seed=i, max_tokens=8) for i, fields in enumerate(several)]
+
+    async def run() -> list[list[Any]]:
+        engine = AsyncLLM(EngineArgs(model="tiny", dtype="float64"))
+        await engine.start()
+        try:
+            with pytest.raises(InvalidRequestError, match="extra_args"):
+                engine.submit(PROMPT, SamplingParams(extra_args={"nobody": 1}))
+
+            async def all_of(one: SamplingParams) -> list[Any]:
+                return [output async for output in engine.generate(PROMPT, one)]
+
+            return await asyncio.gather(*map(all_of, params))
+        finally:
+            engine.shutdown()
+
+    expected = llm.generate([PROMPT] * 3, params, use_tqdm=False)
+    for outputs, offline_output in zip(asyncio.run(run()), expected, strict=True):
+        assert [(c.text, c.cumulative_logprob) for c in outputs[-1].outputs] == [
+            (c.text, c.cumulative_logprob) for c in offline_output.outputs
+        ]
+        assert outputs[-1].prompt_logprobs == offline_output.prompt_logprobs
+        best = len(offline_output.outputs) > 1
+        assert len(outputs) == 1 if best else len(outputs) > 1
+        assert outputs[-1].num_discarded_tokens == offline_output.num_discarded_tokens
