@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from engine.config.settings import EngineArgs, EngineConfig
     from engine.frontend.async_llm import AsyncLLM
     from engine.llm import LLM, LLMEngine
+    from engine.types.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from engine.types.outputs import CompletionOutput, RequestOutput
     from engine.types.params import SamplingParams
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
     "EngineConfig",
@@ -37,6 +41,9 @@ _HOMES = {
     "EngineArgs": "engine.config.settings",
     "EngineConfig": "engine.config.settings",
     "SamplingParams": "engine.types.params",
+    "BeamSearchParams": "engine.types.beam",
+    "BeamSearchOutput": "engine.types.beam",
+    "BeamSearchSequence": "engine.types.beam",
     "RequestOutput": "engine.types.outputs",
     "CompletionOutput": "engine.types.outputs",
 }

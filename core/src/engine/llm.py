@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from engine.frontend.assemble import Frontend, assemble_frontend, start_in_process
+from engine.frontend.beam_search import search_beams
 from engine.frontend.client import EngineClient
 from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.interrupt import DeferredInterrupt
@@ -19,8 +20,9 @@ from engine.frontend.launch import Launch, launch
 from engine.frontend.output_processor import OutputKind
 from engine.frontend.progress import Progress
 from engine.frontend.prompts import Prompt, as_prompts
+from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
-from engine.types.outputs import RequestOutput, StepStats
+from engine.types.outputs import Logprob, RequestOutput, StepStats
 from engine.types.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -309,6 +311,55 @@ class LLM:
             for conversation in conversations
         ]
         return self._run(self._process(prompts, _params_for(sampling_params, len(prompts))), use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[BeamSearchOutput]:
+        """The most likely continuations: for each prompt the `beam_width` best sequences, best first.
+
+        Each beam is a request of one token a step, whose prompt lies in the prefix cache (as in vLLM); see
+        `engine.frontend.beam_search` for the search and how it differs from transformers'.
+
+        Args:
+            prompts: as for `generate`.
+            params: of the search.
+            use_tqdm: show a progress bar for each step; a callable is used in tqdm's place.
+
+        Raises: as `generate`.
+        """
+        if not isinstance(params, BeamSearchParams):
+            kind = type(params).__name__
+            raise InvalidRequestError("beam_search", f"the params are a {kind}", "pass BeamSearchParams(...)")
+        params.verify()
+        inputs = self.llm_engine.frontend.inputs
+        one = SamplingParams(
+            temperature=0.0, max_tokens=1, logprobs=2 * params.beam_width, ignore_eos=True, detokenize=False, seed=0
+        )
+        several = as_prompts(prompts)
+        processed = self._process(several, [one] * len(several))
+
+        def expand(beams: list[tuple[int, list[int]]]) -> list[dict[int, Logprob]]:
+            asked: list[dict[str, Any]] = []
+            for place, tokens in beams:
+                salt = processed[place].requests[0].cache_salt
+                asked.append({"prompt_token_ids": tokens} | ({} if salt is None else {"cache_salt": salt}))
+            outputs = self._run(self._process(asked, [one] * len(asked)), use_tqdm)
+            return [output.outputs[0].logprobs[0] for output in outputs if output.outputs[0].logprobs]
+
+        found = search_beams(
+            [request.prompt_token_ids for request in processed],
+            params,
+            eos_token_ids=inputs.eos_token_ids,
+            max_model_len=inputs.max_model_len,
+            expand=expand,
+        )
+        for sequence in (sequence for sequences in found for sequence in sequences):
+            sequence.text = inputs.tokenizer.decode(sequence.tokens)
+        return [BeamSearchOutput(sequences) for sequences in found]
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer at work."""

@@ -263,3 +263,67 @@ def test_the_cut_into_steps_does_not_matter(
         if end.finish_reason == "length" and not min_tokens:
             assert not any(stop in end.text for stop in stops)
     assert ends[0] == ends[1] == ends[2]
+
+
+# -- best_of, prompt_logprobs ----------------------------------------------------------------------------------------
+def scored(bench: Bench, index: int, text: str, *values: float) -> CoreOutput:
+    return bench.doubles.news(f"r#{index}", text, "length", new_logprobs=bench.doubles.logprobs(*values))
+
+
+def test_the_best_come_first_and_the_others_are_counted(bench: Bench) -> None:
+    bench.add(n=2, best_of=4)
+    assert bench.take(bench.doubles.news("r#0", "a", new_logprobs=bench.doubles.logprobs(-1.0))) is None
+    news = [
+        bench.doubles.news("r#0", "b", "length", new_logprobs=bench.doubles.logprobs(-2.0)),
+        scored(bench, 1, "cd", -0.5, -0.75),
+        scored(bench, 2, "efg", -4.0, -1.0, -1.0),
+    ]
+    assert bench.take(*news) is None, "not before all have ended"
+    output = bench.take(scored(bench, 3, "h", -3.0))
+    assert output is not None and output.finished
+    assert [(c.index, c.text, c.cumulative_logprob) for c in output.outputs] == [(0, "cd", -1.25), (1, "ab", -3.0)]
+    assert all(c.logprobs is None for c in output.outputs), "they were not asked for"
+    assert output.num_discarded_tokens == 4
+
+
+def test_best_of_keeps_logprobs_that_were_asked_for_and_puts_errors_last(bench: Bench) -> None:
+    bench.add(best_of=2, logprobs=2)
+    error = ("kv_cache_too_small", "a", "b", "c")
+    output = bench.take(bench.doubles.news("r#0", "", "error", error=error), scored(bench, 1, "x", -9.0))
+    assert output is not None
+    (completion,) = output.outputs
+    assert completion.text == "x" and completion.logprobs is not None and 65 in completion.logprobs[0]
+    assert isinstance(output.error, KVCacheTooSmallError)
+
+
+def test_best_of_n_is_no_choice_and_may_be_streamed(bench: Bench) -> None:
+    bench.add("a", OutputKind.DELTA, n=2, best_of=2)
+    with pytest.raises(InvalidRequestError, match="best_of=3.*streamed"):
+        bench.add("b", OutputKind.DELTA, n=2, best_of=3)
+    assert "b" not in bench.outputs
+
+
+@pytest.mark.parametrize("kind", OutputKind)
+def test_prompt_logprobs_come_in_pieces_and_are_told_whole(bench: Bench, kind: OutputKind) -> None:
+    bench.add(kind=kind, prompt_logprobs=2)  # the prompt is 2, h, i
+    first, second = bench.doubles.logprobs(-1.0, -2.0)
+    assert bench.take(bench.doubles.news("r", "", new_prompt_logprobs=[first])) is None, "a piece is no news"
+    output = bench.take(bench.doubles.news("r", "x", new_prompt_logprobs=[second]))
+    last = bench.take(bench.doubles.news("r", "y", "length"))
+    assert last is not None
+    told = {OutputKind.CUMULATIVE: (output, last), OutputKind.DELTA: (output,), OutputKind.FINAL: (last,)}[kind]
+    for each in told:
+        assert each is not None and each.prompt_logprobs is not None
+        none, h, i = each.prompt_logprobs
+        assert none is None and h is not None and i is not None
+        assert list(h) == [ord("h"), 65, 66] and h[ord("h")] == (-1.0, 2, "h") and h[66] == (-0.2, 2, "B")
+        assert i[ord("i")].logprob == -2.0
+    if kind is OutputKind.DELTA:
+        assert last.prompt_logprobs is None, "told once"
+
+
+def test_a_prompt_of_one_token_has_nothing_to_score(bench: Bench) -> None:
+    processed = bench.inputs.process("r", [5], SamplingParams(prompt_logprobs=1))
+    bench.outputs.add(processed)
+    output = bench.take(bench.doubles.news("r", "x", "length"))
+    assert output is not None and output.prompt_logprobs == [None]

@@ -62,6 +62,7 @@ class Planned:
     salt: str | None = None
     parent: str | None = None
     priority: int = 0
+    host_tokens: bool = False
 
     def to_request(self) -> EngineRequest:
         """As the core takes it."""
@@ -73,6 +74,7 @@ class Planned:
             arrival_time=float(self.arrives),
             cache_salt=self.salt,
             parent=self.parent,
+            host_tokens=self.host_tokens,
             priority=self.priority,
         )
 
@@ -91,6 +93,7 @@ class Outcome:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
@@ -101,6 +104,8 @@ class Outcome:
         assert self.finish_reason is None, f"{output} came after the end"
         self.tokens += output.new_token_ids
         self.logprobs += output.new_logprobs
+        assert not (self.tokens and output.new_prompt_logprobs) or len(self.tokens) == len(output.new_token_ids)
+        self.prompt_logprobs += output.new_prompt_logprobs or []
         self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
         if output.finish_reason is not None:
             self.finish_reason, self.stop_reason = str(output.finish_reason), output.stop_reason

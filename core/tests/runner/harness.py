@@ -23,6 +23,7 @@ from engine.builtin.platform_host.card import HostPlatform
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.executor import StepFuture
+from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsRows
 from engine.interfaces.model import ModelContext, State
 from engine.interfaces.ops import OPERATIONS
 from engine.plugin import Candidate, Registry
@@ -52,6 +53,10 @@ CONFIG: dict[str, Any] = {
     "hidden_act": "silu",
     "torch_dtype": "float64",
 }
+
+
+OUR_PROCESSORS = ("allowed_token_ids", "bad_words", "logit_bias")
+ALL_PROCESSORS = (*OUR_PROCESSORS, "neighbours", "fewer-repeats")
 
 
 def random_weights() -> Iterator[tuple[str, torch.Tensor]]:
@@ -128,6 +133,54 @@ class CapturableAttentionBody(TorchAttentionBody):
     capture_level = "decode"
 
 
+class Neighbours(LogitsProcessorCard):
+    """A stranger's: `neighbours` is added to the logits of the ids beside the last token. Reads it on the device."""
+
+    extra_args = frozenset({"neighbours"})
+    body = "harness:NeighboursBody"
+
+
+class NeighboursBody:
+    def __init__(self, context: WorkerContext) -> None:
+        assert context.device is not None
+        self.bias = torch.zeros(context.start.max_num_seqs, dtype=torch.float64)
+
+    def enter(self, new: NewSlot) -> None:
+        assert new.params.extra_args is not None
+        self.bias[new.slot] = new.params.extra_args["neighbours"]
+
+    def apply(self, logits: torch.Tensor, rows: LogitsRows) -> None:
+        assert rows.host_tokens is None
+        row = torch.arange(len(logits)) if rows.row is None else rows.row
+        last = rows.tokens[rows.slot, rows.num_tokens - 1].long()
+        for beside in (1, -1):
+            logits[row, (last + beside) % VOCAB] += self.bias[rows.slot].to(logits.dtype)
+
+
+class FewerRepeats(LogitsProcessorCard):
+    """Another stranger's: none of the last `window` tokens is drawn again. Reads them on the host."""
+
+    extra_args = frozenset({"window"})
+    host_tokens = True
+    body = "harness:FewerRepeatsBody"
+
+
+class FewerRepeatsBody:
+    def __init__(self, context: WorkerContext) -> None:
+        self.window = np.zeros(context.start.max_num_seqs, np.int64)
+
+    def enter(self, new: NewSlot) -> None:
+        assert new.params.extra_args is not None
+        self.window[new.slot] = new.params.extra_args["window"]
+
+    def apply(self, logits: torch.Tensor, rows: LogitsRows) -> None:
+        assert rows.host_tokens is not None
+        places = range(len(logits)) if rows.row is None else rows.row.tolist()
+        for place, slot, n in zip(places, rows.host_slot.tolist(), rows.host_num_tokens.tolist(), strict=True):
+            recent = rows.host_tokens[slot, max(0, n - int(self.window[slot])) : n]
+            logits[place, torch.from_numpy(recent).long()] = -torch.inf
+
+
 def random_candidate(point: str, name: str, card: str) -> Candidate:
     return Candidate(point, name, 0, "harness", "1", f"harness:{card}")
 
@@ -135,10 +188,14 @@ def random_candidate(point: str, name: str, card: str) -> Candidate:
 CHECKPOINT = random_candidate("checkpoint", "random", "RandomCheckpoint")
 BUCKETS = random_candidate("platform", "buckets", "BucketPlatform")
 CAPTURABLE = random_candidate("attention", "capturable", "CapturableAttention")
+PROCESSORS = (
+    random_candidate("logits_processor", "neighbours", "Neighbours"),
+    random_candidate("logits_processor", "fewer-repeats", "FewerRepeats"),
+)
 
 
 def registry(*more: Candidate) -> Registry:
-    return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE, *more))
+    return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE, *PROCESSORS, *more))
 
 
 def layout() -> KVLayout:
@@ -165,7 +222,9 @@ def choice(found: Registry, point: str, driver: str, kind: str = "", options: di
     )  # fmt: skip
 
 
-def start_message(platform: str = "host", attention: str = "torch", **changes: Any) -> WorkerStart:
+def start_message(
+    platform: str = "host", attention: str = "torch", processors: tuple[str, ...] = OUR_PROCESSORS, **changes: Any
+) -> WorkerStart:
     found = registry()
     fields: dict[str, Any] = {
         "choices": (
@@ -174,6 +233,7 @@ def start_message(platform: str = "host", attention: str = "torch", **changes: A
             *(choice(found, "attention", attention, kind) for kind in ("full", "sliding")),
             choice(found, "model", "Qwen2ForCausalLM"),
             choice(found, "checkpoint", "random"),
+            *(choice(found, "logits_processor", name) for name in processors),
         ),
         "model": Qwen2.describe(CONFIG),
         "files": CheckpointFiles(name="random", folder="", weights=(), config=CONFIG),

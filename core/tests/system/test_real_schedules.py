@@ -11,7 +11,7 @@ import drafters
 import drafting
 import msgspec
 import pytest
-from harness import VOCAB, choice, layout, registry, start_message
+from harness import ALL_PROCESSORS, VOCAB, choice, layout, registry, start_message
 from hypothesis import HealthCheck, event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -43,6 +43,7 @@ def worker_for(settings: Settings, buckets: bool = False) -> tuple[Worker, Worke
     message = start_message(
         platform="buckets" if buckets else "host",
         attention="capturable" if buckets else "torch",
+        processors=ALL_PROCESSORS,
         num_kv_pages=settings.num_pages,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -101,7 +102,11 @@ def with_sampling(schedule: Schedule, seed: int) -> Schedule:
     """The same schedule, with every sampling feature on some of its requests."""
     rng = random.Random(seed)
 
+    def ids(low: int, high: int) -> list[int]:
+        return [rng.randrange(VOCAB) for _ in range(rng.randint(low, high))]
+
     def params(old: SamplingParams) -> SamplingParams:
+        extra = rng.choice([None, None, {"neighbours": 1.5}, {"window": 4}, {"window": 2, "neighbours": -3.0}])
         return msgspec.structs.replace(
             old,
             temperature=rng.choice([0.0, 0.7, 1.5]),
@@ -112,9 +117,18 @@ def with_sampling(schedule: Schedule, seed: int) -> Schedule:
             frequency_penalty=rng.choice([0.0, 0.0, 0.4]),
             repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
             seed=rng.getrandbits(63),
+            logit_bias=rng.choice([None, None, {token: rng.uniform(-9, 9) for token in ids(1, 5)}]),
+            # Words of one to three tokens over a small alphabet, so that they come up.
+            bad_words_token_ids=rng.choice([[], [], [ids(1, 3) for _ in range(rng.randint(1, 80))]]),
+            allowed_token_ids=rng.choice([None, None, None, list(range(0, VOCAB, 3))]),
+            prompt_logprobs=rng.choice([None, None, 0, 3]),
+            extra_args=extra,
         )
 
-    return replace(schedule, requests=tuple(replace(r, params=params(r.params)) for r in schedule.requests))
+    requests = [replace(r, params=params(r.params)) for r in schedule.requests]
+    return replace(
+        schedule, requests=tuple(replace(r, host_tokens="window" in (r.params.extra_args or {})) for r in requests)
+    )
 
 
 def check(request: Planned, got: Outcome) -> None:
@@ -128,7 +142,14 @@ def check(request: Planned, got: Outcome) -> None:
             expected.finish_reason,
             expected.stop_reason,
         )
-    for mine, theirs in zip(got.logprobs, expected.logprobs, strict=False):
+    if got.finish_reason not in ("abort", "error"):
+        scored = 0 if request.params.prompt_logprobs is None else len(request.prompt) - 1
+        assert len(got.prompt_logprobs) == len(expected.prompt_logprobs) == scored
+    pairs = (
+        *zip(got.logprobs, expected.logprobs, strict=False),
+        *zip(got.prompt_logprobs, expected.prompt_logprobs, strict=False),
+    )
+    for mine, theirs in pairs:
         assert (mine.rank, mine.top_ids) == (theirs.rank, theirs.top_ids)
         assert mine.chosen == pytest.approx(theirs.chosen, abs=1e-5)  # they travel in float32
 

@@ -118,7 +118,8 @@ def _add_setting(group: argparse.ArgumentParser | argparse._ArgumentGroup, setti
 
 
 def _metavar(point: Point) -> str:
-    return {"ordered": "DRIVER,...", "per_kind": "DRIVER|KIND=DRIVER,..."}.get(point.pick, "DRIVER")
+    several = {"ordered": "DRIVER,...", "many": "DRIVER,...", "per_kind": "DRIVER|KIND=DRIVER,..."}
+    return several.get(point.pick, "DRIVER")
 
 
 def _structured(value: str) -> Any:

@@ -36,7 +36,7 @@ def assemble_frontend(plan: Launch) -> Frontend:
     """
     hooks = HookRelay("frontend", plan.registry)
     tokenizer = build_tokenizer(plan)
-    inputs = InputProcessor(tokenizer, plan.model, plan.max_model_len, plan.config.seed, hooks)
+    inputs = InputProcessor(tokenizer, plan.model, plan.max_model_len, plan.config.seed, hooks, plan.logits_processors)
     return Frontend(tokenizer, inputs, OutputProcessor(tokenizer), hooks)
 
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from engine.frontend.processor_arguments import ProcessorArguments
 from engine.frontend.prompts import ParsedPrompt, TokensPrompt, parse_prompt
+from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import InvalidRequestError, PromptTooLongError
 from engine.types.model import ModelDescription
@@ -33,7 +35,7 @@ class ProcessedRequest(NamedTuple):
         prompt: its text, None where ids were given without.
         prompt_token_ids: its ids.
         params: the user's, verified.
-        requests: what the core gets: one for each of n, in order.
+        requests: what the core gets: one for each of n (or of `best_of`), in order.
     """
 
     request_id: str
@@ -53,6 +55,7 @@ class InputProcessor:
         seed: of the generator that gives a seed to every request that brings none. The same requests in the same
             order get the same seeds.
         hooks: the frontend's.
+        processors: the cards of the logits processors at work.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class InputProcessor:
         max_model_len: int,
         seed: int = 0,
         hooks: HookRelay | None = None,
+        processors: Sequence[type[LogitsProcessorCard]] = (),
     ) -> None:
         self.tokenizer, self.max_model_len = tokenizer, max_model_len
         self.vocab_size = model.vocab_size
@@ -70,14 +74,15 @@ class InputProcessor:
         self.eos_token_ids = [token for token in eos if 0 <= token < model.vocab_size]
         self._seeds = random.Random(seed)
         self._hooks = hooks
+        self._processors = ProcessorArguments(processors, tokenizer, model.vocab_size)
 
     def process(
         self, request_id: str, prompt: Any, params: SamplingParams, arrival_time: float | None = None
     ) -> ProcessedRequest:
-        """Validate and tokenise one prompt, and cut it into n engine requests.
+        """Validate and tokenise one prompt, and cut it into n (or `best_of`) engine requests.
 
         Args:
-            request_id: not empty; for n > 1 the parts are called "<request_id>#<index>".
+            request_id: not empty; the parts, where there are several, are called "<request_id>#<index>".
             prompt: a `Prompt`.
             params: left unchanged.
             arrival_time: seconds of `time.time()`; None means now.
@@ -99,17 +104,23 @@ class InputProcessor:
         if arrival_time is None:
             arrival_time = time.time()
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        complete = self._processors.complete(params)
+        end_ids = params.stop_token_ids if params.ignore_eos else [*params.stop_token_ids, *self.eos_token_ids]
+        self._processors.check_something_is_left(complete, end_ids)
+        host_tokens = self._processors.need_host_tokens(complete)
+        count = params.num_sequences
         requests = [
             EngineRequest(
-                request_id=request_id if params.n == 1 else f"{request_id}#{index}",
+                request_id=request_id if count == 1 else f"{request_id}#{index}",
                 prompt_token_ids=ids,
-                params=self._filled_in(params, room, (seed + index) & MAX_SEED),
+                params=self._filled_in(complete, room, (seed + index) & MAX_SEED, index),
                 eos_token_ids=self.eos_token_ids,
                 arrival_time=arrival_time,
                 cache_salt=parsed.cache_salt,
-                parent=None if params.n == 1 else request_id,
+                parent=None if count == 1 else request_id,
+                host_tokens=host_tokens,
             )
-            for index in range(params.n)
+            for index in range(count)
         ]
         return ProcessedRequest(request_id, parsed.text, ids, params, requests)
 
@@ -204,17 +215,22 @@ class InputProcessor:
                     "pass ids of this model's tokenizer",
                 )
 
-    def _filled_in(self, params: SamplingParams, room: int, seed: int) -> SamplingParams:
-        """The parameters of one sequence: `max_tokens` that fits, nothing larger than the vocabulary."""
+    def _filled_in(self, params: SamplingParams, room: int, seed: int, index: int) -> SamplingParams:
+        """The parameters of one sequence: `max_tokens` that fits, nothing larger than the vocabulary. The first of
+        several scores the prompt for all, and all are scored where the best are wanted."""
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        logprobs = 0 if params.logprobs is None and params.num_sequences > params.n else params.logprobs
+        prompt_logprobs = None if index else params.prompt_logprobs
         return msgspec.structs.replace(
             params,
             n=1,
+            best_of=None,
             seed=seed,
             max_tokens=max_tokens,
             min_tokens=min(params.min_tokens, max_tokens),
             top_k=0 if params.top_k >= self.vocab_size else params.top_k,
-            logprobs=None if params.logprobs is None else min(params.logprobs, self.vocab_size),
+            logprobs=None if logprobs is None else min(logprobs, self.vocab_size),
+            prompt_logprobs=None if prompt_logprobs is None else min(prompt_logprobs, self.vocab_size),
         )
 
 

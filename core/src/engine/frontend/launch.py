@@ -19,6 +19,7 @@ from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.communicator import CommunicatorNeed
 from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.executor import ExecutorNeed
+from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import ModelCard, ModelNeed
 from engine.interfaces.ops import OPERATIONS, OpsNeed
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
@@ -35,6 +36,7 @@ from engine.plugin import (
     select_fitting,
     select_kinds,
     select_ordered,
+    select_set,
 )
 from engine.types.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from engine.types.kv import KVLayout, kv_heads_on_rank
@@ -92,6 +94,12 @@ class Launch:
         return self.start.worker.files
 
     @property
+    def logits_processors(self) -> tuple[type[LogitsProcessorCard], ...]:
+        """The cards of the logits processors at work."""
+        cards = [selection.card for selection in self.selections if selection.point == "logits_processor"]
+        return cast("tuple[type[LogitsProcessorCard], ...]", tuple(cards))
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of one request."""
         return self.start.worker.max_model_len
@@ -134,6 +142,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     executor = _one(config, registry, "executor", ExecutorNeed(world_size=config.tensor_parallel_size))
     evictor = _one(config, registry, "evictor", None)
     policy = _one(config, registry, "scheduling_policy", None)
+    processors = _processors(config, registry, model, facts)
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     tokenizer = _one(config, registry, "tokenizer", TokenizerNeed(folder=tokenizer_folder))
 
@@ -145,6 +154,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         *(platform, *communicators, *ops, *attention.values(), executor, evictor),
         *(architecture, checkpoint, tokenizer, policy, *drafter),
     )
+    selections += processors
     manifest = Manifest.of(selections)
     worker = WorkerStart(
         choices=manifest.choices,
@@ -317,6 +327,31 @@ def attention_needs(
                 "this engine serves one form of attention for each kind of layer",
             )
     return needs
+
+
+def _processors(
+    config: EngineConfig, registry: Registry, model: ModelDescription, facts: PlatformFacts
+) -> tuple[Selection, ...]:
+    chosen = select_set(
+        registry,
+        "logits_processor",
+        LogitsProcessorNeed(vocab_size=model.vocab_size, device=facts.device, framework=facts.framework),
+        PARAMETERS,
+        config.asked("logits_processor"),
+        config.options_for("logits_processor"),
+    )
+    claimed: dict[str, str] = {}
+    for selection in chosen:
+        name = selection.candidate.name
+        for key in cast("type[LogitsProcessorCard]", selection.card).extra_args:
+            if key in claimed:
+                raise ConfigError(
+                    f"start with logits processors '{claimed[key]}' and '{name}'",
+                    f"both take the request's argument {key!r}",
+                    "name one of them",
+                )
+            claimed[key] = name
+    return tuple(chosen)
 
 
 def _layout(

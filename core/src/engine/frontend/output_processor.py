@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.frontend.best_of import best_of
 from engine.frontend.input_processor import ProcessedRequest
+from engine.frontend.prompt_scores import PromptScores
 from engine.frontend.sequence_state import SequenceState
 from engine.frontend.stop_scanner import StopStrings
 from engine.interfaces.tokenizer import Tokenizer
@@ -20,9 +22,10 @@ class OutputKind(enum.Enum):
     """What a request's outputs hold, and when they come."""
 
     CUMULATIVE = "cumulative"
-    """With every news, all that came so far."""
+    """With every news, all that came so far. Where `best_of` chooses, once, as for FINAL."""
     DELTA = "delta"
-    """With every news, only what is new: text, token ids, logprobs of those completions that have news."""
+    """With every news, only what is new: text, token ids, logprobs of those completions that have news. Refused where
+    `best_of` chooses."""
     FINAL = "final"
     """Once, when all completions have ended."""
 
@@ -51,6 +54,7 @@ class _Request:
     running: int
     num_cached_tokens: int = 0
     error: EngineError | None = None
+    prompt_scores: PromptScores | None = None
     news: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By index: (text, number of tokens) that came in this batch."""
 
@@ -83,7 +87,7 @@ class OutputProcessor:
         return list(self._requests)
 
     def add(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> None:
-        """Expect news of this request. Raises InvalidRequestError where its id is in use."""
+        """Expect news of this request. Raises InvalidRequestError where its id is in use, or it cannot be streamed."""
         ids = [request.request_id for request in processed.requests]
         for request_id in (processed.request_id, *ids):
             if request_id in self._requests or request_id in self._of_sequence:
@@ -91,12 +95,22 @@ class OutputProcessor:
                     f"request_id={request_id!r}", "an unfinished request has that id", "choose another"
                 )
         params = processed.params
+        if params.num_sequences > params.n:
+            if kind is OutputKind.DELTA:
+                raise InvalidRequestError(
+                    f"best_of={params.best_of}",
+                    f"the best {params.n} of them are known when all have ended, so they cannot be streamed",
+                    "leave best_of out, or do not stream",
+                )
+            kind = OutputKind.FINAL
         stops = StopStrings(params.stop) if params.stop else None
         sequences = [
             SequenceState(request_id, index, params, processed.prompt_token_ids, self._tokenizer, stops)
             for index, request_id in enumerate(ids)
         ]
         request = _Request(processed, kind, sequences, len(sequences))
+        if params.prompt_logprobs is not None:
+            request.prompt_scores = PromptScores(processed.prompt_token_ids, self._tokenizer)
         self._requests[processed.request_id] = request
         for sequence in sequences:
             self._of_sequence[sequence.request_id] = request, sequence
@@ -124,6 +138,10 @@ class OutputProcessor:
             if entry is None:
                 continue
             request, sequence = entry
+            if core_output.new_prompt_logprobs and request.prompt_scores is not None:
+                request.prompt_scores.take(core_output.new_prompt_logprobs)
+                if not core_output.new_token_ids and core_output.finish_reason is None:
+                    continue  # a piece of them is no news
             text, num_tokens = sequence.take(core_output)
             index = sequence.output.index
             old_text, old_tokens = request.news.get(index, ("", 0))
@@ -154,6 +172,14 @@ class OutputProcessor:
             completions = [_snapshot(sequence) for sequence in request.sequences]
         else:
             return None
+        params, num_discarded = request.processed.params, 0
+        if len(completions) > params.n:
+            completions, num_discarded = best_of(completions, params)
+        prompt_logprobs = None
+        if request.prompt_scores is not None:
+            prompt_logprobs = request.prompt_scores.complete
+            if prompt_logprobs is not None and request.kind is OutputKind.DELTA:
+                request.prompt_scores = None  # told once
         return RequestOutput(
             request_id=request.processed.request_id,
             prompt=request.processed.prompt,
@@ -162,6 +188,8 @@ class OutputProcessor:
             finished=finished,
             num_cached_tokens=request.num_cached_tokens,
             error=request.error,
+            prompt_logprobs=prompt_logprobs,
+            num_discarded_tokens=num_discarded,
         )
 
 

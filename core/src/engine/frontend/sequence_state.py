@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from engine.frontend.prompt_scores import readable
 from engine.frontend.stop_scanner import StopMatch, StopScanner, StopStrings
 from engine.interfaces.tokenizer import Tokenizer
-from engine.types.outputs import CompletionOutput, CoreOutput, Logprob, TokenLogprobs
+from engine.types.outputs import CompletionOutput, CoreOutput, TokenLogprobs
 from engine.types.params import SamplingParams
 from engine.types.request import FinishReason
 
@@ -36,7 +37,7 @@ class SequenceState:
         self.request_id = request_id
         self.params = params
         self.output = CompletionOutput(index)
-        if params.logprobs is not None:
+        if params.logprobs is not None or params.num_sequences > params.n:
             self.output.logprobs, self.output.cumulative_logprob = [], 0.0
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream(params.skip_special_tokens, prompt_token_ids) if params.detokenize else None
@@ -131,12 +132,8 @@ class SequenceState:
         return None
 
     def _take_logprobs(self, ids: list[int], rows: list[TokenLogprobs]) -> None:
-        output, token_text = self.output, self._tokenizer.token
+        output = self.output
         assert output.logprobs is not None and output.cumulative_logprob is not None
         for token, row in zip(ids, rows, strict=True):
             output.cumulative_logprob += row.chosen
-            position = {token: Logprob(row.chosen, row.rank, token_text(token))}
-            for place, (other, value) in enumerate(zip(row.top_ids, row.top_values, strict=True)):
-                if other != token:
-                    position[other] = Logprob(value, place + 1, token_text(other))
-            output.logprobs.append(position)
+            output.logprobs.append(readable(token, row, self._tokenizer))

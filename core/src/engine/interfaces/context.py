@@ -56,7 +56,7 @@ class CoreContext:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """For bodies in a worker's process (platform, communicator, ops, attention, checkpoint, drafter).
+    """For bodies in a worker's process (platform, communicator, ops, attention, checkpoint, drafter, logits_processor).
 
     Bodies are built in this order, and each sees those before it.
 

@@ -93,9 +93,7 @@ def no_hit(tables: tuple[BlockTable, ...]) -> Hit:
     return Hit(0, tuple(GroupHit(0, [], np.empty(0, np.int32)) for _ in tables))
 
 
-def _look_up(
-    index: PrefixIndex, planned: Set[BlockKey], keys: list[BlockKey], stop_at_first_miss: bool
-) -> list[int]:
+def _look_up(index: PrefixIndex, planned: Set[BlockKey], keys: list[BlockKey], stop_at_first_miss: bool) -> list[int]:
     """For each key its page, 0 where its block is planned, -1 where there is none."""
     page_of = index.page_of
     pages = []

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         select_kinds,
         select_ordered,
     )
+    from engine.plugin.selection_set import select_set
 
 __all__ = [
     "POINTS",
@@ -51,6 +52,7 @@ __all__ = [
     "select_fitting",
     "select_kinds",
     "select_ordered",
+    "select_set",
 ]
 
 _HOMES = {
@@ -71,6 +73,7 @@ _HOMES = {
     "select_fitting": "selection",
     "select_kinds": "selection",
     "select_ordered": "selection",
+    "select_set": "selection_set",
 }
 
 

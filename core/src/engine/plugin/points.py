@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Pick = Literal["one", "ordered", "per_kind", "by_architecture", "claims"]
+Pick = Literal["one", "ordered", "per_kind", "by_architecture", "claims", "many"]
 """How drivers of a point are picked.
 
 - `one`: a single driver.
@@ -21,6 +21,7 @@ Pick = Literal["one", "ordered", "per_kind", "by_architecture", "claims"]
 - `per_kind`: one driver for each kind of layer that the model has.
 - `by_architecture`: the entry point's name is the architecture string of the model's config.json.
 - `claims`: the one card whose `claims(name)` is true; two is an error.
+- `many`: all that are named, and one for each job that the point has.
 """
 
 
@@ -140,6 +141,13 @@ POINTS: Mapping[str, Point] = _declare(
         "one",
         "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
         optional=True,
+    ),
+    Point(
+        "logits_processor",
+        "engine.interfaces.logits_processor:LogitsProcessorCard",
+        "many",
+        "edits of logits before a token is drawn; a comma-separated list of processors to add",
+        flag="logits-processors",
     ),
 )
 """Every point, in the order in which they are listed."""

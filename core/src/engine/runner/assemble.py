@@ -1,6 +1,6 @@
 """The only place in a worker that builds drivers.
 
-Platform, communicators, ops, attention, model, checkpoint, drafter, in that order.
+Platform, communicators, ops, attention, model, checkpoint, drafter, logits processors, in that order.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from engine.interfaces.checkpoint import Checkpoint
 from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.drafter import Drafter, DrafterNeed, DrafterOptions
+from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import Model, ModelContext, ModelNeed
 from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed
 from engine.interfaces.platform import Platform, PlatformNeed
 from engine.plugin import Manifest, Registry, Selection
 from engine.runner.drafting import ChosenDrafter
 from engine.runner.paged_attention import Attention
+from engine.sampling.processors import Processor
 from engine.types.errors import ManifestError, UnfitDriverError
 from engine.types.start import WorkerStart
 
-_POINTS = ("platform", "communicator", "ops", "attention", "model", "checkpoint", "drafter")
+_POINTS = ("platform", "communicator", "ops", "attention", "model", "checkpoint", "drafter", "logits_processor")
 """Whose bodies are built here."""
 
 
@@ -50,6 +52,7 @@ class Assembly:
     model: Model
     group: ProcessGroup
     drafter: ChosenDrafter | None = None
+    processors: tuple[Processor, ...] = ()
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -76,10 +79,11 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
         model.load_weights(checkpoint.weights())
         drafter = _drafter(start, chosen, context)
+        processors = _processors(start, chosen, context)
     except BaseException:
         group.close()
         raise
-    return Assembly(platform, context.ops, attention, model, group, drafter)
+    return Assembly(platform, context.ops, attention, model, group, drafter, processors)
 
 
 class _Chosen:
@@ -91,6 +95,7 @@ class _Chosen:
         selections = Manifest(mine).restore(registry)
         self._selections = {(selection.point, selection.kind): selection for selection in selections}
         self.communicators = [selection for selection in selections if selection.point == "communicator"]
+        self.processors = [selection for selection in selections if selection.point == "logits_processor"]
 
     def names(self, point: str) -> bool:
         """Whether the manifest names a driver for an optional point."""
@@ -180,6 +185,17 @@ def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> A
         needs.append(need)
         backends[group.kind] = chosen.build("attention", group.kind, need, context)
     return Attention(start.layout, tuple(needs), backends)
+
+
+def _processors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> tuple[Processor, ...]:
+    need = LogitsProcessorNeed(vocab_size=start.model.vocab_size, device=start.device)
+    return tuple(
+        Processor(
+            cast("type[LogitsProcessorCard]", chosen.ask(selection, selection.point, "", need).card),
+            selection.load_body()(replace(context, options=selection.options)),
+        )
+        for selection in chosen.processors
+    )
 
 
 def _model(

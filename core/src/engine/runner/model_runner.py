@@ -10,7 +10,7 @@ for here.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,8 +26,10 @@ from engine.runner.buffers import Frame, SlotTables, StepBuffers
 from engine.runner.drafting import ChosenDrafter, Drafting, StepDrafts
 from engine.runner.futures import DraftedStep, FailedStep, RunningStep
 from engine.runner.paged_attention import Attention
+from engine.runner.prompt_logprobs import PromptScorer, PromptScores
 from engine.runner.walk import PlainWalk
 from engine.sampling.parameters import SlotParameters
+from engine.sampling.processors import Processor, ProcessorChain
 from engine.sampling.sampler import SampledRows, Sampler
 from engine.types.kv import KVLayout
 from engine.types.plan import StepPlan
@@ -42,6 +44,7 @@ class _Step:
         frame: the inputs.
         plans: attention's, one for each group; refilled step after step where the step is captured.
         select: int64 [n]; tokens whose logits are wanted, None for all.
+        hidden: [T, H], kept where prompt tokens are to be scored.
         logits: [n, V], where `run` leaves them. A replay fills the tensor that the capture left.
         run: the launch.
     """
@@ -49,6 +52,7 @@ class _Step:
     frame: Frame
     plans: list[Any]
     select: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     run: Callable[[], None] | None = None
 
@@ -60,6 +64,7 @@ class ModelRunner:
         start: sizes and limits.
         platform, ops, attention, model: at work; attention is bound to the pool.
         drafter: None where the engine has none; then no plan may want drafts.
+        processors: the logits processors, in their order.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class ModelRunner:
         attention: Attention,
         model: Model,
         drafter: ChosenDrafter | None = None,
+        processors: Sequence[Processor] = (),
     ) -> None:
         self._platform, self._ops, self._attention, self._model = platform, ops, attention, model
         self._layout: KVLayout = start.layout
@@ -79,8 +85,11 @@ class ModelRunner:
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
         self._buffers = StepBuffers(platform, self._slots, max_rows, max(start.max_num_batched_tokens, max_rows))
         self._parameters = SlotParameters(start.max_num_seqs, start.model.vocab_size)
-        self._sampler = Sampler(ops, platform, self._slots.tables.tokens, self._parameters)
-        self._drafting = None if drafter is None else Drafting(drafter, ops, platform, self._slots.tables.tokens)
+        tokens = self._slots.tables.tokens
+        self._processors = ProcessorChain(processors, platform, tokens)
+        self._sampler = Sampler(ops, platform, tokens, self._parameters, self._processors)
+        self._scorer = PromptScorer(ops, platform, model, tokens, start.model.vocab_size)
+        self._drafting = None if drafter is None else Drafting(drafter, ops, platform, tokens)
         self._captured: dict[int, _Step] = {}
         self._eager = _Step(self._buffers.frame(1, 1), [None] * self._num_groups)
 
@@ -95,6 +104,10 @@ class ModelRunner:
     def _execute(self, plan: StepPlan) -> StepFuture:
         for new in plan.new_slots:
             self._parameters.enter(new)
+            self._processors.enter(new)
+            self._scorer.enter(new)
+        if plan.host_tokens is not None:
+            self._processors.take_host_tokens(plan.host_tokens)
         self._slots.apply(plan)
         drafts: StepDrafts | None = None
         if plan.num_drafts is not None:
@@ -118,9 +131,13 @@ class ModelRunner:
         if step.run is None:
             step.run = self._platform.capture(partial(self._forward, step), bucket)
         step.run()
+        scores = self._score_prompts(step, plan)
         if not len(rows):
-            return RunningStep(plan, rows, None)
-        return self._sample(step, plan, rows) if drafts is None else self._sample_drafted(step, plan, drafts)
+            fetch = None if scores is None else self._platform.to_host(scores.tensors)
+            return RunningStep(plan, rows, fetch, None, scores)
+        if drafts is not None:
+            return self._sample_drafted(step, plan, drafts, scores)
+        return self._sample(step, plan, rows, scores)
 
     @property
     def _num_groups(self) -> int:
@@ -160,13 +177,21 @@ class ModelRunner:
         """The part of a step that is captured: the model's own work, through ops and attention only."""
         inputs = step.frame.inputs
         state = State(token_ids=inputs.token_ids, positions=inputs.positions)
-        hidden = self._model.forward(state, self._walk)
+        step.hidden = hidden = self._model.forward(state, self._walk)
         if step.select is None:
             step.logits = self._model.logits(hidden)
         elif len(step.select):
             step.logits = self._model.logits(self._ops.gather_rows(hidden, step.select))
 
-    def _sample(self, step: _Step, plan: StepPlan, rows: np.ndarray) -> StepFuture:
+    def _score_prompts(self, step: _Step, plan: StepPlan) -> PromptScores | None:
+        """The log probabilities of the step's prompt tokens, where they are asked for."""
+        wanted = self._scorer.wanted(plan)
+        if wanted is None:
+            return None
+        assert step.hidden is not None
+        return self._scorer.score(step.hidden, plan, wanted)
+
+    def _sample(self, step: _Step, plan: StepPlan, rows: np.ndarray, scores: PromptScores | None) -> StepFuture:
         """Draw the rows' tokens and start their copy to the host."""
         assert step.logits is not None
         logits = step.logits[: len(rows)]  # a bucket's padding rows come last
@@ -174,12 +199,18 @@ class ModelRunner:
             logits = logits.float()
         seq_lens = step.frame.batches[0].seq_lens_bound
         tokens, logprobs = self._sampler(logits, SampledRows(plan.slot_of_row[rows], seq_lens[rows]))
-        if logprobs is None:
-            return RunningStep(plan, rows, self._platform.to_host((tokens,)))
-        fetch = self._platform.to_host((tokens, logprobs.chosen, logprobs.rank, logprobs.top_ids, logprobs.top_values))
-        return RunningStep(plan, rows, fetch, rows[logprobs.places].astype(np.int32))
+        tensors: tuple[torch.Tensor, ...] = (tokens,)
+        logprob_rows = None
+        if logprobs is not None:
+            tensors += (logprobs.chosen, logprobs.rank, logprobs.top_ids, logprobs.top_values)
+            logprob_rows = rows[logprobs.places].astype(np.int32)
+        if scores is not None:
+            tensors += scores.tensors
+        return RunningStep(plan, rows, self._platform.to_host(tensors), logprob_rows, scores)
 
-    def _sample_drafted(self, step: _Step, plan: StepPlan, drafts: StepDrafts) -> StepFuture:
+    def _sample_drafted(
+        self, step: _Step, plan: StepPlan, drafts: StepDrafts, scores: PromptScores | None
+    ) -> StepFuture:
         """As `_sample`, at all positions of rows with drafts; and how many of the draws count."""
         assert step.logits is not None and self._drafting is not None
         at = drafts.positions
@@ -190,10 +221,14 @@ class ModelRunner:
         rejected = drafts.sampled if self._drafting.rejects else None
         tokens, logprobs = self._sampler(logits, SampledRows(plan.slot_of_row[at.row], num_tokens), rejected)
         counts = self._drafting.verify(drafts, tokens)
-        if logprobs is None:
-            return DraftedStep(plan, at, self._platform.to_host((tokens, counts)))
-        places, *values = logprobs
-        return DraftedStep(plan, at, self._platform.to_host((tokens, counts, *values)), places)
+        tensors: tuple[torch.Tensor, ...] = (tokens, counts)
+        places = None
+        if logprobs is not None:
+            places, *values = logprobs
+            tensors += tuple(values)
+        if scores is not None:
+            tensors += scores.tensors
+        return DraftedStep(plan, at, self._platform.to_host(tensors), places, scores)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         out = torch.empty(array.shape, dtype=torch.int64, device=self._platform.device)

@@ -48,7 +48,9 @@ class Worker:
         self._group = parts.group
         num_pages, page_bytes = _num_pages(start, parts.platform), start.layout.page_bytes
         parts.attention.bind(parts.platform.allocate_pool(num_pages, page_bytes))
-        self._runner = ModelRunner(start, parts.platform, parts.ops, parts.attention, parts.model, parts.drafter)
+        self._runner = ModelRunner(
+            start, parts.platform, parts.ops, parts.attention, parts.model, parts.drafter, parts.processors
+        )
         ready = WorkerReady(
             num_pages=num_pages,
             weight_bytes=parts.model.weight_bytes(),

@@ -10,6 +10,7 @@ import torch
 from engine.interfaces.ops import Ops, SamplingRows
 from engine.interfaces.platform import Platform
 from engine.sampling.parameters import SlotParameters
+from engine.sampling.processors import ProcessorChain
 
 
 class SampledRows(NamedTuple):
@@ -74,10 +75,19 @@ class Sampler:
         ops, platform: the worker's.
         tokens: int32 [max_num_seqs + 1, max_model_len + 1]; the device's table of tokens.
         parameters: of every slot.
+        processors: the logits processors at work; None where there are none.
     """
 
-    def __init__(self, ops: Ops, platform: Platform, tokens: torch.Tensor, parameters: SlotParameters) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        platform: Platform,
+        tokens: torch.Tensor,
+        parameters: SlotParameters,
+        processors: ProcessorChain | None = None,
+    ) -> None:
         self._ops, self._platform, self._tokens, self._parameters = ops, platform, tokens, parameters
+        self._processors = processors
         self._uploaded: _Uploaded | None = None
 
     def __call__(
@@ -101,6 +111,8 @@ class Sampler:
         raw = None
         if len(asked):
             raw = logits.clone() if len(asked) == len(slots) else logits[self._to_device(asked)]
+        if self._processors is not None:
+            self._processors.apply(logits, slots, rows.num_tokens, uploaded.slot, num_tokens, uploaded.num_prompt)
         if parameters.stop_ids:
             self._mask_early_stops(logits, rows)
         penalised = np.flatnonzero(parameters.penalised[slots])

@@ -10,7 +10,7 @@ from engine.kv.manager import KVManager, NewEntries
 from engine.kv.matching import Hit
 from engine.scheduling.request import Request
 from engine.scheduling.slots import SlotTable
-from engine.types.plan import NewBlocks, NewSlot, StepPlan
+from engine.types.plan import HostTokens, NewBlocks, NewSlot, StepPlan
 
 _NO_SLOTS = np.empty(0, np.int32)
 
@@ -110,7 +110,16 @@ def build_plan(step_id: int, batch: Batch, slots: SlotTable, kv: KVManager) -> S
         new_slots=new_slots,
         new_blocks=[_new_blocks(of_group) for of_group in entries],
         num_drafts=num_drafts,
+        host_tokens=_host_tokens(batch.decodes, slots),
     )
+
+
+def _host_tokens(decodes: np.ndarray, slots: SlotTable) -> HostTokens | None:
+    """The token that each waiting slot has got back since its last step; a prompt's came with its slot."""
+    if not slots.num_waits or not (waiting := decodes[slots.waits[decodes]]).size:
+        return None
+    position = slots.known[waiting] - 1
+    return HostTokens(slot=waiting, position=position, token=slots.tokens[waiting, position])
 
 
 def _append(entries: list[list[NewEntries]], more: list[NewEntries]) -> None:

@@ -46,6 +46,7 @@ class Request:
         hashes: of its full blocks, as far as they were needed.
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
         queued_at, admitted_at: seconds of `time.monotonic()`: when it came, when it was first admitted.
+        num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
     """
 
     __slots__ = (
@@ -53,8 +54,10 @@ class Request:
         "arrival_time",
         "eos_token_ids",
         "hashes",
+        "host_tokens",
         "limit",
         "num_cached_tokens",
+        "num_prompt_scored",
         "num_prompt_tokens",
         "params",
         "parent",
@@ -75,6 +78,7 @@ class Request:
         self.priority = request.priority
         self.params: SamplingParams = request.params
         self.parent = request.parent
+        self.host_tokens = request.host_tokens
         self.token_ids = np.array(request.prompt_token_ids, np.int32)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.eos_token_ids = frozenset() if request.params.ignore_eos else frozenset(request.eos_token_ids)
@@ -88,6 +92,7 @@ class Request:
         self.hashes: list[bytes] = []
         self.num_cached_tokens = -1
         self.queued_at = self.admitted_at = time.monotonic()
+        self.num_prompt_scored = 0
 
     @property
     def num_tokens(self) -> int:

@@ -23,6 +23,7 @@ from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.manager import KVManager
 from engine.kv.matching import Hit
 from engine.scheduling.batch import Batch, Chunk, build_plan
+from engine.scheduling.prompt_scores import hit_limit
 from engine.scheduling.request import Request, Status
 from engine.scheduling.siblings import Siblings
 from engine.scheduling.slots import DECODE, EMPTY, SlotTable
@@ -173,10 +174,17 @@ class Scheduler:
         ready = np.flatnonzero((s.phase == DECODE) & (s.placed < s.limit) & (s.drafts == 0)).astype(np.int32)
         if not ready.size:
             return
+        if s.num_waits:
+            now = ~s.waits[ready] | (s.known[ready] == s.placed[ready])
+            # Theirs when they come back.
+            batch.budget = max(0, batch.budget - ready.size + int(np.count_nonzero(now)))
+            ready = ready[now]
         if ready.size > batch.budget:
             # A request begins to decode with a token of some step's budget, so without drafts there are never more of
             # them. While some wait for what became of their drafts, others begin: then those wait longest go first.
             ready = np.sort(ready[np.argsort(s.last_step[ready], kind="stable")[: batch.budget]])
+        if not ready.size:
+            return
         positions = s.computed[ready]
         self.kv.leave_window(ready, positions, s.last_step[ready])
         need = self.kv.decode_need(ready, positions)
@@ -214,6 +222,8 @@ class Scheduler:
         if self.prefilling or len(self.policy):
             room //= 2
         drafts = self.speculation.drafts(ready, s.placed[ready], s.limit[ready], s.order[ready], room)
+        if s.num_waits:
+            drafts[s.waits[ready]] = 0  # who reads tokens on the host has not seen the drafts before a position
         return drafts if drafts.any() else None
 
     def _oldest_that_fit(self, ready: np.ndarray, need: np.ndarray) -> np.ndarray:
@@ -274,7 +284,13 @@ class Scheduler:
     def _match(self, request: Request) -> Hit:
         if self.kv.enable_prefix_caching:
             extend_hashes(request.hashes, request.root, request.token_ids, self.kv.block_size)
-        return self.kv.match(request.hashes, request.token_ids.size - 1)  # at least one token must be computed
+        most = hit_limit(
+            request.params.prompt_logprobs,
+            request.num_prompt_scored,
+            request.num_prompt_tokens,
+            request.token_ids.size,
+        )
+        return self.kv.match(request.hashes, most)
 
     def _add_chunk(self, batch: Batch, request: Request, start: int, size: int, hit: Hit | None) -> None:
         s, slot, end = self.slots, request.slot, start + size
@@ -322,7 +338,7 @@ class Scheduler:
             self._end(request)
         self.slots.step_done(plan.step_id)
         self._readmit_drained()
-        return accepted.outputs
+        return accepted.outputs + accepted.scores if accepted.scores else accepted.outputs
 
     # -- states -------------------------------------------------------------------------------------------------------
     def _queue(self, request: Request) -> None:

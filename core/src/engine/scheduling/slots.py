@@ -33,6 +33,8 @@ class SlotTable:
         drafts: int32; of a step under way, beyond `computed`: how many of them stay is not known, and the slot is not
             planned again before it is. 0: none.
         accepts: bool; a token that returns belongs to the request (False: it has ended, the token is surplus).
+        waits: bool; no token is planned before the one before it is known: somebody reads tokens on the host.
+        num_waits: how many of these there are.
         last_step: int64; the last step that names the slot.
         order: int64; counts admissions up, so that the oldest can be told.
         tokens: int32 [num_slots, max_tokens]; ids, valid up to `known`.
@@ -50,6 +52,8 @@ class SlotTable:
         self.min_tokens = np.zeros(num_slots, np.int32)
         self.drafts = np.zeros(num_slots, np.int32)
         self.accepts = np.zeros(num_slots, bool)
+        self.waits = np.zeros(num_slots, bool)
+        self.num_waits = 0
         self.last_step = np.zeros(num_slots, np.int64)
         self.order = np.zeros(num_slots, np.int64)
         self.tokens = np.empty((num_slots, max_tokens), np.int32)  # memory is taken as far as it is written
@@ -79,6 +83,8 @@ class SlotTable:
         self.prompt[slot] = request.num_prompt_tokens
         self.min_tokens[slot] = request.params.min_tokens
         self.accepts[slot] = True
+        self.waits[slot] = request.host_tokens
+        self.num_waits += request.host_tokens
         self.last_step[slot] = 0
         self._admissions += 1
         self.order[slot] = self._admissions
@@ -101,6 +107,8 @@ class SlotTable:
         self.phase[slot] = EMPTY
         self.accepts[slot] = False
         self.drafts[slot] = 0
+        self.num_waits -= int(self.waits[slot])
+        self.waits[slot] = False
         self.wide_stops.pop(slot, None)
         last = int(self.last_step[slot])
         if last > done_step:
@@ -128,4 +136,5 @@ class SlotTable:
             if self.phase[slot] == PREFILL:
                 assert self.computed[slot] < self.placed[slot] == self.known[slot]
         assert not self.drafts[[*pending, *self._free]].any()
+        assert self.num_waits == np.count_nonzero(self.waits)
         assert not self.phase[[*pending, *self._free]].any() and not self.accepts[[*pending, *self._free]].any()

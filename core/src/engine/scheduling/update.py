@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.kv.manager import KVManager
+from engine.scheduling.prompt_scores import take_prompt_scores
 from engine.scheduling.request import Request
 from engine.scheduling.slots import DECODE, SlotTable
 from engine.scheduling.speculation import Speculation
@@ -25,12 +26,14 @@ class Accepted(NamedTuple):
         ended: requests whose output says that they ended.
         prompt_tokens: of the requests whose first token is among the outputs.
         generation_tokens: accepted.
+        scores: further outputs, of prompts that brought log probabilities and no token.
     """
 
     outputs: list[CoreOutput]
     ended: list[Request]
     prompt_tokens: int
     generation_tokens: int
+    scores: list[CoreOutput]
 
 
 def accept(
@@ -85,6 +88,9 @@ def accept(
         outputs[i].prefill_time = time.monotonic() - request.admitted_at
     if result.logprobs is not None:
         _add_logprobs(outputs, rows, row_slots, result.logprobs, plan.num_rows, slots)
+    scores: list[CoreOutput] = []
+    if result.prompt_logprobs is not None:
+        scores = take_prompt_scores(plan, result.prompt_logprobs, slots, outputs)
 
     ended = []
     for i in np.flatnonzero(stopped | (known >= slots.limit[row_slots])).tolist():
@@ -96,7 +102,7 @@ def accept(
             outputs[i].finish_reason = FinishReason.STOP
             outputs[i].stop_reason = None if token in request.eos_token_ids else token
         ended.append(request)
-    return Accepted(outputs, ended, prompt_tokens, int(kept.sum()))
+    return Accepted(outputs, ended, prompt_tokens, int(kept.sum()), scores)
 
 
 def _checked(plan: StepPlan, result: StepResult, rows: np.ndarray) -> np.ndarray:

@@ -26,10 +26,11 @@ async def submit(
     With `stream` the outputs hold only what is new; without, one comes at the end. Raises a 429 APIError where the
     queue is full, 400 where the completions are too many, and what `AsyncLLM.process` and `enqueue` raise.
     """
-    if len(prompts) * params.n > MAX_COMPLETIONS:
+    if len(prompts) * params.num_sequences > MAX_COMPLETIONS:
         raise APIError(
             400,
-            f"{len(prompts)} prompts with n={params.n} are {len(prompts) * params.n} completions; "
+            f"{len(prompts)} prompts of {params.num_sequences} completions each are "
+            f"{len(prompts) * params.num_sequences} completions; "
             f"ask for up to {MAX_COMPLETIONS} in one request",
             param="n",
         )
@@ -92,6 +93,7 @@ class Usage:
         """Count one output of a stream."""
         self._prompts[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
         self._completion += sum(len(completion.token_ids) for completion in output.outputs)
+        self._completion += output.num_discarded_tokens
 
     def json(self) -> dict[str, Any]:
         """As OpenAI's `usage`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.types.outputs import CompletionOutput, Logprob
+from engine.types.outputs import CompletionOutput, Logprob, RequestOutput
 
 
 def chat(output: CompletionOutput, top: int) -> dict[str, Any] | None:
@@ -32,6 +32,16 @@ def completion(output: CompletionOutput, top: int, offset: int) -> dict[str, Any
         offsets.append(offset)
         offset += len(chosen.decoded_token)
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+def prompt(output: RequestOutput) -> list[dict[str, Any] | None] | None:
+    """The prompt's positions as vLLM's `prompt_logprobs`: from token id to its log probability, rank and text."""
+    if output.prompt_logprobs is None:
+        return None
+    return [
+        None if position is None else {str(token): candidate._asdict() for token, candidate in position.items()}
+        for position in output.prompt_logprobs
+    ]
 
 
 def _best(candidates: dict[int, Logprob], top: int) -> list[Logprob]:

@@ -76,11 +76,23 @@ class SamplingBody(Body):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    logit_bias: dict[str, Any] | None = None
+    bad_words: Strings | None = None
+    allowed_token_ids: Integers | None = None
+    prompt_logprobs: int | None = None
+    extra_args: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> SamplingBody:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed with stream=true")
+        if self.vllm_xargs is not None:
+            if self.extra_args is not None:
+                raise ValueError("vllm_xargs is another name of extra_args; send one of them")
+            self.extra_args = self.vllm_xargs
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs is not allowed with stream=true")
         return self
 
     def sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
@@ -100,12 +112,14 @@ class CompletionBody(SamplingBody):
         max_tokens: OpenAI's default is 16.
         logprobs: how many alternatives for each position.
         echo: put the prompt before the completion.
+        best_of: how many completions to make, of which the n most likely are returned; not with stream.
     """
 
     prompt: Annotated[str | Integers | Strings | IntegerLists, Field(union_mode="left_to_right")]
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False
+    best_of: int | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """One entry for each prompt."""

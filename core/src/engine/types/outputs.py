@@ -32,6 +32,8 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     Args:
         new_token_ids: tokens accepted in this step, in order; may be empty when the request ends.
         new_logprobs: one entry a token, or empty where none were asked for.
+        new_prompt_logprobs: of the next prompt tokens, in order, the first prompt token left out. They come in pieces,
+            at the latest with the first token; None where there is no piece.
         finish_reason: None while it runs.
         stop_reason: the stop token id that ended it, where one did (None for end of sequence).
         num_cached_tokens: prompt tokens that were found in the prefix cache; sent with the first token.
@@ -43,6 +45,7 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     request_id: str
     new_token_ids: list[int] = msgspec.field(default_factory=list)
     new_logprobs: list[TokenLogprobs] = msgspec.field(default_factory=list)
+    new_prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
@@ -139,10 +142,13 @@ class RequestOutput:
         request_id: as given to `add_request`.
         prompt: the text, None where token ids were given.
         prompt_token_ids: the ids.
-        outputs: one `CompletionOutput` for each of n.
+        outputs: one `CompletionOutput` for each of n; where `best_of` chose them, best first.
         finished: all completions have ended.
         num_cached_tokens: prompt tokens found in the prefix cache.
         error: why completions ended with "error"; None where none did.
+        prompt_logprobs: for each prompt token a dict from token id to `Logprob`, its own id among them; None for the
+            first, which nothing precedes. None as a whole where they were not asked for, or are not complete yet.
+        num_discarded_tokens: of completions that were computed and that `best_of` left out.
     """
 
     request_id: str
@@ -152,3 +158,5 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     error: EngineError | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_discarded_tokens: int = 0

@@ -17,6 +17,14 @@ MAX_STOP_LENGTH = 1024
 """The most characters of a stop string: as many may have to be held back."""
 MAX_STOP_TOKEN_IDS = 1024
 """The most stop token ids that a request may carry."""
+MAX_LOGIT_BIAS = 4096
+"""The most ids that `logit_bias` may name: every slot keeps a table as wide as the widest."""
+MAX_BAD_WORDS = 512
+"""The most entries of `bad_words`; each may have two forms in token ids."""
+MAX_BAD_WORD_LENGTH = 256
+"""The most characters of one bad word."""
+MAX_BAD_WORD_TOKENS = 32
+"""The most tokens of one bad word."""
 MAX_SEED = 2**64 - 1
 
 
@@ -41,6 +49,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
         logprobs: None, or how many alternatives to report beside the chosen token at each position.
         detokenize: False leaves the text empty (then `stop` is refused).
         skip_special_tokens: leave special tokens out of the text.
+        best_of: None, or how many completions to make, at least `n`: the n with the largest `cumulative_logprob` are
+            returned, best first. All of them are computed and counted. They cannot be streamed.
+        prompt_logprobs: None, or how many alternatives to report for each prompt token (0: its own log probability
+            alone). The prompt is then computed whole: it takes nothing from the prefix cache, as in vLLM.
+        logit_bias: token id to a number in [-100, 100] that is added to its logit; ids may be written as strings.
+        bad_words: texts that must not be written. A word of several tokens is forbidden by forbidding its last token
+            wherever the output ends in the others; each word is meant with and without a space before it (vLLM's rule).
+        bad_words_token_ids: the same in token ids, taken as they are. The frontend adds the ids of `bad_words` to them.
+        allowed_token_ids: None, or the only ids that may be drawn.
+        extra_args: arguments of logits processors, by the key that the processor claims.
 
     Raises (from `verify`): InvalidRequestError naming the parameter, the value and the range.
     """
@@ -63,6 +81,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
     logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    best_of: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    bad_words: list[str] = msgspec.field(default_factory=list)
+    bad_words_token_ids: list[list[int]] = msgspec.field(default_factory=list)
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -73,6 +98,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
             self.stop_token_ids = []
         if self.top_k == -1:
             self.top_k = 0
+        if self.bad_words is None:
+            self.bad_words = []
+        if isinstance(self.logit_bias, dict) and any(isinstance(token, str) for token in self.logit_bias):
+            # As in JSON, where keys are strings.
+            self.logit_bias = {_id_of(token): bias for token, bias in self.logit_bias.items()}
+
+    @property
+    def num_sequences(self) -> int:
+        """How many completions are computed: `best_of`, or n."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def greedy(self) -> bool:
@@ -112,7 +147,22 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
                 raise InvalidRequestError(
                     f"{name}={getattr(self, name)!r}", "it is not a boolean", "pass true or false"
                 )
+        if self.prompt_logprobs is not None:
+            _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        if self.best_of is not None:
+            _integer("best_of", self.best_of, 1, 128)
+            if self.best_of < self.n:
+                raise InvalidRequestError(f"best_of={self.best_of}", f"n is {self.n}", "make best_of at least n")
         self._verify_stops()
+        self._verify_logit_bias()
+        self._verify_bad_words()
+        if self.allowed_token_ids is not None:
+            _ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise InvalidRequestError(
+                    "allowed_token_ids=[]", "no token could be drawn", "name the ids, or leave it out to allow all"
+                )
+        self._verify_extra_args()
 
     def _verify_stops(self) -> None:
         if not isinstance(self.stop, list) or not all(isinstance(s, str) for s in self.stop):
@@ -132,16 +182,79 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
             raise InvalidRequestError(
                 "stop strings with detokenize=False", "no text is made to search", "use stop_token_ids"
             )
-        if not isinstance(self.stop_token_ids, list):
-            raise InvalidRequestError(f"stop_token_ids={self.stop_token_ids!r:.80}", "it is not a list of integers")
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        if isinstance(self.stop_token_ids, list) and len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequestError(
                 f"stop_token_ids={len(self.stop_token_ids)} ids",
                 f"at most {MAX_STOP_TOKEN_IDS} are taken",
                 "send fewer",
             )
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, 2**31 - 1)
+        _ids("stop_token_ids", self.stop_token_ids)
+
+    def _verify_logit_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, dict):
+            raise InvalidRequestError(
+                f"logit_bias={self.logit_bias!r:.80}", "it is not a mapping", "pass {token id: number from -100 to 100}"
+            )
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequestError(
+                f"logit_bias={{{len(self.logit_bias)} ids}}", f"at most {MAX_LOGIT_BIAS} are taken", "name fewer ids"
+            )
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0, 2**31 - 1)
+            _number("logit_bias", bias, -100.0, 100.0)
+
+    def _verify_bad_words(self) -> None:
+        if not isinstance(self.bad_words, list) or not all(isinstance(word, str) for word in self.bad_words):
+            raise InvalidRequestError(f"bad_words={self.bad_words!r:.80}", "it is not a list of strings")
+        if any(not word.strip() for word in self.bad_words):
+            raise InvalidRequestError("bad_words=['']", "a word without characters forbids nothing", "leave it out")
+        if any(len(word) > MAX_BAD_WORD_LENGTH for word in self.bad_words):
+            raise InvalidRequestError(
+                "bad_words=a word that is too long",
+                f"at most {MAX_BAD_WORD_LENGTH} characters are taken",
+                "send shorter words",
+            )
+        if not isinstance(self.bad_words_token_ids, list):
+            raise InvalidRequestError(f"bad_words_token_ids={self.bad_words_token_ids!r:.80}", "it is not a list")
+        for ids in self.bad_words_token_ids:
+            _ids("bad_words_token_ids", ids)
+            if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS:
+                raise InvalidRequestError(
+                    f"bad_words_token_ids=[{ids!r:.80}]",
+                    f"it has {len(ids)} tokens",
+                    f"1 to {MAX_BAD_WORD_TOKENS} are taken",
+                )
+        for name, most in (("bad_words", MAX_BAD_WORDS), ("bad_words_token_ids", 2 * MAX_BAD_WORDS)):
+            if (count := len(getattr(self, name))) > most:
+                raise InvalidRequestError(f"{name}=[{count} words]", f"at most {most} are taken", "name fewer")
+
+    def _verify_extra_args(self) -> None:
+        if self.extra_args is None:
+            return
+        if not isinstance(self.extra_args, dict) or not all(isinstance(key, str) for key in self.extra_args):
+            raise InvalidRequestError(f"extra_args={self.extra_args!r:.80}", "it is not a mapping from names to values")
+        try:
+            msgspec.msgpack.encode(self.extra_args)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidRequestError(
+                f"extra_args={self.extra_args!r:.80}",
+                f"it holds what does not travel: {error}",
+                "pass numbers, strings, lists and mappings",
+            ) from error
+
+
+def _id_of(token: Any) -> Any:
+    """A token id that was written as a string; anything else as it came, for `verify` to refuse."""
+    return int(token) if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12 else token
+
+
+def _ids(name: str, value: Any) -> None:
+    if not isinstance(value, list):
+        raise InvalidRequestError(f"{name}={value!r:.80}", "it is not a list of integers")
+    for token in value:
+        _integer(name, token, 0, 2**31 - 1)
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> None:

@@ -51,6 +51,19 @@ class NewBlocks(msgspec.Struct, kw_only=True):
     page: Int32
 
 
+class HostTokens(msgspec.Struct, kw_only=True):
+    """Tokens that came back since the last step, of slots whose logits processors read tokens on the host.
+
+    Args:
+        slot, position, token: int32 [m]; the token at this position of the slot. What a slot entered with is not
+            repeated.
+    """
+
+    slot: Int32
+    position: Int32
+    token: Int32
+
+
 class StepPlan(msgspec.Struct, kw_only=True):
     """One step over R rows, ordered: decodes (one token each), then extends (decodes with drafts among them), then
     prefills.
@@ -74,6 +87,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
         new_slots: requests that enter a slot.
         new_blocks: one entry for each KV group.
         num_drafts: int32 [R]; the drafts among `num_tokens`; None where no row has any.
+        host_tokens: None where no slot of this step needs them.
     """
 
     step_id: int
@@ -85,6 +99,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     new_slots: list[NewSlot]
     new_blocks: list[NewBlocks]
     num_drafts: Int32 | None = None
+    host_tokens: HostTokens | None = None
 
     @property
     def num_rows(self) -> int:
@@ -115,6 +130,23 @@ class LogprobRows(msgspec.Struct, kw_only=True):
     top_values: np.ndarray
 
 
+class PromptLogprobRows(msgspec.Struct, kw_only=True):
+    """Log probabilities of m prompt tokens, given those before them; ordered by row, then by position.
+
+    Args:
+        row: int32 [m]; rows of the plan.
+        position: int32 [m]; of the token in the prompt, from 1.
+        chosen, rank, top_ids, top_values: as in `LogprobRows`, for the prompt's own token.
+    """
+
+    row: Int32
+    position: Int32
+    chosen: np.ndarray
+    rank: Int32
+    top_ids: np.ndarray
+    top_values: np.ndarray
+
+
 class StepResult(msgspec.Struct, kw_only=True):
     """What a step gave, merged over all workers.
 
@@ -126,9 +158,11 @@ class StepResult(msgspec.Struct, kw_only=True):
         logprobs: None where no row asked.
         num_drafts: int32 [R]; the drafts that the drafter found and the step computed, at most the plan's; None where
             the plan has none.
+        prompt_logprobs: None where no row of this step computed prompt tokens and asked for theirs.
     """
 
     step_id: int
     tokens: np.ndarray
     logprobs: LogprobRows | None = None
     num_drafts: Int32 | None = None
+    prompt_logprobs: PromptLogprobRows | None = None

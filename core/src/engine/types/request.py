@@ -22,6 +22,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         cache_salt: requests with different salts share no cached pages.
         parent: the id that siblings of one prompt (n > 1) have in common. The core computes the prompt for the first
             of them and lets the others wait for it, so that they share its pages.
+        host_tokens: a logits processor of this request reads its tokens on the host: none is drawn before the one
+            before it has come back.
     """
 
     request_id: str
@@ -32,6 +34,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority: int = 0
     cache_salt: str | None = None
     parent: str | None = None
+    host_tokens: bool = False
 
 
 class FinishReason(enum.StrEnum):

@@ -78,7 +78,10 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any]) -> dict
         }
         for completion in output.outputs
     ]
-    return {**head, "choices": choices, "usage": usage.json()}
+    answer = {**head, "choices": choices, "usage": usage.json()}
+    if output.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = logprobs.prompt(output)
+    return answer
 
 
 async def _events(body: ChatBody, streams: list[RequestStream], n: int, head: dict[str, Any]) -> AsyncGenerator[bytes]:

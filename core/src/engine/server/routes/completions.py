@@ -62,7 +62,10 @@ def _answer(
         usage.add(output)
         echo = _echo(state, body, output)
         for completion in output.outputs:
-            choices.append(_choice(body, i * n + completion.index, echo, completion, 0))
+            choice = _choice(body, i * n + completion.index, echo, completion, 0)
+            if output.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = logprobs.prompt(output)
+            choices.append(choice)
     return {**head, "choices": choices, "usage": usage.json()}
 
 
