@@ -22,7 +22,7 @@ VOCAB, SLOTS, LENGTH = 12, 5, 20
 
 
 def context() -> Any:
-    start = SimpleNamespace(device="cpu", max_num_seqs=SLOTS, model=SimpleNamespace(vocab_size=VOCAB))
+    start = SimpleNamespace(device="cpu", size=1, max_num_seqs=SLOTS, model=SimpleNamespace(vocab_size=VOCAB))
     return SimpleNamespace(start=start, device=torch.device("cpu"))
 
 
