@@ -11,8 +11,6 @@ BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0
 PYPROJECTS := $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml sdk/pyproject.toml)
 PACKAGES := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 STAMP := $(VENV)/.install-stamp
-PLACEHOLDER := $(wildcard plugins/tiny/src/engine_tiny/placeholder.py)
-MODEL_FILE := plugins/tiny/src/engine_tiny/model/model.safetensors
 
 TEST_PATHS := core/tests $(wildcard plugins/*/tests tests)
 # One pytest worker a core: each keeps to one thread, or they fight for the cores.
@@ -34,7 +32,7 @@ help:
 	@echo "make serve      the server: PORT=$(PORT) MODEL=/path/to/folder"
 	@echo "make docs       the documentation, into site/; a broken link fails it"
 
-install: $(STAMP) $(if $(PLACEHOLDER),$(MODEL_FILE))
+install: $(STAMP)
 
 $(STAMP): requirements-dev.txt $(PYPROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Engine needs Python 3.11 or newer: make install PYTHON=python3.11")'
@@ -43,12 +41,6 @@ $(STAMP): requirements-dev.txt $(PYPROJECTS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
 	@touch $@
-
-# Until the trained weights stand in the package: seeded random ones, which never enter the history.
-ifneq ($(PLACEHOLDER),)
-$(MODEL_FILE): | $(STAMP)
-	$(BIN)/python -m engine_tiny.placeholder
-endif
 
 lint: install
 	$(BIN)/ruff check .
