@@ -15,7 +15,7 @@ from engine.config.sources import CONFIG_VARIABLE
 from engine.server.routes import chat, completions, models, operations
 from engine.types import errors
 from tests.docs import commands
-from tests.docs.markdown import ROOT, blocks, links, name, pages, running_text, spans
+from tests.docs.markdown import ROOT, blocks, links, name, pages, spans
 
 PAGES = pages()
 IDS = [name(page) for page in PAGES]

@@ -35,6 +35,17 @@ def test_fact_questions_of_the_splits_do_not_meet():
     assert not seen & held_out
 
 
+def test_facts_of_the_evaluation_are_asked_nowhere_in_training():
+    seen = {
+        message["content"].lower()
+        for document in itertools.islice(chat.documents(8, "train"), 3000)
+        for message in document.messages
+        if message["role"] == "user"
+    }
+    rng = random.Random(9)
+    assert not seen & {facts.never_asked(rng)[0]["content"].lower() for _ in range(300)}
+
+
 def test_sums_of_the_splits_do_not_meet():
     rng = random.Random(3)
     for split in ("train", "held_out"):

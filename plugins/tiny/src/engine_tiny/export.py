@@ -19,6 +19,7 @@ def export(run_dir: Path, folder: Path) -> None:
     state = torch.load(run_dir / "state.pt", weights_only=False)["module"]
     tensors = {n: t.to(torch.bfloat16).contiguous() for n, t in state.items() if n != "lm_head.weight"}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     shutil.copyfile(run_dir / "tokenizer.json", folder / "tokenizer.json")
     files = {
         "config.json": llama_config(vocab_size=VOCAB_SIZE, **SIZE),

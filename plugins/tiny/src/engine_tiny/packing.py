@@ -39,13 +39,14 @@ class PackingPlan:
     tokens_per_batch: int = 8192
     batches_per_shard: int = 60
     long_every: int = 10
+    mix: str = "general"
 
 
 def windows(
-    encoder: Encoder, seed: int, split: Split, window: int, *, long: bool
+    encoder: Encoder, seed: int, split: Split, window: int, *, long: bool, mix: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """An endless stream of packed windows."""
-    source = chat.documents(seed, split, long=long)
+    source = chat.documents(seed, split, long=long, mix=mix)
     pool: list[tuple[list[int], np.ndarray]] = []
     while True:
         while len(pool) < POOL:
@@ -69,8 +70,8 @@ def make_shard(plan: PackingPlan, index: int, split: Split = "train") -> list[Ba
     """The same for the same plan and index, whoever asks: training resumes by the index alone."""
     encoder = Encoder(load_tokenizer(plan.tokenizer_folder))
     seed = plan.seed * 1_000_003 + index
-    short = windows(encoder, seed, split, plan.window, long=False)
-    extended = windows(encoder, seed, split, plan.long_window, long=True)
+    short = windows(encoder, seed, split, plan.window, long=False, mix=plan.mix)
+    extended = windows(encoder, seed, split, plan.long_window, long=True, mix=plan.mix)
     batches = []
     for number in range(plan.batches_per_shard):
         long = number % plan.long_every == plan.long_every - 1

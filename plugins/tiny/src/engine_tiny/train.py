@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.multiprocessing.spawn import spawn
 
+from engine_tiny.corpus.chat import MIXES
 from engine_tiny.layout import llama_config
 from engine_tiny.packing import Batch, PackingPlan, batches
 from engine_tiny.probe import exact_rates
@@ -198,7 +199,7 @@ def _run(rank: int, options: argparse.Namespace) -> None:
     )
     if rank == 0:
         print(f"{sum(p.numel() for p in objective.module.parameters()) / 1e6:.2f} M parameters", flush=True)
-    plan = PackingPlan(options.run_dir, options.seed, tokens_per_batch=8192 // options.ranks)
+    plan = PackingPlan(options.run_dir, options.seed, tokens_per_batch=8192 // options.ranks, mix=options.mix)
     train(objective, plan, settings, crew, resume=options.resume)
 
 
@@ -210,6 +211,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4, help="processes, each with its part of every batch")
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--mix", choices=sorted(MIXES), default="general")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--report-minutes", type=float, default=12.0)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from engine_tiny.corpus import arithmetic, extraction, facts, smalltalk, stories, tools, words
@@ -22,14 +23,35 @@ SYSTEM_PROMPTS = (
     "You are a helpful assistant with access to tools.",
     "Use the tools when they help.",
 )
-EXCHANGES: tuple[tuple[Exchange, float], ...] = (
-    (facts.exchange, 4.0), (facts.follow_up, 1.5), (arithmetic.exchange, 4.0), (arithmetic.follow_up, 1.0),
-    (smalltalk.exchange, 1.2), (smalltalk.echo, 1.3), (extraction.exchange, 2.5), (extraction.reading, 1.0),
-    (stories.request, 0.35), (stories.questions, 0.3), (tools.no_tool_for_it, 0.15),
-    (facts.yes_or_no, 0.6), (facts.unknown, 0.3), (facts.listing, 0.5),
+EXCHANGES: tuple[Exchange, ...] = (
+    facts.exchange, facts.follow_up, arithmetic.exchange, arithmetic.follow_up, smalltalk.exchange, smalltalk.echo,
+    extraction.exchange, extraction.reading, stories.request, stories.questions, tools.no_tool_for_it,
+    facts.yes_or_no, facts.unknown, facts.listing,
 )  # fmt: skip
-PLAIN = tuple(exchange for exchange, _ in EXCHANGES)
-WEIGHTS = tuple(weight for _, weight in EXCHANGES)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How much there is of what.
+
+    Args:
+        stories, texts, chats: upper bounds of a number drawn in [0, 1); above them, a conversation with tools.
+        known: the share of requests, in conversations with tools, that are for the tools everybody knows.
+        weights: of `EXCHANGES`, in their order.
+    """
+
+    stories: float
+    texts: float
+    chats: float
+    known: float
+    weights: tuple[float, ...]
+
+
+MIXES = {
+    "general": Mix(0.10, 0.14, 0.60, 0.45, (4, 1.5, 4, 1, 1.2, 1.3, 2.5, 1, 0.35, 0.3, 0.15, 0.6, 0.3, 0.5)),
+    # Facts are learnt long before copying is: once they stand, the time goes to what is copied and counted.
+    "copying": Mix(0.06, 0.08, 0.40, 0.28, (1.5, 0.8, 4, 1.2, 0.8, 2.2, 4.5, 0.8, 0.3, 0.3, 0.15, 0.3, 0.3, 0.2)),
+}
 BESIDE_TOOLS: tuple[Exchange, ...] = (facts.exchange, facts.exchange, smalltalk.exchange, extraction.exchange)
 """What is answered directly although tools are on offer (sums are not: a calculator may be among them)."""
 
@@ -58,13 +80,13 @@ def _system(rng: random.Random, chance: float) -> list[Message]:
     return [{"role": "system", "content": prompt}]
 
 
-def conversation(rng: random.Random, split: Split, exchanges: int) -> Document:
+def conversation(rng: random.Random, split: Split, mix: Mix, exchanges: int) -> Document:
     """So many exchanges in a row; sometimes the first tells what the last asks for."""
     messages = _system(rng, 0.35)
     if rng.random() < 0.15:
         messages += smalltalk.opening(rng, split)
     middle: list[Message] = []
-    for exchange in rng.choices(PLAIN, WEIGHTS, k=exchanges):
+    for exchange in rng.choices(EXCHANGES, mix.weights, k=exchanges):
         middle += exchange(rng, split)
     if rng.random() < 0.3:
         told, asked = smalltalk.memory(rng, split)
@@ -75,13 +97,13 @@ def conversation(rng: random.Random, split: Split, exchanges: int) -> Document:
     return Document("chat", messages=messages)
 
 
-def tool_conversation(rng: random.Random, split: Split) -> Document:
+def tool_conversation(rng: random.Random, split: Split, mix: Mix) -> Document:
     """Tools on offer: mostly a request that one of them serves, sometimes one that none does."""
     messages = _system(rng, 0.4)
     if rng.random() < 0.08:
         case, turns = tools.pair_of_calls(rng, split)
         return Document("tools", messages=messages + turns, tools=tools.offer([case], rng, split))
-    cases = [tools.known_case(rng, split) if rng.random() < 0.45 else tools.unseen_case(rng, split)]
+    cases = [tools.known_case(rng, split) if rng.random() < mix.known else tools.unseen_case(rng, split)]
     while rng.random() < 0.3 and len(cases) < 4:
         case = tools.known_case(rng, split) if rng.random() < 0.5 else tools.unseen_case(rng, split)
         if case.family == "action" or case.family not in {other.family for other in cases}:
@@ -100,25 +122,25 @@ def tool_conversation(rng: random.Random, split: Split) -> Document:
     return Document("tools", messages=messages, tools=offered)
 
 
-def document(rng: random.Random, split: Split, *, long: bool = False) -> Document:
+def document(rng: random.Random, split: Split, mix: Mix, *, long: bool = False) -> Document:
     """One text of the training mix. Long ones fill the 2,048 positions, so that these are trained too."""
     chance = rng.random()
     if long and chance < 0.6:
-        return conversation(rng, split, rng.randint(12, 45))
-    if chance < 0.10:
+        return conversation(rng, split, mix, rng.randint(12, 45))
+    if chance < mix.stories:
         return Document("story", text=stories.story(rng, split))
-    if chance < 0.14:
+    if chance < mix.texts:
         return Document("text", text=facts.plain_text(rng))
-    if chance < 0.60:
-        return conversation(rng, split, pick(rng, (1, 1, 2, 2, 3, 4)))
-    return tool_conversation(rng, split)
+    if chance < mix.chats:
+        return conversation(rng, split, mix, pick(rng, (1, 1, 2, 2, 3, 4)))
+    return tool_conversation(rng, split, mix)
 
 
-def documents(seed: int, split: Split, *, long: bool = False) -> Iterator[Document]:
+def documents(seed: int, split: Split, *, long: bool = False, mix: str = "general") -> Iterator[Document]:
     """Endless, and the same for the same seed."""
     rng = random.Random(f"{split} {seed} {long}")
     while True:
-        yield document(rng, split, long=long)
+        yield document(rng, split, MIXES[mix], long=long)
 
 
 def as_row(document: Document) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 import random
 from collections.abc import Callable
+from functools import lru_cache
 
 from engine_tiny.corpus.base import Message, Split, assistant, draw, pick, user
 from engine_tiny.corpus.words import MONTHS, WEEKDAYS, proper
@@ -227,6 +228,24 @@ def plain_text(rng: random.Random) -> str:
     if rng.random() < 0.1:
         return ", ".join(pick(rng, (WEEKDAYS, MONTHS)))
     return " ".join(pick(rng, TABLES)(rng)[1] for _ in range(rng.randint(2, 8)))
+
+
+@lru_cache(maxsize=1)
+def undressed() -> frozenset[str]:
+    """All wordings as the tables give them, in lower case.
+
+    A follow-up begins with one of them whatever its hash, so that none of them counts as held out.
+    """
+    rng = random.Random("undressed")
+    return frozenset(w.lower() for _ in range(20_000) for w in pick(rng, TABLES)(rng)[0])
+
+
+def never_asked(rng: random.Random) -> list[Message]:
+    """A held-out question that occurs nowhere in training, not even at the head of a follow-up."""
+    while True:
+        messages = exchange(rng, "held_out")
+        if messages[0]["content"].lower() not in undressed():
+            return messages
 
 
 def follow_up(rng: random.Random, split: Split) -> list[Message]:
