@@ -45,7 +45,13 @@ def test_keys(guarded: Server) -> None:
         with pytest.raises(openai.AuthenticationError) as caught:
             guarded.client(api_key=wrong).completions.create(model="tiny", prompt="Hi")
         assert caught.value.code == "invalid_api_key"
-    for header in ({}, {"Authorization": ""}, {"Authorization": KEYS[0]}, {"Authorization": f"Basic {KEYS[0]}"}, FOREIGN):
+    for header in (
+        {},
+        {"Authorization": ""},
+        {"Authorization": KEYS[0]},
+        {"Authorization": f"Basic {KEYS[0]}"},
+        FOREIGN,
+    ):
         answer = httpx.get(guarded.address + "/v1/models", headers=header)
         assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
         assert "Bearer" in answer.json()["error"]["message"]

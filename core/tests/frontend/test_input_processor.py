@@ -120,6 +120,12 @@ def test_hook_hears_each_request(doubles: ModuleType) -> None:
     assert heard == ["a#0", "a#1"]
 
 
+@pytest.mark.parametrize("name", ["self", "messages", "tools", "add_generation_prompt", "template"])
+def test_template_variables_replace_no_argument(inputs: InputProcessor, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"'{name}'"):
+        inputs.render_chat([{"role": "user", "content": "hi"}], variables={name: []})
+
+
 def test_chat(inputs: InputProcessor) -> None:
     prompt = inputs.render_chat([{"role": "u", "content": "a"}])
     assert prompt == {"prompt": "u:a;!", "prompt_token_ids": [ord(c) for c in "u:a;!"]}  # no BOS: it is the template's
