@@ -183,10 +183,10 @@ def test_two_servers_side_by_side() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["/no/such/folder"], ["/no/such/folder"]),
-        (["tiny", "--attention=flsh"], ["flsh", "attention"]),
-        (["tiny", "--max-model-len", "100000"], ["100000", "2048"]),
-        (["tiny", "--num-kv-pages", "1"], ["page"]),
+        (["/no/such/folder", "--port", "0"], ["/no/such/folder"]),
+        (["tiny", "--attention=flsh", "--port", "0"], ["flsh", "attention"]),
+        (["tiny", "--max-model-len", "100000", "--port", "0"], ["100000", "2048"]),
+        (["tiny", "--num-kv-pages", "1", "--port", "0"], ["page"]),
         (["tiny", "--port", "99999"], ["99999"]),
     ],
 )

@@ -159,6 +159,9 @@ def test_error_types(client: openai.OpenAI, server) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="tiny", messages=messages, **bad)
         assert caught.value.param == next(iter(bad)), caught.value.body
+    with pytest.raises(openai.BadRequestError, match="does not order by it") as caught:
+        client.chat.completions.create(model="tiny", messages=messages, extra_body={"priority": 3})
+    assert caught.value.param == "priority"
     with pytest.raises(openai.BadRequestError, match="no_such_thing"):
         client.chat.completions.create(model="tiny", messages=messages, extra_body={"no_such_thing": 1})
     with pytest.raises(openai.BadRequestError) as caught:

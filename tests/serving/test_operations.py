@@ -293,3 +293,10 @@ def test_sigterm_while_the_model_loads() -> None:
     output, _ = process.communicate(timeout=20)
     assert "Traceback" not in output
     core.wait(10)
+
+
+def test_a_core_whose_parent_never_speaks() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.loop.process"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")

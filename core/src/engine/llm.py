@@ -70,6 +70,7 @@ class LLMEngine:
         *,
         arrival_time: float | None = None,
         output_kind: OutputKind = OutputKind.CUMULATIVE,
+        priority: int = 0,
     ) -> None:
         """Queue a request.
 
@@ -78,6 +79,7 @@ class LLMEngine:
             prompt: text, token ids, or a dict with either.
             params: None means `SamplingParams()`.
             arrival_time: seconds of `time.time()`; None means now.
+            priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
             output_kind: whether `step` tells all so far, only what is new, or only the end.
 
         Raises:
@@ -85,7 +87,7 @@ class LLMEngine:
         """
         self._alive()
         params = SamplingParams() if params is None else params
-        self.submit(self.frontend.inputs.process(request_id, prompt, params, arrival_time), output_kind)
+        self.submit(self.frontend.inputs.process(request_id, prompt, params, arrival_time, priority), output_kind)
 
     def submit(self, processed: ProcessedRequest, output_kind: OutputKind) -> None:
         """Queue a request that the input processor has made."""
@@ -207,6 +209,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -216,6 +219,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]: ...
 
     def generate(
@@ -224,6 +228,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -231,6 +236,7 @@ class LLM:
             prompts: one or several; see `engine.frontend.prompts.Prompt`.
             sampling_params: for all, or one for each; None means `SamplingParams()`.
             use_tqdm: show a progress bar; a callable is used in tqdm's place.
+            priority: one for each prompt; lower values are more urgent. Only where the scheduling policy heeds it.
 
         Returns:
             One output a prompt, in the order of the prompts.
@@ -245,7 +251,12 @@ class LLM:
             After any of these, but for EngineDeadError, the engine can be used again.
         """
         several = as_prompts(prompts)
-        return self._run(self._process(several, _params_for(sampling_params, len(several))), use_tqdm)
+        params = _params_for(sampling_params, len(several))
+        if priority is not None and len(priority) != len(several):
+            raise InvalidRequestError(
+                f"{len(several)} prompts with {len(priority)} priorities", "each needs one", "pass as many of both"
+            )
+        return self._run(self._process(several, params, priority), use_tqdm)
 
     @overload
     def chat(
@@ -369,13 +380,16 @@ class LLM:
         """Stop, and free the model's memory. Idempotent."""
         self.llm_engine.shutdown()
 
-    def _process(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[ProcessedRequest]:
+    def _process(
+        self, prompts: Sequence[Any], params: Sequence[SamplingParams], priority: Sequence[int] | None = None
+    ) -> list[ProcessedRequest]:
         """Everything is validated before anything is queued."""
         inputs = self.llm_engine.frontend.inputs
         first, self._counter = self._counter, self._counter + len(prompts)
+        several = zip(prompts, params, priority or [0] * len(prompts), strict=True)
         return [
-            inputs.process(str(first + index), prompt, param)
-            for index, (prompt, param) in enumerate(zip(prompts, params, strict=True))
+            inputs.process(str(first + index), prompt, param, None, urgency)
+            for index, (prompt, param, urgency) in enumerate(several)
         ]
 
     def _run(self, processed: list[ProcessedRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:

@@ -36,7 +36,15 @@ def assemble_frontend(plan: Launch) -> Frontend:
     """
     hooks = HookRelay("frontend", plan.registry)
     tokenizer = build_tokenizer(plan)
-    inputs = InputProcessor(tokenizer, plan.model, plan.max_model_len, plan.config.seed, hooks, plan.logits_processors)
+    inputs = InputProcessor(
+        tokenizer,
+        plan.model,
+        plan.max_model_len,
+        plan.config.seed,
+        hooks,
+        plan.logits_processors,
+        orders_by_priority=plan.orders_by_priority,
+    )
     return Frontend(tokenizer, inputs, OutputProcessor(tokenizer), hooks)
 
 

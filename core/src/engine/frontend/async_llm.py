@@ -114,6 +114,7 @@ class AsyncLLM:
         params: SamplingParams,
         request_id: str | None = None,
         kind: OutputKind = OutputKind.CUMULATIVE,
+        priority: int = 0,
     ) -> RequestStream:
         """Queue a request. To be called in the event loop that ran `start`.
 
@@ -122,23 +123,27 @@ class AsyncLLM:
             params: left unchanged.
             request_id: unique among unfinished requests; None makes one up.
             kind: what its outputs hold.
+            priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
 
         Raises:
             InvalidRequestError, PromptTooLongError: at once, before anything is queued.
             EngineDeadError: the core has died.
         """
         self._check_alive()
-        return self.enqueue(self._input.process(request_id or uuid.uuid4().hex, prompt, params), kind)
+        processed = self._input.process(request_id or uuid.uuid4().hex, prompt, params, priority=priority)
+        return self.enqueue(processed, kind)
 
-    async def process(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> ProcessedRequest:
+    async def process(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None, priority: int = 0
+    ) -> ProcessedRequest:
         """Validate and tokenise, for `enqueue`: what `submit` does first, but a long prompt does not stop the loop.
 
         Raises InvalidRequestError, PromptTooLongError.
         """
         request_id, now = request_id or uuid.uuid4().hex, time.time()
         if _length(prompt) < LONG_PROMPT:
-            return self._input.process(request_id, prompt, params, now)
-        return await asyncio.to_thread(self._input.process, request_id, prompt, params, now)
+            return self._input.process(request_id, prompt, params, now, priority)
+        return await asyncio.to_thread(self._input.process, request_id, prompt, params, now, priority)
 
     def enqueue(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
         """Send a processed request to the core. To be called in the event loop that ran `start`.

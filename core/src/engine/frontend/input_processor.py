@@ -55,6 +55,7 @@ class InputProcessor:
         seed: of the generator that gives a seed to every request that brings none. The same requests in the same
             order get the same seeds.
         hooks: the frontend's.
+        orders_by_priority: whether requests may name a priority.
         processors: the cards of the logits processors at work.
     """
 
@@ -66,6 +67,8 @@ class InputProcessor:
         seed: int = 0,
         hooks: HookRelay | None = None,
         processors: Sequence[type[LogitsProcessorCard]] = (),
+        *,
+        orders_by_priority: bool = False,
     ) -> None:
         self.tokenizer, self.max_model_len = tokenizer, max_model_len
         self.vocab_size = model.vocab_size
@@ -73,11 +76,17 @@ class InputProcessor:
         # An id that the model cannot draw ends nothing, and is no index into its logits.
         self.eos_token_ids = [token for token in eos if 0 <= token < model.vocab_size]
         self._seeds = random.Random(seed)
+        self._orders_by_priority = orders_by_priority
         self._hooks = hooks
         self._processors = ProcessorArguments(processors, tokenizer, model.vocab_size)
 
     def process(
-        self, request_id: str, prompt: Any, params: SamplingParams, arrival_time: float | None = None
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        priority: int = 0,
     ) -> ProcessedRequest:
         """Validate and tokenise one prompt, and cut it into n (or `best_of`) engine requests.
 
@@ -86,6 +95,7 @@ class InputProcessor:
             prompt: a `Prompt`.
             params: left unchanged.
             arrival_time: seconds of `time.time()`; None means now.
+            priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
 
         Raises:
             InvalidRequestError: a parameter or the prompt makes no sense, or a token id is outside the vocabulary.
@@ -97,6 +107,7 @@ class InputProcessor:
             kind = type(params).__name__
             raise InvalidRequestError("generate", f"the sampling params are a {kind}", "pass SamplingParams(...)")
         params.verify()
+        self._check_priority(priority)
         parsed = parse_prompt(prompt)
         ids = self._ids(parsed)
         room = self._room(ids)
@@ -116,6 +127,7 @@ class InputProcessor:
                 params=self._filled_in(complete, room, (seed + index) & MAX_SEED, index),
                 eos_token_ids=self.eos_token_ids,
                 arrival_time=arrival_time,
+                priority=priority,
                 cache_salt=parsed.cache_salt,
                 parent=None if count == 1 else request_id,
                 host_tokens=host_tokens,
@@ -205,6 +217,16 @@ class InputProcessor:
                 f"shorten the prompt to {self.max_model_len - 1} tokens, or raise max_model_len",
             )
         return room
+
+    def _check_priority(self, priority: int) -> None:
+        if type(priority) is not int:
+            raise InvalidRequestError(f"priority={priority!r:.80}", "it is not an integer", "pass an integer")
+        if priority and not self._orders_by_priority:
+            raise InvalidRequestError(
+                f"priority={priority}",
+                "the scheduling policy at work does not order by it",
+                "leave it out, or start the engine with a scheduling policy that does",
+            )
 
     def _check_stop_ids(self, stop_token_ids: list[int]) -> None:
         for token in stop_token_ids:

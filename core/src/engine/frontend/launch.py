@@ -23,6 +23,7 @@ from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard, 
 from engine.interfaces.model import ModelCard, ModelNeed
 from engine.interfaces.ops import OPERATIONS, OpsNeed
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
+from engine.interfaces.scheduling_policy import SchedulingPolicyCard
 from engine.interfaces.tokenizer import TokenizerNeed
 from engine.kv.layout import make_layout
 from engine.plugin import (
@@ -98,6 +99,12 @@ class Launch:
         """The cards of the logits processors at work."""
         cards = [selection.card for selection in self.selections if selection.point == "logits_processor"]
         return cast("tuple[type[LogitsProcessorCard], ...]", tuple(cards))
+
+    @property
+    def orders_by_priority(self) -> bool:
+        """Whether the chosen scheduling policy heeds the priorities of requests."""
+        (policy,) = (selection.card for selection in self.selections if selection.point == "scheduling_policy")
+        return cast("type[SchedulingPolicyCard]", policy).orders_by_priority
 
     @property
     def max_model_len(self) -> int:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 class SchedulingPolicyCard(Card):
     """Describes a policy. Needs nothing of the device: `unsupported` gets None."""
 
+    orders_by_priority: bool = False
+    """Whether `Schedulable.priority` counts. Where it does not, requests that name one are refused."""
+
 
 class Schedulable(Protocol):
     """What a policy may know of a request."""

@@ -50,6 +50,9 @@ CALLS = frozenset({"stats", "reset_prefix_cache", "check_integrity"})
 HEALTH_SECONDS = 1.0
 """How often an idle core looks whether its workers live."""
 
+PARENT_DIED = 3
+"""The exit code of a core whose parent has gone."""
+
 Inbox = queue.SimpleQueue[ToCore]
 Outbox = queue.SimpleQueue[FromCore | None]
 
@@ -58,7 +61,10 @@ def main() -> int:
     """Run until told to stop, or until the parent dies. Returns the process's exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     pipe = sys.stdin.buffer
-    start = wire.decoder(ProcessStart).decode(wire.read_frame(pipe))
+    try:
+        start = wire.decoder(ProcessStart).decode(wire.read_frame(pipe))
+    except EOFError:
+        return PARENT_DIED  # before it said anything
     threading.Thread(target=_watch_parent, args=(pipe, start.directory), name="parent", daemon=True).start()
 
     inbox: Inbox = queue.SimpleQueue()
@@ -164,7 +170,7 @@ def _watch_parent(pipe: BinaryIO, directory: str) -> None:
         while pipe.read(1):
             pass
     shutil.rmtree(directory, ignore_errors=True)
-    os._exit(3)
+    os._exit(PARENT_DIED)
 
 
 if __name__ == "__main__":

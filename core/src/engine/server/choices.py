@@ -19,7 +19,13 @@ MAX_COMPLETIONS = 4096
 
 
 async def submit(
-    state: ServerState, prompts: Sequence[Prompt], params: SamplingParams, identity: str, *, stream: bool
+    state: ServerState,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    identity: str,
+    *,
+    stream: bool,
+    priority: int = 0,
 ) -> list[RequestStream]:
     """Queue every prompt, or none: one that is refused takes the others back.
 
@@ -39,7 +45,7 @@ async def submit(
     processed = []
     for i, prompt in enumerate(prompts):
         name = identity if len(prompts) == 1 else f"{identity}-{i}"
-        processed.append(await engine.process(prompt, params, name))
+        processed.append(await engine.process(prompt, params, name, priority))
     state.check_queue()  # again: meanwhile others came
     kind = OutputKind.DELTA if stream else OutputKind.FINAL
     streams: list[RequestStream] = []

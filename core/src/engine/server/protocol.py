@@ -61,6 +61,7 @@ class SamplingBody(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    priority: int = 0
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None

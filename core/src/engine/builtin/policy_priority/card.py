@@ -24,5 +24,6 @@ class PriorityPolicy(SchedulingPolicyCard):
     """The lowest `priority` value first, then first come, first served; preempts the other way round."""
 
     priority = -10  # chosen by name: without priorities in the requests it is `fcfs` at a higher cost
+    orders_by_priority = True
     Options = PriorityOptions
     body = "engine.builtin.policy_priority.body:Priority"

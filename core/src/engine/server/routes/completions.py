@@ -45,6 +45,7 @@ async def completions(
         params,
         identity,
         stream=body.stream,
+        priority=body.priority,
     )
     head = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.stream:
