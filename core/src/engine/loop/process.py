@@ -8,6 +8,7 @@ used, so users need no `__main__` guard.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import queue
@@ -76,6 +77,8 @@ def main() -> int:
     core: EngineCore | None = None
     try:
         core = assemble_core(start.core)
+        gc.collect()
+        gc.freeze()  # what stands now stands until the end: collections in mid-service need not look at it
         outbox.put(Ready(core.worker_ready))
         receive = threading.Thread(
             target=_receive_loop, args=(context, start.requests, inbox), name="receive", daemon=True
