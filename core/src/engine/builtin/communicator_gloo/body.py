@@ -45,6 +45,8 @@ class Gloo:
         store = dist.FileStore(os.path.join(start.rendezvous, "gloo"), start.size)
         store.set_timeout(LONGEST_WAIT)
         self._group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
+        # A rank is connected before its peers are: one that left now would break their start.
+        self.barrier()
 
     def accepts(self, op: Collective, shape: tuple[int, ...], dtype: torch.dtype | None) -> bool:
         """Everything of a dtype that gloo knows."""
