@@ -71,6 +71,7 @@ class LLMEngine:
         arrival_time: float | None = None,
         output_kind: OutputKind = OutputKind.CUMULATIVE,
         priority: int = 0,
+        timeout: float | None = None,
     ) -> None:
         """Queue a request.
 
@@ -80,6 +81,7 @@ class LLMEngine:
             params: None means `SamplingParams()`.
             arrival_time: seconds of `time.time()`; None means now.
             priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
+            timeout: seconds until it ends with a RequestTimeoutError, its pages given back; None for no limit.
             output_kind: whether `step` tells all so far, only what is new, or only the end.
 
         Raises:
@@ -87,7 +89,8 @@ class LLMEngine:
         """
         self._alive()
         params = SamplingParams() if params is None else params
-        self.submit(self.frontend.inputs.process(request_id, prompt, params, arrival_time, priority), output_kind)
+        process = self.frontend.inputs.process
+        self.submit(process(request_id, prompt, params, arrival_time, priority, timeout), output_kind)
 
     def submit(self, processed: ProcessedRequest, output_kind: OutputKind) -> None:
         """Queue a request that the input processor has made."""
@@ -210,6 +213,7 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
+        timeout: float | Sequence[float | None] | None = None,
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -220,6 +224,7 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
+        timeout: float | Sequence[float | None] | None = None,
     ) -> list[RequestOutput]: ...
 
     def generate(
@@ -229,6 +234,7 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
+        timeout: float | Sequence[float | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -237,6 +243,8 @@ class LLM:
             sampling_params: for all, or one for each; None means `SamplingParams()`.
             use_tqdm: show a progress bar; a callable is used in tqdm's place.
             priority: one for each prompt; lower values are more urgent. Only where the scheduling policy heeds it.
+            timeout: seconds, for all or one for each prompt (None: no limit). A prompt that takes longer, waiting
+                included, ends with a RequestTimeoutError.
 
         Returns:
             One output a prompt, in the order of the prompts.
@@ -256,7 +264,8 @@ class LLM:
             raise InvalidRequestError(
                 f"{len(several)} prompts with {len(priority)} priorities", "each needs one", "pass as many of both"
             )
-        return self._run(self._process(several, params, priority), use_tqdm)
+        timeouts = _timeouts(timeout, len(several))
+        return self._run(self._process(several, params, priority, timeouts), use_tqdm)
 
     @overload
     def chat(
@@ -381,15 +390,20 @@ class LLM:
         self.llm_engine.shutdown()
 
     def _process(
-        self, prompts: Sequence[Any], params: Sequence[SamplingParams], priority: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
+        priority: Sequence[int] | None = None,
+        timeouts: Sequence[float | None] | None = None,
     ) -> list[ProcessedRequest]:
         """Everything is validated before anything is queued."""
         inputs = self.llm_engine.frontend.inputs
         first, self._counter = self._counter, self._counter + len(prompts)
-        several = zip(prompts, params, priority or [0] * len(prompts), strict=True)
+        none = [None] * len(prompts)
+        several = zip(prompts, params, priority or [0] * len(prompts), timeouts or none, strict=True)
         return [
-            inputs.process(str(first + index), prompt, param, None, urgency)
-            for index, (prompt, param, urgency) in enumerate(several)
+            inputs.process(str(first + index), prompt, param, None, urgency, timeout)
+            for index, (prompt, param, urgency, timeout) in enumerate(several)
         ]
 
     def _run(self, processed: list[ProcessedRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
@@ -449,3 +463,13 @@ def _params_for(params: SamplingParams | Sequence[SamplingParams] | None, count:
             "pass one for all, or one for each",
         )
     return several
+
+
+def _timeouts(timeout: float | Sequence[float | None] | None, count: int) -> list[float | None]:
+    if not isinstance(timeout, Sequence):
+        return [timeout] * count
+    if len(timeout) != count:
+        raise InvalidRequestError(
+            f"{count} prompts with {len(timeout)} timeouts", "each needs one", "pass one for all, or as many of both"
+        )
+    return list(timeout)

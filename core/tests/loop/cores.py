@@ -101,6 +101,7 @@ def make_core(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         speculation=speculation(settings),
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
     )
     ready = executor.start(message)
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)

@@ -17,6 +17,9 @@ def check_outcome(core: EngineCore, request: Planned, outcome: Outcome) -> None:
     if outcome.finish_reason == "abort":
         assert request.aborted is not None
         assert outcome.tokens == tokens[: len(outcome.tokens)]
+    elif outcome.finish_reason == "error" and outcome.error is not None and outcome.error[0] == "request_timeout":
+        assert request.timeout is not None
+        assert outcome.tokens == tokens[: len(outcome.tokens)]
     elif outcome.finish_reason == "error":
         assert outcome.error is not None and outcome.error[0] == "kv_cache_too_small"
         assert outcome.tokens == tokens[: len(outcome.tokens)]

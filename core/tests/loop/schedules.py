@@ -29,6 +29,7 @@ class Settings:
     Args:
         num_pages: the null page included.
         hold: whether a test executor holds results back.
+        long_prefill_token_threshold: of the scheduler.
         drafter: its kind, "" for none; num_drafts: the most for a request; adaptive: whether that follows acceptance.
     """
 
@@ -42,6 +43,7 @@ class Settings:
     drafter: str = ""
     num_drafts: int = 0
     adaptive: bool = True
+    long_prefill_token_threshold: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class Planned:
     Args:
         arrives: the loop's step before which it is added.
         aborted: the step before which it is aborted, or None.
+        timeout: steps that it may take, or None.
     """
 
     request_id: str
@@ -63,6 +66,7 @@ class Planned:
     parent: str | None = None
     priority: int = 0
     host_tokens: bool = False
+    timeout: int | None = None
 
     def to_request(self) -> EngineRequest:
         """As the core takes it."""
@@ -76,6 +80,7 @@ class Planned:
             parent=self.parent,
             host_tokens=self.host_tokens,
             priority=self.priority,
+            timeout=self.timeout,
         )
 
 
@@ -159,6 +164,7 @@ def schedules(
             drafter=rng.choice(drafters),
             num_drafts=rng.choice([1, 2, 4, 4, 7]),
             adaptive=rng.random() < 0.5,
+            long_prefill_token_threshold=rng.choice([0, 0, 1, 3, 8]),
         ),
         requests=requests,
     )
@@ -188,6 +194,7 @@ def _requests(rng: random.Random, vocab: int, max_model_len: int, count: int) ->
                     eos=(0,),
                     salt=salt,
                     parent=None if siblings == 1 else f"r{i}",
+                    timeout=rng.randint(1, 40) if rng.random() < 0.1 else None,
                 )
             )
     return tuple(requests)
@@ -210,20 +217,26 @@ def _params(rng: random.Random, vocab: int) -> SamplingParams:
 def run_schedule(core: EngineCore, schedule: Schedule, most_steps: int = 5000) -> dict[str, Outcome]:
     """Run until every request has ended; checks the core's integrity after each step, and that all comes back.
 
-    Raises AssertionError where a request gets no end, or something after its end, or a step hangs.
+    Time is counted in steps. Raises AssertionError where a request gets no end, or something after its end, or lives
+    longer than it may, or a step hangs.
     """
     outcomes = {request.request_id: Outcome() for request in schedule.requests}
     arrivals, step = list(schedule.requests), 0
+    latest: dict[str, float] = {}
+    core.scheduler.deadlines.clock = lambda: float(step)
     while arrivals or core.has_work():
         assert step < most_steps, f"no end after {step} steps: {core.stats()}"
         if not core.has_work():
             step = max(step, arrivals[0].arrives)
         while arrivals and arrivals[0].arrives <= step:
-            core.add_request(arrivals.pop(0).to_request())
+            request = arrivals.pop(0)
+            core.add_request(request.to_request())
+            latest[request.request_id] = step + (request.timeout or most_steps)
         core.abort([r.request_id for r in schedule.requests if r.aborted == step])
         for output in core.step().outputs:
             outcomes[output.request_id].take(output)
         core.check_integrity()
+        assert all(latest[name] > step for name in core.scheduler.requests), "a request outlives its deadline"
         step += 1
     for request_id, outcome in outcomes.items():
         assert outcome.finish_reason is not None, f"{request_id} has not ended"

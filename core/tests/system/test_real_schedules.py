@@ -60,6 +60,7 @@ def worker_for(settings: Settings, buckets: bool = False) -> tuple[Worker, Worke
 def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, HoldingExecutor]:
     """An engine core with the real worker behind an executor that holds results back."""
     like = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False, num_drafts=0, adaptive=True)
+    like = replace(like, long_prefill_token_threshold=0)
     worker, ready = worker_for(like, buckets)
     hold = max(1, settings.in_flight - 1) if settings.hold else 0
     executor = HoldingExecutor(worker, layout(), settings.max_num_seqs, settings.max_model_len, hold)
@@ -86,6 +87,7 @@ def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, Ho
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         speculation=speculation if settings.drafter else None,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
     )
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
     return core, executor
@@ -94,7 +96,7 @@ def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, Ho
 def alone(request: Planned) -> Outcome:
     """The request by itself: no neighbours, no reuse, one step at a time."""
     core, _ = make_core(ROOMY)
-    single = replace(request, arrives=0, aborted=None, parent=None)
+    single = replace(request, arrives=0, aborted=None, parent=None, timeout=None)
     return run_schedule(core, Schedule(settings=ROOMY, requests=(single,)))[request.request_id]
 
 

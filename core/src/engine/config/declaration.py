@@ -49,6 +49,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("max_model_len", "integer", None, "most tokens of one request, prompt and output (default: the model's)"),
     Setting("max_num_seqs", "integer", 256, "most requests that run at once"),
     Setting("max_num_batched_tokens", "integer", 2048, "most tokens that one step computes"),
+    Setting("long_prefill_token_threshold", "integer", 0, "most tokens of one prompt in one step; 0: no limit"),
     Setting("block_size", "integer", 16, "tokens in one block of the KV cache"),
     Setting("tensor_parallel_size", "integer", 1, "ranks among which each layer is divided"),
     Setting("kv_cache_memory", "bytes", None, "memory of each rank's KV cache, e.g. 4GiB (default: platform's choice)"),

@@ -13,6 +13,7 @@ from engine.config.sources import Merged
 from engine.types.errors import ConfigError
 
 Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_bytes(value))]
 
 
@@ -38,6 +39,7 @@ class EngineConfig(BaseModel):
     max_model_len: Positive | None = None
     max_num_seqs: Positive = 256
     max_num_batched_tokens: Positive = 2048
+    long_prefill_token_threshold: NotNegative = 0
     block_size: Positive = 16
     tensor_parallel_size: Positive = 1
     kv_cache_memory: Bytes | None = None

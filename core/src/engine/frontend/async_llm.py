@@ -115,6 +115,7 @@ class AsyncLLM:
         request_id: str | None = None,
         kind: OutputKind = OutputKind.CUMULATIVE,
         priority: int = 0,
+        timeout: float | None = None,
     ) -> RequestStream:
         """Queue a request. To be called in the event loop that ran `start`.
 
@@ -124,17 +125,24 @@ class AsyncLLM:
             request_id: unique among unfinished requests; None makes one up.
             kind: what its outputs hold.
             priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
+            timeout: seconds until it ends with a RequestTimeoutError, from its arrival in the core; None for no limit.
 
         Raises:
             InvalidRequestError, PromptTooLongError: at once, before anything is queued.
             EngineDeadError: the core has died.
         """
         self._check_alive()
-        processed = self._input.process(request_id or uuid.uuid4().hex, prompt, params, priority=priority)
+        request_id = request_id or uuid.uuid4().hex
+        processed = self._input.process(request_id, prompt, params, priority=priority, timeout=timeout)
         return self.enqueue(processed, kind)
 
     async def process(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None, priority: int = 0
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> ProcessedRequest:
         """Validate and tokenise, for `enqueue`: what `submit` does first, but a long prompt does not stop the loop.
 
@@ -142,8 +150,8 @@ class AsyncLLM:
         """
         request_id, now = request_id or uuid.uuid4().hex, time.time()
         if _length(prompt) < LONG_PROMPT:
-            return self._input.process(request_id, prompt, params, now, priority)
-        return await asyncio.to_thread(self._input.process, request_id, prompt, params, now, priority)
+            return self._input.process(request_id, prompt, params, now, priority, timeout)
+        return await asyncio.to_thread(self._input.process, request_id, prompt, params, now, priority, timeout)
 
     def enqueue(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
         """Send a processed request to the core. To be called in the event loop that ran `start`.
@@ -161,10 +169,16 @@ class AsyncLLM:
         return stream
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """`async for output in llm.generate(...)`: all that came so far, with every news. Leaving the loop aborts."""
-        stream = self.submit(prompt, params, request_id)
+        stream = self.submit(prompt, params, request_id, priority=priority, timeout=timeout)
         try:
             async for output in stream:
                 yield output

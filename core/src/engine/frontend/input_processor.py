@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import reprlib
 import time
@@ -87,6 +88,7 @@ class InputProcessor:
         params: SamplingParams,
         arrival_time: float | None = None,
         priority: int = 0,
+        timeout: float | None = None,
     ) -> ProcessedRequest:
         """Validate and tokenise one prompt, and cut it into n (or `best_of`) engine requests.
 
@@ -96,6 +98,7 @@ class InputProcessor:
             params: left unchanged.
             arrival_time: seconds of `time.time()`; None means now.
             priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
+            timeout: seconds until it ends with a RequestTimeoutError, from its arrival in the core; None for no limit.
 
         Raises:
             InvalidRequestError: a parameter or the prompt makes no sense, or a token id is outside the vocabulary.
@@ -108,6 +111,7 @@ class InputProcessor:
             raise InvalidRequestError("generate", f"the sampling params are a {kind}", "pass SamplingParams(...)")
         params.verify()
         self._check_priority(priority)
+        _check_timeout(timeout)
         parsed = parse_prompt(prompt)
         ids = self._ids(parsed)
         room = self._room(ids)
@@ -131,6 +135,7 @@ class InputProcessor:
                 cache_salt=parsed.cache_salt,
                 parent=None if count == 1 else request_id,
                 host_tokens=host_tokens,
+                timeout=timeout,
             )
             for index in range(count)
         ]
@@ -254,6 +259,15 @@ class InputProcessor:
             logprobs=None if logprobs is None else min(logprobs, self.vocab_size),
             prompt_logprobs=None if prompt_logprobs is None else min(prompt_logprobs, self.vocab_size),
         )
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise InvalidRequestError(f"timeout={timeout!r:.80}", "it is not a number", "pass seconds")
+    if not 0 < timeout < math.inf:
+        raise InvalidRequestError(f"timeout={timeout}", "it is not above 0 and finite", "pass seconds, or leave it out")
 
 
 def _text_message(message: Any) -> dict[str, Any]:

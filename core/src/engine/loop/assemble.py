@@ -68,6 +68,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             max_num_batched_tokens=worker.max_num_batched_tokens,
             max_model_len=worker.max_model_len,
             speculation=_speculation(start, registry),
+            long_prefill_token_threshold=start.long_prefill_token_threshold,
         )
         return EngineCore(
             scheduler=scheduler,

@@ -47,6 +47,7 @@ class Request:
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
         queued_at, admitted_at: seconds of `time.monotonic()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
+        timeout: see `EngineRequest`.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class Request:
         "status",
         "stop_token_ids",
         "table",
+        "timeout",
         "token_ids",
     )
 
@@ -79,6 +81,7 @@ class Request:
         self.params: SamplingParams = request.params
         self.parent = request.parent
         self.host_tokens = request.host_tokens
+        self.timeout = request.timeout
         self.token_ids = np.array(request.prompt_token_ids, np.int32)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.eos_token_ids = frozenset() if request.params.ignore_eos else frozenset(request.eos_token_ids)

@@ -23,6 +23,8 @@ from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.manager import KVManager
 from engine.kv.matching import Hit
 from engine.scheduling.batch import Batch, Chunk, build_plan
+from engine.scheduling.deadlines import Deadlines, timed_out
+from engine.scheduling.long_prompts import share_budget
 from engine.scheduling.prompt_scores import hit_limit
 from engine.scheduling.request import Request, Status
 from engine.scheduling.siblings import Siblings
@@ -48,12 +50,14 @@ class Scheduler:
         max_num_batched_tokens: most tokens of one step.
         max_model_len: most tokens of one request, prompt and output.
         speculation: how many drafts requests get; None where there is no drafter.
+        long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
 
     Attributes:
         outstanding: plans that were made and whose results have not come back, oldest first.
         running: requests in slots, in order of admission.
         prefilling: those of them that still have known tokens to compute.
         draining: preempted requests named by a step under way.
+        deadlines: of the requests that have one.
     """
 
     def __init__(
@@ -65,7 +69,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         speculation: Speculation | None = None,
+        long_prefill_token_threshold: int = 0,
     ) -> None:
+        self.long_prefill_token_threshold = long_prefill_token_threshold
         self.speculation = speculation
         self.kv, self.policy = kv, policy
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -76,6 +82,7 @@ class Scheduler:
         self.prefilling: dict[str, Request] = {}
         self.draining: list[Request] = []
         self.siblings = Siblings()
+        self.deadlines = Deadlines()
         self.outstanding: deque[StepPlan] = deque()
         self.last_step = 0
         self.done_step = 0
@@ -111,6 +118,8 @@ class Scheduler:
         limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
         new = Request(request, self.slots, limit, root_hash(request.cache_salt))
         self.requests[new.request_id] = new
+        if new.timeout is not None:
+            self.deadlines.add(new, new.timeout)
         if not self.kv.fits_at_all(n):
             self._fail(new, self._too_small(new))
         elif not self.kv.enable_prefix_caching or self.siblings.join(new):
@@ -130,6 +139,7 @@ class Scheduler:
         self._notices += [_error_output(request_id, error) for request_id in self.requests]
         for of_state in (self.requests, self.running, self.prefilling, self.draining, self.outstanding):
             of_state.clear()
+        self.deadlines.clear()
 
     def take_notices(self) -> list[CoreOutput]:
         """Outputs of requests that ended between results, since the last call."""
@@ -149,6 +159,9 @@ class Scheduler:
     # -- plan ---------------------------------------------------------------------------------------------------------
     def schedule(self) -> StepPlan | None:
         """The next step, or None where nothing can be planned before a result comes back (or there is nothing)."""
+        if self.deadlines:
+            for request in self.deadlines.late():
+                self._fail(request, timed_out(request))
         while True:
             preempted = self.num_preemptions
             batch = Batch(self.max_num_batched_tokens)
@@ -157,6 +170,8 @@ class Scheduler:
                 self._choose_prefills(batch)
             if not batch.left_out and not self.draining:
                 self._admit(batch)
+            if self.long_prefill_token_threshold and batch.budget and not batch.left_out:
+                self._choose_prefills(batch, again=True)  # what was kept for the queue, and not taken
             if not batch.empty:
                 break
             if self.outstanding:
@@ -234,21 +249,49 @@ class Scheduler:
         keep[order] = (np.cumsum(pages) <= self.kv.num_available) | (pages == 0)
         return keep
 
-    def _choose_prefills(self, batch: Batch) -> None:
+    def _choose_prefills(self, batch: Batch, again: bool = False) -> None:
         s = self.slots
-        for request in list(self.prefilling.values()):
-            if not batch.budget:
-                return
+        for request, wanted in self._prefill_sizes(batch, again):
             slot = np.array([request.slot])
             start = int(s.computed[request.slot])
             self.kv.leave_window(slot, s.computed[slot], s.last_step[slot])
-            wanted = min(int(s.placed[request.slot]) - start, batch.budget)
             size = self.kv.fit_chunk(request.slot, start, wanted)
             if size:
                 self._add_chunk(batch, request, start, size, None)
             if size < wanted:
                 batch.left_out = True  # those after it do not get ahead of it
                 return
+
+    def _prefill_sizes(self, batch: Batch, again: bool) -> list[tuple[Request, int]]:
+        """The prompts under way that compute something in this step, in their order, and how many tokens.
+
+        again: those that have no part in the batch yet, and nobody else comes.
+        """
+        s, budget, threshold = self.slots, batch.budget, self.long_prefill_token_threshold
+        under_way = list(self.prefilling.values())
+        if again:
+            chosen = {chunk.slot for chunk in batch.chunks}
+            under_way = [request for request in under_way if request.slot not in chosen]
+        remaining = [(r, int(s.placed[r.slot] - s.computed[r.slot])) for r in under_way]
+        if threshold:
+            others_wait = not again and bool(s.num_free and len(self.policy))
+            sizes = share_budget(remaining, budget, threshold, others_wait)
+            if others_wait and len(sizes) < len(remaining):
+                # Those that leave their part of the budget to the queue do not leave it their pages.
+                planned = {request.slot for request, _ in sizes}
+                batch.reserved += sum(
+                    self.kv.pages_to_finish(request.slot, int(s.placed[request.slot]), threshold)
+                    for request in under_way
+                    if request.slot not in planned
+                )
+            return sizes
+        sizes = []
+        for request, tokens in remaining:
+            if not budget:
+                break
+            sizes.append((request, min(tokens, budget)))
+            budget -= sizes[-1][1]
+        return sizes
 
     def _admit(self, batch: Batch) -> None:
         """Take requests from the queue as long as budget, slots and pages last. A request is admitted only where its
@@ -262,8 +305,9 @@ class Scheduler:
                 continue
             hit = self._match(request)
             start = hit.num_tokens
-            size = self.kv.fit_chunk(-1, start, min(n - start, batch.budget), hit)
-            pages = self.kv.pages_for_prompt(n, min(n - start, batch.budget), hit)
+            chunk = min(n - start, batch.budget, self.long_prefill_token_threshold or n)
+            size = self.kv.fit_chunk(-1, start, chunk, hit)
+            pages = self.kv.pages_for_prompt(n, chunk, hit)
             if not size or (self.running and pages + batch.reserved > self.kv.num_available):
                 return
             self.policy.pop()
@@ -381,6 +425,8 @@ class Scheduler:
             self.slots.leave(request.slot, self.done_step)
         request.status = Status.FINISHED
         del self.requests[request.request_id]
+        if request.timeout is not None:
+            self.deadlines.ended()
         for sibling in self.siblings.ended(request):
             self._queue(sibling)
 

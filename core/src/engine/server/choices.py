@@ -26,6 +26,7 @@ async def submit(
     *,
     stream: bool,
     priority: int = 0,
+    timeout: float | None = None,
 ) -> list[RequestStream]:
     """Queue every prompt, or none: one that is refused takes the others back.
 
@@ -45,7 +46,7 @@ async def submit(
     processed = []
     for i, prompt in enumerate(prompts):
         name = identity if len(prompts) == 1 else f"{identity}-{i}"
-        processed.append(await engine.process(prompt, params, name, priority))
+        processed.append(await engine.process(prompt, params, name, priority, timeout))
     state.check_queue()  # again: meanwhile others came
     kind = OutputKind.DELTA if stream else OutputKind.FINAL
     streams: list[RequestStream] = []

@@ -13,7 +13,14 @@ from starlette.exceptions import HTTPException
 
 from engine.server.json import JSON
 from engine.server.request_id import request_id
-from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError, TokenizerError
+from engine.types.errors import (
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    KVCacheTooSmallError,
+    RequestTimeoutError,
+    TokenizerError,
+)
 
 log = logging.getLogger("engine.server")
 
@@ -60,6 +67,8 @@ def describe(error: Exception, request_id: str = "") -> tuple[int, dict[str, Any
             return 400, body(400, str(error), _parameter(error), error.code)
         case EngineDeadError():
             return 503, body(503, str(error), code=error.code)
+        case RequestTimeoutError():
+            return 504, body(504, str(error), code=error.code)
         case EngineError():
             log.error("request %s: %s", request_id, error)
             return 500, body(500, str(error), code=error.code)
@@ -80,7 +89,10 @@ def install(app: FastAPI) -> None:
 
     async def on_error(request: Request, error: Exception) -> JSON:
         status, content = describe(error, request_id(request))
-        return JSON(content, status, headers=error.headers if isinstance(error, APIError) else None)
+        headers = error.headers if isinstance(error, APIError) else None
+        if isinstance(error, RequestTimeoutError):
+            headers = {"x-should-retry": "false"}  # or OpenAI's client would try again, where time is up
+        return JSON(content, status, headers=headers)
 
     async def on_http(request: Request, error: Exception) -> JSON:
         assert isinstance(error, HTTPException)

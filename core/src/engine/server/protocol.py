@@ -62,6 +62,7 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     user: str | None = None
     priority: int = 0
+    timeout: float | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None

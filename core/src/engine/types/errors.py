@@ -62,6 +62,12 @@ class KVCacheTooSmallError(EngineError):
     code = "kv_cache_too_small"
 
 
+class RequestTimeoutError(EngineError):
+    """A request did not end within the time that its user gave it."""
+
+    code = "request_timeout"
+
+
 class EngineDeadError(EngineError):
     """The engine core or one of its workers has died; requests in progress are lost."""
 

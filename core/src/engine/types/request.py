@@ -24,6 +24,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
             of them and lets the others wait for it, so that they share its pages.
         host_tokens: a logits processor of this request reads its tokens on the host: none is drawn before the one
             before it has come back.
+        timeout: seconds that it may take from its arrival in the core, waiting included; None for no limit.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     cache_salt: str | None = None
     parent: str | None = None
     host_tokens: bool = False
+    timeout: float | None = None
 
 
 class FinishReason(enum.StrEnum):

@@ -43,7 +43,15 @@ async def chat_completions(
         body.messages, add_generation_prompt=body.add_generation_prompt, variables=body.chat_template_kwargs
     )
     identity = engine_id(request, "chatcmpl")
-    streams = await submit(state, [prompt], params, identity, stream=body.stream, priority=body.priority)
+    streams = await submit(
+        state,
+        [prompt],
+        params,
+        identity,
+        stream=body.stream,
+        priority=body.priority,
+        timeout=body.timeout,
+    )
     head = {"id": identity, "created": int(time.time()), "model": model}
     if body.stream:
         events = _events(body, streams, params.n, {**head, "object": "chat.completion.chunk"})

@@ -46,6 +46,7 @@ async def completions(
         identity,
         stream=body.stream,
         priority=body.priority,
+        timeout=body.timeout,
     )
     head = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.stream:
