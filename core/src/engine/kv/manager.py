@@ -128,8 +128,11 @@ class KVManager:
                 self.pool.release(pages, last_steps[places])
 
     def decode_need(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Pages that each slot needs to compute the one token at its position: int [groups, n], 0 or 1."""
-        return np.stack([table.num_blocks[slots] * table.tokens_per_block <= positions for table in self.tables])
+        """Which slots need a page to compute the one token at their position: bool [groups, n]."""
+        need = np.empty((len(self.tables), slots.size), bool)
+        for of_group, table in zip(need, self.tables, strict=True):
+            np.less_equal(table.num_blocks[slots] * table.tokens_per_block, positions, out=of_group)
+        return need
 
     def extend_need(self, slots: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Pages that each slot needs to have room for `ends` tokens, int [n]: int [groups, n]."""
@@ -139,8 +142,8 @@ class KVManager:
 
     def promise_decodes(self, need: np.ndarray) -> None:
         """Promise the pages of `decode_need` or `extend_need`, [groups, n]; the sum fits `num_available`."""
-        for group, count in enumerate(need.sum(axis=1).tolist()):
-            self._promised[group] += count
+        for group, of_group in enumerate(need):
+            self._promised[group] += int(np.count_nonzero(of_group) if need.dtype == bool else of_group.sum())
 
     def fit_chunk(self, slot: int, start: int, chunk: int, hit: Hit | None = None) -> int:
         """The most tokens from `start`, at most `chunk`, whose pages are available; 0 for none.

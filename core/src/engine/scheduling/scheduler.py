@@ -186,7 +186,7 @@ class Scheduler:
 
     def _choose_decodes(self, batch: Batch) -> None:
         s = self.slots
-        ready = np.flatnonzero((s.phase == DECODE) & (s.placed < s.limit) & (s.drafts == 0)).astype(np.int32)
+        ready = ((s.phase == DECODE) & (s.placed < s.limit) & (s.drafts == 0)).nonzero()[0].astype(np.int32)
         if not ready.size:
             return
         if s.num_waits:

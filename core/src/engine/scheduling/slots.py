@@ -14,6 +14,8 @@ EMPTY, PREFILL, DECODE = 0, 1, 2
 
 NARROW_STOPS = 8
 """Stop ids that are compared for all rows at once; a request with more has a set of its own."""
+NO_STOP = -2
+"""Stands for no stop id: it equals no token and no -1 of a result."""
 
 
 class SlotTable:
@@ -38,7 +40,7 @@ class SlotTable:
         last_step: int64; the last step that names the slot.
         order: int64; counts admissions up, so that the oldest can be told.
         tokens: int32 [num_slots, max_tokens]; ids, valid up to `known`.
-        stops: int32 [num_slots, NARROW_STOPS]; ids that end the request, padded with -1.
+        stops: int32 [num_slots, NARROW_STOPS]; ids that end the request, padded with NO_STOP.
     """
 
     def __init__(self, num_slots: int, max_tokens: int) -> None:
@@ -57,7 +59,7 @@ class SlotTable:
         self.last_step = np.zeros(num_slots, np.int64)
         self.order = np.zeros(num_slots, np.int64)
         self.tokens = np.empty((num_slots, max_tokens), np.int32)  # memory is taken as far as it is written
-        self.stops = np.full((num_slots, NARROW_STOPS), -1, np.int32)
+        self.stops = np.full((num_slots, NARROW_STOPS), NO_STOP, np.int32)
         self.wide_stops: dict[int, frozenset[int]] = {}
         self.requests: list[Request | None] = [None] * num_slots
         self.request_ids = [""] * num_slots
@@ -90,7 +92,7 @@ class SlotTable:
         self.order[slot] = self._admissions
         self.tokens[slot, :n] = request.token_ids
         stops = request.stop_token_ids
-        self.stops[slot] = -1
+        self.stops[slot] = NO_STOP
         if stops.size <= NARROW_STOPS:
             self.stops[slot, : stops.size] = stops
         else:

@@ -45,19 +45,20 @@ def accept(
     Raises:
         ContractError: the result does not fit the plan.
     """
-    rows = np.flatnonzero(plan.samples)
+    rows = plan.samples.nonzero()[0]
     drawn = _checked(plan, result, rows)
     row_slots = plan.slot_of_row[rows]
     wanted = slots.accepts[row_slots]
-    if not wanted.all():
-        rows, row_slots = rows[wanted], row_slots[wanted]
-    drawn = drawn[rows]
-    counts = (drawn >= 0).sum(axis=1, dtype=np.int32)
+    if np.count_nonzero(wanted) < rows.size:
+        rows, row_slots, drawn = rows[wanted], row_slots[wanted], drawn[wanted]
+    counts = _counts(drawn)
     positions = slots.known[row_slots]
     prompts = slots.prompt[row_slots]
-    stops = _stops(row_slots, drawn, positions + 1 - prompts, slots)
-    stopped = stops < counts
-    kept = np.where(stopped, stops + 1, counts).astype(np.int32)
+    stopped, last = _stops(row_slots, drawn, positions + 1 - prompts, slots)
+    kept = counts
+    if stopped.size:
+        kept = counts.copy()
+        kept[stopped] = last + 1
     if plan.num_drafts is not None and rows.size:
         assert speculation is not None and result.num_drafts is not None
         _settle_drafts(plan, rows, row_slots, counts, slots, kv)
@@ -80,7 +81,7 @@ def accept(
         for slot, tokens in zip(row_slots.tolist(), _lists(drawn, kept), strict=True)
     ]
     prompt_tokens = 0
-    for i in np.flatnonzero(positions == prompts).tolist():
+    for i in (positions == prompts).nonzero()[0].tolist():
         request = _request(slots, row_slots[i])
         prompt_tokens += request.num_prompt_tokens
         outputs[i].num_cached_tokens = request.num_cached_tokens
@@ -93,10 +94,13 @@ def accept(
         scores = take_prompt_scores(plan, result.prompt_logprobs, slots, outputs)
 
     ended = []
-    for i in np.flatnonzero(stopped | (known >= slots.limit[row_slots])).tolist():
+    over = known >= slots.limit[row_slots]
+    over[stopped] = True
+    by_stop = set(stopped.tolist())
+    for i in over.nonzero()[0].tolist():
         request = _request(slots, row_slots[i])
         token = outputs[i].new_token_ids[-1]
-        if not stopped[i]:
+        if i not in by_stop:
             outputs[i].finish_reason = FinishReason.LENGTH
         else:
             outputs[i].finish_reason = FinishReason.STOP
@@ -106,14 +110,17 @@ def accept(
 
 
 def _checked(plan: StepPlan, result: StepResult, rows: np.ndarray) -> np.ndarray:
-    """The drawn tokens, int32 [R, 1 + k], of a result that fits the plan."""
-    drawn = result.tokens if result.tokens.ndim == 2 else result.tokens[..., None]
-    fits = drawn.shape[0] == plan.num_rows and bool((drawn[rows, :1] >= 0).all())
+    """The tokens that the rows which sample drew, int32 [n, 1 + k], of a result that fits the plan."""
+    tokens = result.tokens if result.tokens.ndim == 2 else result.tokens[..., None]
+    fits = tokens.shape[0] == plan.num_rows
+    if fits:
+        drawn = tokens[rows]
+        fits = np.count_nonzero(drawn[:, :1] < 0) == 0
     if fits and plan.num_drafts is None:
         fits = drawn.shape[1] == 1
     elif fits:
         assert plan.num_drafts is not None
-        found, given = result.num_drafts, drawn >= 0
+        found, given = result.num_drafts, tokens >= 0
         fits = (
             found is not None
             and found.shape == plan.num_drafts.shape
@@ -129,6 +136,13 @@ def _checked(plan: StepPlan, result: StepResult, rows: np.ndarray) -> np.ndarray
             point="executor",
         )
     return drawn
+
+
+def _counts(drawn: np.ndarray) -> np.ndarray:
+    """int32 [n]; tokens of each row, of which there is at least one."""
+    if drawn.shape[1] == 1:
+        return np.ones(len(drawn), np.int32)
+    return np.count_nonzero(drawn >= 0, axis=1).astype(np.int32)
 
 
 def _settle_drafts(
@@ -175,27 +189,36 @@ def _request(slots: SlotTable, slot: np.integer) -> Request:
 def _commit(row_slots: np.ndarray, known: np.ndarray, slots: SlotTable, kv: KVManager) -> None:
     """Commit the blocks that became both known and computed. A preempted request's slot has none to offer."""
     filled = np.minimum(known, slots.computed[row_slots])
-    for i in np.flatnonzero(filled // kv.block_size > kv.num_committed[row_slots]).tolist():
+    for i in (filled // kv.block_size > kv.num_committed[row_slots]).nonzero()[0].tolist():
         slot = int(row_slots[i])
         request = _request(slots, row_slots[i])
         kv.commit(slot, request.hashes, request.root, slots.tokens[slot, : filled[i]])
 
 
-def _stops(row_slots: np.ndarray, drawn: np.ndarray, num_outputs: np.ndarray, slots: SlotTable) -> np.ndarray:
-    """int [n]; in which column of drawn [n, W] the first token stands that ends its request; W where there is none.
+def _stops(
+    row_slots: np.ndarray, drawn: np.ndarray, num_outputs: np.ndarray, slots: SlotTable
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows of drawn [n, W] hold a token that ends its request, and in which column the first of these stands.
 
     num_outputs: int [n]; outputs of the request up to and with the first column.
     """
-    width = drawn.shape[1]
-    stopped = (slots.stops[row_slots][:, None, :] == drawn[:, :, None]).any(axis=2)
+    rows, columns, _ = (slots.stops[row_slots][:, None, :] == drawn[:, :, None]).nonzero()
     if slots.wide_stops:
-        for i, slot in enumerate(row_slots.tolist()):
-            wide = slots.wide_stops.get(slot)
-            if wide is not None:
-                stopped[i] = [token in wide for token in drawn[i].tolist()]
-    column = np.arange(width)
-    stopped &= (num_outputs[:, None] + column >= slots.min_tokens[row_slots][:, None]) & (drawn >= 0)
-    return np.where(stopped, column, width).min(axis=1, initial=width)
+        wide = [
+            (row, column)
+            for row, slot in enumerate(row_slots.tolist())
+            if (ids := slots.wide_stops.get(slot)) is not None
+            for column, token in enumerate(drawn[row].tolist())
+            if token in ids
+        ]
+        rows, columns = np.concatenate([np.stack([rows, columns], axis=1), np.array(wide, int).reshape(-1, 2)]).T
+    if not rows.size:
+        return rows, columns
+    counts = num_outputs[rows] + columns >= slots.min_tokens[row_slots[rows]]
+    first = np.full(len(drawn), drawn.shape[1])
+    np.minimum.at(first, rows[counts], columns[counts])
+    stopped = (first < drawn.shape[1]).nonzero()[0]
+    return stopped, first[stopped]
 
 
 def _add_logprobs(
