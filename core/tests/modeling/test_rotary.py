@@ -1,5 +1,6 @@
 """Rotary tables against transformers' own frequencies, for every kind of scaling and both forms of config.json."""
 
+import copy
 import math
 from typing import Any
 
@@ -49,7 +50,7 @@ def base_config(head_dim: int = 64, theta: float = 10000.0, **more: Any) -> dict
         "num_key_value_heads": 4,
         "head_dim": head_dim,
         "max_position_embeddings": 2048,
-        **more,
+        **copy.deepcopy(more),  # transformers writes into what it is given
     }
 
 
