@@ -68,13 +68,22 @@ def test_throughput():
     assert figures["requests_per_s"] == pytest.approx(5 / figures["seconds"], rel=1e-3)
 
 
+def test_scheduler_with_drafts_and_kv_groups():
+    """An own figure for what is asked, and every step has drafts: half of them come back as tokens."""
+    _, figures = bench("scheduler", "--running", "12", "--waiting", "5", "--steps", "40", "--drafts", "3",
+                       "--kv-groups", "3")  # fmt: skip
+    assert (figures["drafts"], figures["kv_groups"]) == (3, 3)
+    # 40 steps of 2.5 tokens, 100 in blocks of 16 and of 64; sliding windows give back as many pages as they take.
+    assert 12 * (6 + 1) <= figures["evicted_pages"] <= 12 * (7 + 2)
+
+
 @pytest.mark.parametrize(("running", "waiting"), [(1, 0), (12, 30)])
 def test_scheduler(running, waiting):
     _, figures = bench("scheduler", "--running", str(running), "--waiting", str(waiting), "--steps", "40")
     assert (figures["running"], figures["waiting"], figures["steps"]) == (running, waiting, 40)
     assert figures["step_ms"] == figures["step_ms_p50"]
-    for name in ("step_ms", "schedule_ms", "update_ms", "encode_ms", "core_step_ms"):
-        ordered(figures, name, 50, 90, 99)
+    for name in ("step_ms", "schedule_ms", "update_ms", "encode_ms", "cpu_ms", "core_step_ms"):
+        ordered(figures, name, 0, 50, 90, 99)
     # 40 tokens in blocks of 16, all of them taken from the evictor.
     assert running * 2 <= figures["evicted_pages"] <= running * 3
 

@@ -32,7 +32,7 @@ def cached(kv: KVManager, present: list[list[bool]]) -> list[bytes]:
         counts[g] = len(wanted)
         for key, page in zip(wanted, kv.pool.take(counts)[g].tolist(), strict=True):
             kv.index.add(key, page)
-            kv.pool.commit(page, 0)
+            kv.pool.commit([(page, 0)])
     return hashes
 
 

@@ -54,7 +54,7 @@ def commit(pool: PagePool, index: PrefixIndex, *pages: int) -> None:
     parent = 0
     for page in pages:
         index.add(bytes([page]), page)
-        pool.commit(page, parent)
+        pool.commit([(page, parent)])
         parent = page
 
 

@@ -108,7 +108,7 @@ class Outcome:
         """Add one output. Nothing may follow the last."""
         assert self.finish_reason is None, f"{output} came after the end"
         self.tokens += output.new_token_ids
-        self.logprobs += output.new_logprobs
+        self.logprobs += output.new_logprobs or []
         assert not (self.tokens and output.new_prompt_logprobs) or len(self.tokens) == len(output.new_token_ids)
         self.prompt_logprobs += output.new_prompt_logprobs or []
         self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens

@@ -14,7 +14,10 @@ TOKEN = 7
 
 
 class NullWorker:
-    """Implements `engine.interfaces.executor.Worker` without a model or a device."""
+    """Implements `engine.interfaces.executor.Worker` without a model or a device.
+
+    Of a row's drafts it accepts none, one, ... or all, in turn from step to step.
+    """
 
     def __init__(self, message: WorkerStart) -> None:
         assert message.num_kv_pages is not None
@@ -27,9 +30,24 @@ class NullWorker:
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Done when it returns."""
         done: Future[StepResult] = Future()
-        tokens = np.where(plan.samples, np.int32(TOKEN), np.int32(-1))
-        done.set_result(StepResult(step_id=plan.step_id, tokens=tokens))
+        done.set_result(
+            StepResult(
+                step_id=plan.step_id,
+                tokens=_one_each(plan) if plan.num_drafts is None else _with_drafts(plan, plan.num_drafts),
+                num_drafts=plan.num_drafts,
+            )
+        )
         return done
 
     def shutdown(self) -> None:
         """Nothing to free."""
+
+
+def _one_each(plan: StepPlan) -> np.ndarray:
+    return np.where(plan.samples, np.int32(TOKEN), np.int32(-1))
+
+
+def _with_drafts(plan: StepPlan, num_drafts: np.ndarray) -> np.ndarray:
+    """int32 [R, 1 + k]."""
+    drawn = plan.samples * (1 + (plan.step_id + plan.slot_of_row) % (num_drafts + 1))
+    return np.where(np.arange(1 + num_drafts.max()) < drawn[:, None], np.int32(TOKEN), np.int32(-1))

@@ -1,8 +1,8 @@
-"""`engine bench scheduler`: the engine core's own work in a step, without a model.
+"""`engine bench scheduler`: the engine's own work in a step, without a model.
 
-Requests are put into slots and decode one token a step; others wait. The KV cache is just large enough, and before
-anything is measured it is filled with the cached blocks of requests that have ended: so every page that a request
-takes is one that the evictor gives up, as in a server that has run for a while.
+Requests are put into slots and decode; others wait. The KV cache is just large enough, and before anything is measured
+it is filled with the cached blocks of requests that have ended: so every page that a request takes is one that the
+evictor gives up, as in a server that has run for a while.
 """
 
 from __future__ import annotations
@@ -11,33 +11,28 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.bench.null_core import VOCABULARY, NullSizes, null_core
 from engine.bench.report import Report
 from engine.bench.statistics import summary
 from engine.bench.workload import Ask, Lengths, draw_asks
-from engine.interfaces.executor import ExecutorNeed
-from engine.kv.layout import make_layout
-from engine.loop.assemble import assemble_core
-from engine.plugin import Manifest, Registry, select
 from engine.types import wire
 from engine.types.messages import Outputs
-from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.outputs import CoreOutputs
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
-from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
     from engine.bench.report import Figure
     from engine.config.settings import EngineConfig
     from engine.loop.engine_core import EngineCore
+    from engine.scheduling.scheduler import Scheduler
+    from engine.types.plan import StepPlan
 
-QUANTILES = (50, 90, 99)
-VOCABULARY = 32000
+QUANTILES = (0, 50, 90, 99)
 SPARE_TOKENS = 64
 """Room in each slot beyond the measured steps."""
 SETTLE_STEPS = 16
 """Steps that are not measured, after the last change of the queues."""
-_NULL_WORKER = "engine.bench.null_worker:NullWorker"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,87 +41,65 @@ class SchedulerOptions:
 
     Args:
         input_len: tokens of a prompt; up to a block more, so that requests fill their blocks in different steps.
+        drafts: tokens that each request proposes and computes after its own in each step.
+        kv_groups: of the KV cache; see `engine.bench.null_core`.
     """
 
     running: int
     waiting: int
     steps: int
     input_len: int
+    drafts: int = 0
+    kv_groups: int = 1
 
 
 class Parts(NamedTuple):
-    """Seconds of one step: the plan, the update with its result, the outputs encoded for another process."""
+    """Seconds of one step: the plan, the update with its result, the outputs encoded for another process; and what the
+    three together took of the processor."""
 
     schedule: float
     update: float
     encode: float
+    cpu: float
 
 
 def measure_scheduler(config: EngineConfig, options: SchedulerOptions) -> Report:
     """Run it. Raises PluginError where a driver cannot be had."""
-    registry = Registry.discover()
-    core = assemble_core(_start(config, registry, options), registry)
+    core = null_core(config, _sizes(config, options))
     try:
-        _fill_cache(core, config, options)
+        _fill_cache(core, config)
         _fill_queues(core, config, options)
-        pool, done = core.scheduler.kv.pool, core.scheduler.done_step
+        pool, done, preempted = core.scheduler.kv.pool, core.scheduler.done_step, core.scheduler.num_preemptions
         evicted = pool.num_candidates
         parts = _measure_parts(core, options.steps)
         evicted -= pool.num_candidates
         whole = _measure_steps(core, options.steps)
         stats = core.stats()
         assert (stats.num_running, stats.num_waiting) == (options.running, options.waiting)
-        assert stats.step_id - done >= 2 * options.steps
+        assert stats.step_id - done >= 2 * options.steps and stats.num_preemptions == preempted
         core.check_integrity()
     finally:
         core.shutdown()
     return _report(config, options, parts, whole, evicted)
 
 
-def _start(config: EngineConfig, registry: Registry, options: SchedulerOptions) -> CoreStart:
-    """A core whose worker is the null worker; the other drivers are chosen as for any engine."""
-    selections = (
-        select(registry, "executor", ExecutorNeed(), config.asked("executor"), config.options_for("executor")),
-        select(registry, "evictor", None, config.asked("evictor"), config.options_for("evictor")),
-        select(
-            registry,
-            "scheduling_policy",
-            None,
-            config.asked("scheduling_policy"),
-            config.options_for("scheduling_policy"),
-        ),
-    )
-    spec = KVSpec(kind="full", num_kv_heads=1, head_size=1)
-    max_model_len = _longest(config, options)
-    pages_each = -(-max_model_len // config.block_size)
-    worker = WorkerStart(
-        choices=Manifest.of(selections).choices,
-        model=ModelDescription(
-            architecture="none",
-            dtype="float32",
-            vocab_size=VOCABULARY,
-            hidden_size=1,
-            num_layers=1,
-            num_q_heads=1,
-            max_model_len=max_model_len,
-            kv_specs=(spec,),
-        ),
-        files=CheckpointFiles(name="none", folder="", weights=(), config={}),
-        layout=make_layout((spec,), block_size=config.block_size, kv_itemsize=4, tokens_per_page={}),
-        dtype="float32",
-        device="cpu",
-        max_model_len=max_model_len,
+def _sizes(config: EngineConfig, options: SchedulerOptions) -> NullSizes:
+    # Drafts get half of what a budget leaves while others wait.
+    tokens = options.running * (1 + 2 * options.drafts)
+    return NullSizes(
         max_num_seqs=options.running,
-        max_num_batched_tokens=max(config.max_num_batched_tokens, options.running),
-        num_kv_pages=1 + options.running * pages_each,
-    )
-    return CoreStart(
-        worker=worker, worker_class=_NULL_WORKER, enable_prefix_caching=True, in_flight=config.in_flight or 2
+        max_num_batched_tokens=max(config.max_num_batched_tokens, tokens),
+        max_model_len=_longest(config, options),
+        kv_groups=options.kv_groups,
+        drafts=options.drafts,
     )
 
 
 def _longest(config: EngineConfig, options: SchedulerOptions) -> int:
-    return options.input_len + config.block_size + 2 * options.steps + SPARE_TOKENS
+    per_step = 1 + options.drafts / 2  # the null worker accepts half of the drafts
+    return (
+        options.input_len + config.block_size + int(2 * options.steps * per_step) + SPARE_TOKENS * (1 + options.drafts)
+    )
 
 
 def _requests(prefix: str, asks: list[Ask]) -> list[EngineRequest]:
@@ -140,17 +113,19 @@ def _requests(prefix: str, asks: list[Ask]) -> list[EngineRequest]:
     ]
 
 
-def _fill_cache(core: EngineCore, config: EngineConfig, options: SchedulerOptions) -> None:
-    """Run requests of one token each until every page holds a cached block."""
+def _fill_cache(core: EngineCore, config: EngineConfig) -> None:
+    """Run requests of one token each until every page holds a cached block, but for some last ones of requests."""
     pool, block = core.scheduler.kv.pool, config.block_size
     length = core.scheduler.max_model_len // block * block - block
-    count = 2 + pool.num_usable * block // length
     lengths, one = Lengths(length, length), Lengths(1, 1)
-    for request in _requests("ended", draw_asks(count, lengths, one, (0, VOCABULARY), config.seed + 1)):
+    asks = draw_asks(2 + pool.num_usable * block // length, lengths, one, (0, VOCABULARY), config.seed + 1)
+    for request in _requests("ended", asks):
         core.add_request(request)
-    while core.has_work():
-        core.step()
-    assert pool.num_free < block, "the cache is not full of cached blocks"
+        while core.has_work():
+            core.step()
+        if pool.num_free < block:
+            return
+    raise AssertionError("the cache is not full of cached blocks")
 
 
 def _fill_queues(core: EngineCore, config: EngineConfig, options: SchedulerOptions) -> None:
@@ -170,30 +145,37 @@ def _fill_queues(core: EngineCore, config: EngineConfig, options: SchedulerOptio
 
 
 def _measure_parts(core: EngineCore, steps: int) -> list[Parts]:
-    """The parts of each step, driven by hand with one step under way while the next is planned."""
+    """The parts of each step, driven by hand. One step is under way while the next is planned, but with drafts: how far
+    a request has come is then known when its step is back."""
     scheduler, executor = core.scheduler, core.executor
     while scheduler.outstanding:
         core.step()
     measured: list[Parts] = []
-    now = time.perf_counter
-    future = None
-    for _ in range(steps):
-        began = now()
+    now, cpu = time.perf_counter, time.thread_time
+    under_way = [] if scheduler.speculation is not None else [executor.execute(_planned(scheduler))]
+    while len(measured) < steps:
+        cpu_began, began = cpu(), now()
         plan = scheduler.schedule()
-        planned = now()
+        scheduled, cpu_scheduled = now(), cpu()
         assert plan is not None
-        before, future = future, executor.execute(plan)
-        if before is None:
-            continue
-        result = before.result()
-        called = now()
+        under_way.append(executor.execute(plan))
+        result = under_way.pop(0).result()
+        cpu_called, called = cpu(), now()
         outputs = scheduler.update(result)
         updated = now()
         wire.encode(Outputs(CoreOutputs(outputs=outputs, stats=core.stats())))
-        measured.append(Parts(planned - began, updated - called, now() - updated))
-    assert future is not None
-    scheduler.update(future.result())
+        encoded, cpu_encoded = now(), cpu()
+        cpu_seconds = cpu_scheduled - cpu_began + cpu_encoded - cpu_called
+        measured.append(Parts(scheduled - began, updated - called, encoded - updated, cpu_seconds))
+    for future in under_way:
+        scheduler.update(future.result())
     return measured
+
+
+def _planned(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.schedule()
+    assert plan is not None
+    return plan
 
 
 def _measure_steps(core: EngineCore, steps: int) -> list[float]:
@@ -210,34 +192,38 @@ def _measure_steps(core: EngineCore, steps: int) -> list[float]:
 def _report(
     config: EngineConfig, options: SchedulerOptions, parts: list[Parts], whole: list[float], evicted: int
 ) -> Report:
-    totals = [sum(step) for step in parts]
+    totals = [step.schedule + step.update + step.encode for step in parts]
     figures: dict[str, Figure] = {
         "bench": "scheduler",
         "running": options.running,
         "waiting": options.waiting,
         "steps": options.steps,
         "input_len": options.input_len,
+        "drafts": options.drafts,
+        "kv_groups": options.kv_groups,
         "block_size": config.block_size,
         "evicted_pages": evicted,
         **summary("step_ms", totals, QUANTILES, 1e3),
         **summary("schedule_ms", [step.schedule for step in parts], QUANTILES, 1e3),
         **summary("update_ms", [step.update for step in parts], QUANTILES, 1e3),
         **summary("encode_ms", [step.encode for step in parts], QUANTILES, 1e3),
+        **summary("cpu_ms", [step.cpu for step in parts], QUANTILES, 1e3),
         **summary("core_step_ms", whole, QUANTILES, 1e3),
     }
     figures["step_ms"] = figures["step_ms_p50"]
-    report = Report(
-        f"engine core without a model: {options.running} running, {options.waiting} waiting, {options.steps} steps",
-        figures,
-    )
+    title = f"engine core without a model: {options.running} running, {options.waiting} waiting, {options.steps} steps"
+    if options.drafts or options.kv_groups > 1:
+        title += f", {options.drafts} drafts, {options.kv_groups} KV groups"
+    report = Report(title, figures)
     for label, name in (
         ("step, ms", "step_ms"),
         ("  schedule and plan", "schedule_ms"),
         ("  update", "update_ms"),
         ("  encode the outputs", "encode_ms"),
+        ("step, ms of processor", "cpu_ms"),
         ("EngineCore.step, ms", "core_step_ms"),
     ):
-        cells = [f"p{q} {figures[f'{name}_p{q}']:.4f}" for q in QUANTILES]
+        cells = [f"{'best' if q == 0 else f'p{q}'} {figures[f'{name}_p{q}']:.4f}" for q in QUANTILES]
         report.row(label, *cells)
     report.row("pages evicted", str(evicted))
     return report

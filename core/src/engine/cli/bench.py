@@ -184,6 +184,11 @@ def _scheduler_flags(parser: argparse.ArgumentParser) -> None:
     _count(group, "--waiting", 0, "requests behind them", low=0)
     _count(group, "--steps", 1000, "steps to measure, at least 2", low=2)
     _count(group, "--input-len", 128, "tokens of a prompt (and up to a block more)")
+    _count(group, "--drafts", 0, "drafts of each request in each step, half of which are accepted", low=0)
+    group.add_argument(
+        "--kv-groups", type=int, choices=(1, 2, 3), default=1, metavar="N",
+        help="1: full attention; 2: sliding windows too; 3: a drafter's layers too (default: 1)",
+    )  # fmt: skip
     drivers = parser.add_argument_group("drivers", "options of a driver: --POINT.OPTION VALUE")
     for name in ("evictor", "scheduling_policy"):
         point = POINTS[name]
@@ -196,7 +201,7 @@ def _scheduler_flags(parser: argparse.ArgumentParser) -> None:
 def _scheduler(arguments: argparse.Namespace, merged: Merged) -> Report:
     from engine.bench.scheduler import SchedulerOptions, measure_scheduler
 
-    names = ("running", "waiting", "steps", "input_len")
+    names = ("running", "waiting", "steps", "input_len", "drafts", "kv_groups")
     return measure_scheduler(_config(merged), SchedulerOptions(**{name: getattr(arguments, name) for name in names}))
 
 

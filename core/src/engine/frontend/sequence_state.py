@@ -81,7 +81,7 @@ class SequenceState:
             ids = ids[:taken]
         output.token_ids += ids
         if output.logprobs is not None:
-            self._take_logprobs(ids, news.new_logprobs[:taken])
+            self._take_logprobs(ids, (news.new_logprobs or [])[:taken])
         if match is not None:
             output.finish_reason, output.stop_reason = str(FinishReason.STOP), match.stop
         elif news.finish_reason is not None:

@@ -5,8 +5,17 @@ Chained hashing of blocks as in vLLM's automatic prefix caching; the function is
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from xxhash import xxh3_128_digest
+
+
+class Hashed(Protocol):
+    """A sequence with the hashes of its full blocks, as far as they were needed, and its root."""
+
+    hashes: list[bytes]
+    root: bytes
 
 
 def root_hash(cache_salt: str | None) -> bytes:

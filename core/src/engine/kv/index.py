@@ -17,6 +17,10 @@ class PrefixIndex:
         self._suffixes = [b"" if group == 0 else group.to_bytes(2, "little") for group in range(num_groups)]
         self.page_of = self._pages.get
 
+    def key(self, hashed: bytes, group: int) -> BlockKey:
+        """The key of the block of a group that ends where this hash does."""
+        return hashed + self._suffixes[group]
+
     def __len__(self) -> int:
         return len(self._pages)
 

@@ -11,11 +11,12 @@ layer's keys and values before they read any, so whoever finds it in the same pl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.kv.hashing import extend_hashes
+from engine.kv.hashing import Hashed, extend_hashes
 from engine.kv.index import BlockKey, PrefixIndex
 from engine.kv.layout import match_unit
 from engine.kv.matching import Hit, match, no_hit
@@ -255,35 +256,52 @@ class KVManager:
         return entries
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
-    def commit(self, slot: int, hashes: list[bytes], root: bytes, tokens: np.ndarray) -> None:
-        """Put the slot's full blocks into the prefix cache.
+    def commit(
+        self, slots: np.ndarray, filled: np.ndarray, sequences: Sequence[Hashed | None], tokens: np.ndarray
+    ) -> None:
+        """Put the full blocks of slots into the prefix cache.
 
         Args:
-            hashes: of the request's blocks; extended in place where more are needed.
-            root: see `engine.kv.hashing.root_hash`.
-            tokens: int32 [n]; the sequence as far as it is known and computed (by a plan that is made, at least).
+            slots: int [n]; each once.
+            filled: int [n]; tokens of each that are known and computed (by a plan that is made, at least).
+            sequences: what each slot holds; hashes are extended in place where more are needed.
+            tokens: int32 [num_slots, max_model_len].
         """
-        start, end = int(self.num_committed[slot]), tokens.size // self.block_size
-        if start >= end:
+        size = self.block_size
+        start, end = self.num_committed[slots], filled // size
+        late = (end > start).nonzero()[0]
+        if not late.size:
             return
-        extend_hashes(hashes, root, tokens, self.block_size)
-        self.num_committed[slot] = end
-        index, pool = self.index, self.pool
+        slots, start, end = slots[late], start[late], end[late]
+        self.num_committed[slots] = end
+        hashes: list[list[bytes]] = []
+        for slot, blocks in zip(slots.tolist(), end.tolist(), strict=True):
+            sequence = sequences[slot]
+            assert sequence is not None
+            extend_hashes(sequence.hashes, sequence.root, tokens[slot, : blocks * size], size)
+            hashes.append(sequence.hashes)
         for group, table in enumerate(self.tables):
-            step = table.tokens_per_block // self.block_size
-            first, last = max(start // step, int(table.first_block[slot])), end // step
-            if first >= last:
-                continue
-            before = index.keys(hashes, group, first - 1, first, step) if first else []
-            parent = (index.page_of(before[0]) or NULL_PAGE) if before else NULL_PAGE
-            pages = table.pages[slot, first:last].tolist()
-            for key, page in zip(index.keys(hashes, group, first, last, step), pages, strict=True):
-                known = index.page_of(key)
-                if known is None:
-                    index.add(key, page)
-                    pool.commit(page, parent)
-                    known = page
-                parent = known
+            step = table.tokens_per_block // size
+            first = np.maximum(start // step, table.first_block[slots])
+            counts = np.maximum(end // step - first, 0)
+            row = np.repeat(np.arange(counts.size), counts)
+            block = np.repeat(first, counts) + _offsets(counts)
+            pages = table.pages[slots[row], block]
+            self._commit_blocks(group, step, [hashes[i] for i in row.tolist()], block.tolist(), pages.tolist())
+
+    def _commit_blocks(
+        self, group: int, step: int, hashes: list[list[bytes]], blocks: list[int], pages: list[int]
+    ) -> None:
+        """Name the pages of these blocks, each `step` hash units long, where the index names no other for them."""
+        index, key = self.index, self.index.key
+        news: list[tuple[int, int]] = []
+        for chain, block, page in zip(hashes, blocks, pages, strict=True):
+            name = key(chain[(block + 1) * step - 1], group)
+            if index.page_of(name) is None:
+                index.add(name, page)
+                parent = index.page_of(key(chain[block * step - 1], group)) if block else None
+                news.append((page, parent or NULL_PAGE))
+        self.pool.commit(news)
 
     def trim(self, slots: np.ndarray, num_tokens: np.ndarray, last_step: int) -> None:
         """Give back the pages past `num_tokens` tokens, int [n], of these slots: those of drafts that were rejected.
@@ -348,8 +366,8 @@ class KVManager:
 
 def _offsets(counts: np.ndarray) -> np.ndarray:
     """0 .. counts[0] - 1, 0 .. counts[1] - 1, ...: int32 [sum of counts]."""
-    ends = np.cumsum(counts)
-    return (np.arange(counts.sum()) - np.repeat(ends - counts, counts)).astype(np.int32)
+    ends = counts.cumsum()
+    return (np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - counts, counts)).astype(np.int32)
 
 
 def _entries(slot: int, first: int, pages: np.ndarray) -> NewEntries:

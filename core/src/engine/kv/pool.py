@@ -140,10 +140,11 @@ class PagePool:
         self.num_free += pages.size
 
     # -- cached content -----------------------------------------------------------------------------------------------
-    def commit(self, page: int, parent: int) -> None:
-        """The index now names this held page; `parent` is the page before it in the sequence, 0 for none."""
-        self.committed[page] = True
-        self._commits.append((page, parent))
+    def commit(self, news: list[tuple[int, int]]) -> None:
+        """The index now names these held pages: (page, the page before it in the sequence, 0 for none)."""
+        if news:
+            self.committed[[page for page, _ in news]] = True
+            self._commits += news
 
     def forget_content(self) -> None:
         """No page has cached content any more; candidates become free."""

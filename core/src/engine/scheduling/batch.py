@@ -75,7 +75,7 @@ def build_plan(step_id: int, batch: Batch, slots: SlotTable, kv: KVManager) -> S
             _append(entries, kv.open_slot(slot, chunk.hit))
             new_slots.append(_new_slot(chunk.request))
         _append(entries, kv.place_chunk(slot, end))
-        kv.commit(slot, chunk.request.hashes, chunk.request.root, slots.tokens[slot, :end])
+        kv.commit(np.array([slot]), np.array([end]), slots.requests, slots.tokens)
 
     d = batch.decodes.size
     slot_of_row, num_computed = batch.decodes, batch.positions

@@ -73,7 +73,8 @@ def accept(
     _remember(row_slots, positions, drawn, kept, slots)
     slots.known[row_slots] = known
     if kv.enable_prefix_caching:
-        _commit(row_slots, known, slots, kv)
+        # Blocks count when they are both known and computed. A preempted request's slot has none to offer.
+        kv.commit(row_slots, np.minimum(known, slots.computed[row_slots]), slots.requests, slots.tokens)
 
     ids = slots.request_ids
     outputs = [
@@ -186,15 +187,6 @@ def _request(slots: SlotTable, slot: np.integer) -> Request:
     return request
 
 
-def _commit(row_slots: np.ndarray, known: np.ndarray, slots: SlotTable, kv: KVManager) -> None:
-    """Commit the blocks that became both known and computed. A preempted request's slot has none to offer."""
-    filled = np.minimum(known, slots.computed[row_slots])
-    for i in (filled // kv.block_size > kv.num_committed[row_slots]).nonzero()[0].tolist():
-        slot = int(row_slots[i])
-        request = _request(slots, row_slots[i])
-        kv.commit(slot, request.hashes, request.root, slots.tokens[slot, : filled[i]])
-
-
 def _stops(
     row_slots: np.ndarray, drawn: np.ndarray, num_outputs: np.ndarray, slots: SlotTable
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -233,13 +225,15 @@ def _add_logprobs(
     place[rows] = np.arange(rows.size)
     chosen, rank = logprobs.chosen.tolist(), logprobs.rank.tolist()
     for m, i in enumerate(place[logprobs.row].tolist()):
-        k = _request(slots, row_slots[i]).params.logprobs if i >= 0 else None
-        if k is None or len(outputs[i].new_logprobs) == len(outputs[i].new_token_ids):
+        if i < 0:
             continue  # surplus
+        k, entries = _request(slots, row_slots[i]).params.logprobs, outputs[i].new_logprobs or []
+        if k is None or len(entries) == len(outputs[i].new_token_ids):
+            continue
         entry = TokenLogprobs(
             chosen=chosen[m],
             rank=rank[m],
             top_ids=logprobs.top_ids[m, :k].tolist(),
             top_values=logprobs.top_values[m, :k].tolist(),
         )
-        outputs[i].new_logprobs.append(entry)
+        outputs[i].new_logprobs = [*entries, entry]

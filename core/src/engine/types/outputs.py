@@ -11,7 +11,7 @@ from engine.types.errors import EngineError
 from engine.types.request import FinishReason
 
 
-class TokenLogprobs(msgspec.Struct, array_like=True):
+class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     """Log probabilities at one output position.
 
     Args:
@@ -26,12 +26,13 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     top_values: list[float]
 
 
-class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """News of one request after one step.
+class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """News of one request after one step. Many are made in every step, so the garbage collector passes them over: they
+    are part of no cycle.
 
     Args:
         new_token_ids: tokens accepted in this step, in order; may be empty when the request ends.
-        new_logprobs: one entry a token, or empty where none were asked for.
+        new_logprobs: one entry a token; None where none were asked for.
         new_prompt_logprobs: of the next prompt tokens, in order, the first prompt token left out. They come in pieces,
             at the latest with the first token; None where there is no piece.
         finish_reason: None while it runs.
@@ -44,7 +45,7 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     request_id: str
     new_token_ids: list[int] = msgspec.field(default_factory=list)
-    new_logprobs: list[TokenLogprobs] = msgspec.field(default_factory=list)
+    new_logprobs: list[TokenLogprobs] | None = None
     new_prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
