@@ -31,11 +31,13 @@ class PrefixIndex:
             return hashes[start:end]
         return [hashed + suffix for hashed in hashes[(start + 1) * step - 1 : end * step : step]]
 
-    def add(self, key: BlockKey, page: int) -> None:
-        """`page` now holds the block of `key`, which no page held."""
-        assert key not in self._pages and self._keys[page] is None
-        self._pages[key] = page
+    def add(self, key: BlockKey, page: int) -> bool:
+        """`page`, which stands under no key, holds the block of `key`. False where another page does that already."""
+        if self._pages.setdefault(key, page) != page:
+            return False
+        assert self._keys[page] is None
         self._keys[page] = key
+        return True
 
     def forget(self, pages: np.ndarray) -> None:
         """These pages will be overwritten."""

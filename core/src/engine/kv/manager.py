@@ -222,13 +222,11 @@ class KVManager:
 
     def _place_several(self, group: int, slots: np.ndarray, counts: np.ndarray) -> NewEntries:
         table = self.tables[group]
-        some = np.flatnonzero(counts)
-        slots, counts = slots[some], counts[some]
-        growing = np.repeat(slots, counts)
-        index = table.num_blocks[growing] + _offsets(counts)
-        pages = self._next(group, growing.size)
+        have = table.num_blocks[slots]
+        row, index = _spans(have, counts)
+        growing, pages = slots[row], self._next(group, row.size)
         table.pages[growing, index] = pages
-        table.num_blocks[slots] += counts
+        table.num_blocks[slots] = have + counts
         return NewEntries(growing, index, pages)
 
     def open_slot(self, slot: int, hit: Hit) -> list[NewEntries]:
@@ -284,23 +282,34 @@ class KVManager:
             step = table.tokens_per_block // size
             first = np.maximum(start // step, table.first_block[slots])
             counts = np.maximum(end // step - first, 0)
-            row = np.repeat(np.arange(counts.size), counts)
-            block = np.repeat(first, counts) + _offsets(counts)
-            pages = table.pages[slots[row], block]
-            self._commit_blocks(group, step, [hashes[i] for i in row.tolist()], block.tolist(), pages.tolist())
+            row, block = _spans(first, counts)
+            mine = slots[row]
+            # The page before, where the slot still holds it and the index names that one.
+            parents = table.pages[mine, block - 1]
+            parents[(block == table.first_block[mine]) | ~self.pool.committed[parents]] = NULL_PAGE
+            chains = [hashes[i] for i in row.tolist()]
+            self._commit_blocks(group, step, chains, block, table.pages[mine, block], parents)
 
     def _commit_blocks(
-        self, group: int, step: int, hashes: list[list[bytes]], blocks: list[int], pages: list[int]
+        self,
+        group: int,
+        step: int,
+        hashes: list[list[bytes]],
+        blocks: np.ndarray,
+        pages: np.ndarray,
+        before: np.ndarray,
     ) -> None:
-        """Name the pages of these blocks, each `step` hash units long, where the index names no other for them."""
+        """Name the pages of these blocks, each `step` hash units long, where the index names no other for them.
+
+        before: the pages of the blocks before these, as far as they are known without a look into the index.
+        """
         index, key = self.index, self.index.key
         news: list[tuple[int, int]] = []
-        for chain, block, page in zip(hashes, blocks, pages, strict=True):
-            name = key(chain[(block + 1) * step - 1], group)
-            if index.page_of(name) is None:
-                index.add(name, page)
-                parent = index.page_of(key(chain[block * step - 1], group)) if block else None
-                news.append((page, parent or NULL_PAGE))
+        for chain, block, page, parent in zip(hashes, blocks.tolist(), pages.tolist(), before.tolist(), strict=True):
+            if index.add(key(chain[(block + 1) * step - 1], group), page):
+                if parent == NULL_PAGE and block:
+                    parent = index.page_of(key(chain[block * step - 1], group)) or NULL_PAGE
+                news.append((page, parent))
         self.pool.commit(news)
 
     def trim(self, slots: np.ndarray, num_tokens: np.ndarray, last_step: int) -> None:
@@ -311,12 +320,10 @@ class KVManager:
         released = []
         for table in self.tables:
             blocks = (num_tokens - 1) // table.tokens_per_block + 1
-            late = np.flatnonzero(table.num_blocks[slots] > blocks)
-            if late.size:
-                mine, blocks = slots[late], blocks[late]
-                surplus = table.num_blocks[mine] - blocks
-                released.append(table.pages[np.repeat(mine, surplus), np.repeat(blocks, surplus) + _offsets(surplus)])
-                table.num_blocks[mine] = blocks
+            row, block = _spans(blocks, table.num_blocks[slots] - blocks)
+            if row.size:
+                released.append(table.pages[slots[row], block])
+                table.num_blocks[slots] = blocks
         if released:
             self.pool.release(np.concatenate(released), last_step)
 
@@ -364,10 +371,14 @@ class KVManager:
         return pages
 
 
-def _offsets(counts: np.ndarray) -> np.ndarray:
-    """0 .. counts[0] - 1, 0 .. counts[1] - 1, ...: int32 [sum of counts]."""
-    ends = counts.cumsum()
-    return (np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - counts, counts)).astype(np.int32)
+def _spans(first: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each i the blocks first[i], first[i] + 1, ..., counts[i] >= 0 of them: (i, block), int [sum of counts]."""
+    row = counts.nonzero()[0]
+    if row.size and counts.max() > 1:
+        row = np.repeat(row, counts[row])
+        ends = counts.cumsum()
+        return row, (np.arange(row.size) - (ends - counts - first)[row]).astype(np.int32)
+    return row, first[row]
 
 
 def _entries(slot: int, first: int, pages: np.ndarray) -> NewEntries:

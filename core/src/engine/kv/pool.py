@@ -51,6 +51,7 @@ class PagePool:
         self._last_step = np.zeros(num_pages, np.int64)  # the last step that names the page, where it is not done
         self._pending_until = np.zeros(num_pages, np.int64)  # 0: not pending
         self._pending: dict[int, list[np.ndarray]] = {}
+        self._place = np.zeros(num_pages, np.int64)  # scratch of `_once`
         # What the evictor knows, and what it has still to be told.
         self._known = np.zeros(num_pages, bool)
         self._commits: list[tuple[int, int]] = []
@@ -105,11 +106,11 @@ class PagePool:
         until = self._last_step[pages]
         waiting = until > self.done_step
         if not waiting.any():
-            self._let_go(_unique(pages))
+            self._let_go(self._once(pages))
             return
-        self._let_go(_unique(pages[~waiting]))
+        self._let_go(self._once(pages[~waiting]))
         pages, until = pages[waiting], until[waiting]
-        fresh = _unique(pages[self._pending_until[pages] == 0])
+        fresh = self._once(pages[self._pending_until[pages] == 0])
         self.num_pending += fresh.size
         self._pending_until[pages] = until
         for step in np.unique(until).tolist():
@@ -120,7 +121,7 @@ class PagePool:
         self.done_step = step_id
         for step in [step for step in self._pending if step <= step_id]:
             pages = np.concatenate(self._pending.pop(step))
-            pages = _unique(pages[self._pending_until[pages] == step])  # others were taken back meanwhile
+            pages = self._once(pages[self._pending_until[pages] == step])  # others were taken back meanwhile
             self._pending_until[pages] = 0
             self.num_pending -= pages.size
             self._let_go(pages)
@@ -184,7 +185,7 @@ class PagePool:
 
     def _evict(self, n: int, group: int) -> np.ndarray:
         pages = np.asarray(self._evictor.victims(n, group), dtype=np.int32)
-        if pages.size != n or not self.candidate[pages].all() or _unique(pages).size != n:
+        if pages.size != n or not self.candidate[pages].all() or self._once(pages).size != n:
             raise ContractError(
                 f"{n} pages to give up for KV group {group}",
                 f"the evictor {type(self._evictor).__name__} gave {pages.size}, or pages that are no candidates",
@@ -204,15 +205,22 @@ class PagePool:
             self._commits = []
             self._evictor.on_commit(commits[:, 0], commits[:, 1])
         if self._touches:
-            touches, self._touches, self._untold = _unique(np.concatenate(self._touches)), [], 0
+            touches, self._touches, self._untold = self._once(np.concatenate(self._touches)), [], 0
             self._evictor.on_touch(touches)
         if self._releases:
             pages, self._releases = np.concatenate(self._releases), []
             pages = pages[self.candidate[pages]]  # others were taken back meanwhile
-            pages = _unique(pages[::-1])[::-1]  # a page that was taken back and released again counts by its last
+            pages = self._once(pages[::-1])[::-1]  # a page that was taken back and released again counts by its last
             if pages.size:
                 self._known[pages] = True
                 self._evictor.on_release(pages)
+
+    def _once(self, pages: np.ndarray) -> np.ndarray:
+        """Each page once, at its first place."""
+        places = np.arange(pages.size)
+        self._place[pages[::-1]] = places[::-1]
+        first = self._place[pages] == places
+        return pages if np.count_nonzero(first) == pages.size else pages[first]
 
     def check_integrity(self, expected_refs: np.ndarray) -> None:
         """Raise AssertionError where states contradict each other or `expected_refs`, int [num_pages]."""
@@ -233,11 +241,3 @@ class PagePool:
         assert len(self._evictor) == int(self._known.sum()) + self._untold, "the evictor counts other candidates"
         assert self.candidate[self._known].all()
         self._evictor.check_integrity()
-
-
-def _unique(pages: np.ndarray) -> np.ndarray:
-    """Each page once, at its first place."""
-    if pages.size < 2:
-        return pages
-    values, first = np.unique(pages, return_index=True)
-    return pages if values.size == pages.size else pages[np.sort(first)]

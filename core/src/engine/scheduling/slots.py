@@ -40,7 +40,7 @@ class SlotTable:
         last_step: int64; the last step that names the slot.
         order: int64; counts admissions up, so that the oldest can be told.
         tokens: int32 [num_slots, max_tokens]; ids, valid up to `known`.
-        stops: int32 [num_slots, NARROW_STOPS]; ids that end the request, padded with NO_STOP.
+        stops: int32 [NARROW_STOPS, num_slots]; ids that end the request, padded with NO_STOP.
     """
 
     def __init__(self, num_slots: int, max_tokens: int) -> None:
@@ -59,7 +59,7 @@ class SlotTable:
         self.last_step = np.zeros(num_slots, np.int64)
         self.order = np.zeros(num_slots, np.int64)
         self.tokens = np.empty((num_slots, max_tokens), np.int32)  # memory is taken as far as it is written
-        self.stops = np.full((num_slots, NARROW_STOPS), NO_STOP, np.int32)
+        self.stops = np.full((NARROW_STOPS, num_slots), NO_STOP, np.int32)
         self.wide_stops: dict[int, frozenset[int]] = {}
         self.requests: list[Request | None] = [None] * num_slots
         self.request_ids = [""] * num_slots
@@ -92,9 +92,9 @@ class SlotTable:
         self.order[slot] = self._admissions
         self.tokens[slot, :n] = request.token_ids
         stops = request.stop_token_ids
-        self.stops[slot] = NO_STOP
+        self.stops[:, slot] = NO_STOP
         if stops.size <= NARROW_STOPS:
-            self.stops[slot, : stops.size] = stops
+            self.stops[: stops.size, slot] = stops
         else:
             self.wide_stops[slot] = frozenset(stops.tolist())
         request.slot = slot

@@ -46,12 +46,11 @@ def accept(
         ContractError: the result does not fit the plan.
     """
     rows = plan.samples.nonzero()[0]
-    drawn = _checked(plan, result, rows)
+    drawn, counts = _checked(plan, result, rows)
     row_slots = plan.slot_of_row[rows]
     wanted = slots.accepts[row_slots]
     if np.count_nonzero(wanted) < rows.size:
-        rows, row_slots, drawn = rows[wanted], row_slots[wanted], drawn[wanted]
-    counts = _counts(drawn)
+        rows, row_slots, drawn, counts = rows[wanted], row_slots[wanted], drawn[wanted], counts[wanted]
     positions = slots.known[row_slots]
     prompts = slots.prompt[row_slots]
     stopped, last = _stops(row_slots, drawn, positions + 1 - prompts, slots)
@@ -70,7 +69,7 @@ def accept(
             np.minimum(counts - 1, kept)[tried],
         )
     known = positions + kept
-    _remember(row_slots, positions, drawn, kept, slots)
+    tokens = _remember(row_slots, positions, drawn, kept, slots)
     slots.known[row_slots] = known
     if kv.enable_prefix_caching:
         # Blocks count when they are both known and computed. A preempted request's slot has none to offer.
@@ -78,8 +77,8 @@ def accept(
 
     ids = slots.request_ids
     outputs = [
-        CoreOutput(request_id=ids[slot], new_token_ids=tokens)
-        for slot, tokens in zip(row_slots.tolist(), _lists(drawn, kept), strict=True)
+        CoreOutput(request_id=ids[slot], new_token_ids=of_row)
+        for slot, of_row in zip(row_slots.tolist(), tokens, strict=True)
     ]
     prompt_tokens = 0
     for i in (positions == prompts).nonzero()[0].tolist():
@@ -110,24 +109,28 @@ def accept(
     return Accepted(outputs, ended, prompt_tokens, int(kept.sum()), scores)
 
 
-def _checked(plan: StepPlan, result: StepResult, rows: np.ndarray) -> np.ndarray:
-    """The tokens that the rows which sample drew, int32 [n, 1 + k], of a result that fits the plan."""
+def _checked(plan: StepPlan, result: StepResult, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that the rows which sample drew, int32 [n, 1 + k], of a result that fits the plan; and how many they
+    are, int32 [n]."""
     tokens = result.tokens if result.tokens.ndim == 2 else result.tokens[..., None]
     fits = tokens.shape[0] == plan.num_rows
     if fits:
         drawn = tokens[rows]
-        fits = np.count_nonzero(drawn[:, :1] < 0) == 0
+        given, counts = drawn >= 0, np.ones(rows.size, np.int32)
+        fits = np.count_nonzero(given[:, :1]) == rows.size
     if fits and plan.num_drafts is None:
         fits = drawn.shape[1] == 1
     elif fits:
         assert plan.num_drafts is not None
-        found, given = result.num_drafts, tokens >= 0
+        found = result.num_drafts
+        for column in range(1, drawn.shape[1]):
+            counts += given[:, column]
         fits = (
             found is not None
             and found.shape == plan.num_drafts.shape
             and bool((found <= plan.num_drafts).all())
-            and bool((given.sum(axis=1)[rows] <= 1 + found[rows]).all())
-            and bool((given[:, 1:] <= given[:, :-1]).all())
+            and bool((counts <= 1 + found[rows]).all())
+            and np.count_nonzero(given[:, 1:] > given[:, :-1]) == 0
         )
     if not fits:
         raise ContractError(
@@ -136,14 +139,7 @@ def _checked(plan: StepPlan, result: StepResult, rows: np.ndarray) -> np.ndarray
             "choose another executor or platform driver and tell its author",
             point="executor",
         )
-    return drawn
-
-
-def _counts(drawn: np.ndarray) -> np.ndarray:
-    """int32 [n]; tokens of each row, of which there is at least one."""
-    if drawn.shape[1] == 1:
-        return np.ones(len(drawn), np.int32)
-    return np.count_nonzero(drawn >= 0, axis=1).astype(np.int32)
+    return drawn, counts
 
 
 def _settle_drafts(
@@ -163,22 +159,17 @@ def _settle_drafts(
 
 def _remember(
     row_slots: np.ndarray, positions: np.ndarray, drawn: np.ndarray, kept: np.ndarray, slots: SlotTable
-) -> None:
-    """Write the tokens that were kept behind those known."""
+) -> list[list[int]]:
+    """Write the tokens that were kept behind those known; returns them, row by row."""
     if drawn.shape[1] == 1:
         slots.tokens[row_slots, positions] = drawn[:, 0]
-        return
-    place = np.arange(drawn.shape[1])
-    row, column = np.nonzero(place < kept[:, None])
-    slots.tokens[row_slots[row], positions[row] + column] = drawn[row, column]
-
-
-def _lists(drawn: np.ndarray, kept: np.ndarray) -> list[list[int]]:
-    """The first `kept` tokens of each row."""
-    lists: list[list[int]] = drawn.tolist()
-    if drawn.shape[1] == 1:
-        return lists
-    return [tokens[:n] for tokens, n in zip(lists, kept.tolist(), strict=True)]
+        rows: list[list[int]] = drawn.tolist()
+        return rows
+    row, column = (np.arange(drawn.shape[1]) < kept[:, None]).nonzero()
+    tokens = drawn[row, column]
+    slots.tokens[row_slots[row], positions[row] + column] = tokens
+    flat = tokens.tolist()
+    return [flat[end - n : end] for end, n in zip(kept.cumsum().tolist(), kept.tolist(), strict=True)]
 
 
 def _request(slots: SlotTable, slot: np.integer) -> Request:
@@ -194,7 +185,7 @@ def _stops(
 
     num_outputs: int [n]; outputs of the request up to and with the first column.
     """
-    rows, columns, _ = (slots.stops[row_slots][:, None, :] == drawn[:, :, None]).nonzero()
+    _, columns, rows = (slots.stops[:, None, row_slots] == drawn.T).nonzero()
     if slots.wide_stops:
         wide = [
             (row, column)
