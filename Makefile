@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 
 # The CPU build where pip has one at hand (a local folder of wheels, or PIP_INDEX_URL of pytorch's CPU index).
 TORCH ?= torch==2.13.0
-BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0
+# cmake and ninja build native code; where there is no C++ compiler, plugins/cpu is installed without it and says so.
+BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 scikit-build-core==1.1.2 nanobind==3.1.0 cmake==4.4.4 ninja==1.13.2
 
 # Every folder with a pyproject is a package; one without is not a package yet.
 PYPROJECTS := $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml sdk/pyproject.toml)
 PACKAGES := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
+NATIVE := $(wildcard plugins/*/CMakeLists.txt plugins/*/native/*.* plugins/*/native/*/*.*)
 STAMP := $(VENV)/.install-stamp
 
 TEST_PATHS := core/tests $(wildcard plugins/*/tests tests)
@@ -34,12 +36,14 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): requirements-dev.txt $(PYPROJECTS)
+$(STAMP): requirements-dev.txt $(PYPROJECTS) $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Engine needs Python 3.11 or newer: make install PYTHON=python3.11")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
+	@why=$$(cat plugins/cpu/build/*/native_note.txt 2>/dev/null); \
+		[ -z "$$why" ] || echo "engine-cpu has no native code ($$why): the builtin drivers serve in its place"
 	@touch $@
 
 lint: install

@@ -1,4 +1,4 @@
-"""Ranks as threads of the test's process, with the real workers and the real gloo: no process starts.
+"""Ranks as threads of the test's process, with the real workers and real communicators: no process starts.
 
 `ThreadExecutor` holds every rank to the same answer.
 """
@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.builtin.communicator_gloo.body import Gloo
+from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import CoreContext
 from engine.interfaces.executor import ExecutorCard, ExecutorNeed
 from engine.plugin import Candidate, Registry
+from engine.plugin.loading import load_body
 from engine.types.plan import StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
@@ -35,15 +36,31 @@ def registry() -> Registry:
     return Registry.discover(extra=(THREADS,))
 
 
-def on_ranks(size: int, work: Callable[[int, Gloo], Any]) -> list[Any]:
-    """work(rank, communicator) on every rank at once; the answers by rank."""
+def communicators() -> dict[str, type]:
+    """The body of every installed communicator that serves ranks on this machine's processor, by name.
+
+    The tests of the reference driver hold for each of them.
+    """
+    found, bodies = Registry.discover(), {}
+    for candidate in found.candidates("communicator"):
+        card = found.card(candidate)
+        if not card.unsupported(CommunicatorNeed(world_size=2, device="cpu")):
+            bodies[candidate.name] = load_body(card, candidate=candidate)
+    return bodies
+
+
+def on_ranks(driver: type, size: int, work: Callable[[int, Communicator], Any]) -> list[Any]:
+    """work(rank, communicator) on every rank at once, with a driver's body; the answers by rank."""
     folder = tempfile.mkdtemp(prefix="thread-ranks-")
     futures: list[Future[Any]] = [Future() for _ in range(size)]
+    done = threading.Event()
 
     def run(rank: int) -> None:
         try:
-            gloo = Gloo(SimpleNamespace(start=SimpleNamespace(rank=rank, size=size, rendezvous=folder)))  # type: ignore[arg-type]
-            futures[rank].set_result(work(rank, gloo))
+            communicator = driver(SimpleNamespace(start=SimpleNamespace(rank=rank, size=size, rendezvous=folder)))
+            futures[rank].set_result(work(rank, communicator))
+            done.wait(SECONDS)  # one that has left is an error for those at work
+            communicator.close()
         except BaseException as error:
             futures[rank].set_exception(error)
 
@@ -52,6 +69,7 @@ def on_ranks(size: int, work: Callable[[int, Gloo], Any]) -> list[Any]:
             threading.Thread(target=run, args=(rank,), daemon=True).start()
         return [future.result(SECONDS) for future in futures]
     finally:
+        done.set()
         shutil.rmtree(folder)
 
 

@@ -83,14 +83,14 @@ def test_the_plugin_host_is_light():
 def builtin_cards() -> list[str]:
     registry = Registry.discover()
     found = (c.value.partition(":")[0] for point in POINTS for c in registry.candidates(point))
-    return sorted({module for module in found if module.startswith(("engine.", "engine_tiny."))})
+    return sorted({module for module in found if module.startswith(("engine.", "engine_cpu.", "engine_tiny."))})
 
 
 @pytest.mark.parametrize("module", builtin_cards())
 def test_cards_are_light(module):
     """DESIGN section 5: under 20 ms beyond pydantic, msgspec and numpy; held by what they import, not by a clock."""
     loaded = third_party(import_all([module])[module])
-    extra = loaded - LIGHT_CARD - {"engine_tiny"}
+    extra = loaded - LIGHT_CARD - {"engine_cpu", "engine_tiny"}
     assert not extra, f"the card {module} imports {sorted(extra)}"
 
 

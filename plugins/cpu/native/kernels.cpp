@@ -1,0 +1,89 @@
+#include "kernels.h"
+
+#include <stdexcept>
+
+namespace engine_cpu {
+
+#define DECLARE_LEVEL(name) \
+    namespace name {        \
+    const Kernels& table(); \
+    }
+DECLARE_LEVEL(scalar)
+#ifdef ENGINE_CPU_HAS_AVX2
+DECLARE_LEVEL(avx2)
+#endif
+#ifdef ENGINE_CPU_HAS_AVX512
+DECLARE_LEVEL(avx512)
+#endif
+#ifdef ENGINE_CPU_HAS_AVX512_BF16
+DECLARE_LEVEL(avx512_bf16)
+#endif
+
+namespace {
+
+struct Level {
+    const char* name;
+    const Kernels& (*table)();
+    bool runs;
+};
+
+// __builtin_cpu_supports also asks whether the system saves the registers.
+std::vector<Level> found() {
+    std::vector<Level> all{{"scalar", scalar::table, true}};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    [[maybe_unused]] const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                                           __builtin_cpu_supports("f16c");
+    [[maybe_unused]] const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                                             __builtin_cpu_supports("avx512bw") &&
+                                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#ifdef ENGINE_CPU_HAS_AVX2
+    all.push_back({"avx2", avx2::table, has_avx2});
+#endif
+#ifdef ENGINE_CPU_HAS_AVX512
+    all.push_back({"avx512", avx512::table, has_avx512});
+#endif
+#ifdef ENGINE_CPU_HAS_AVX512_BF16
+    all.push_back({"avx512_bf16", avx512_bf16::table, has_avx512 && __builtin_cpu_supports("avx512bf16")});
+#endif
+#endif
+    return all;
+}
+
+}  // namespace
+
+std::size_t size_of(DType dtype) {
+    switch (dtype) {
+        case DType::float64:
+        case DType::int64:
+            return 8;
+        case DType::float32:
+        case DType::int32:
+            return 4;
+        case DType::bfloat16:
+        case DType::float16:
+            return 2;
+        case DType::int8:
+        case DType::uint8:
+            return 1;
+    }
+    throw std::invalid_argument("no such dtype");
+}
+
+std::vector<std::string> levels() {
+    std::vector<std::string> names;
+    for (const Level& level : found())
+        if (level.runs) names.emplace_back(level.name);
+    return names;
+}
+
+const Kernels& kernels(const std::string& name) {
+    const Level* best = nullptr;
+    const std::vector<Level> all = found();
+    for (const Level& level : all)
+        if (level.runs && (name == "auto" || name == level.name)) best = &level;
+    if (best == nullptr) throw std::invalid_argument("level '" + name + "' is not compiled in or not of this processor");
+    return best->table();
+}
+
+}  // namespace engine_cpu

@@ -1,0 +1,10 @@
+#include "levels/table.h"
+
+namespace engine_cpu::ENGINE_CPU_LEVEL {
+
+const Kernels& table() {
+    static const Kernels kernels{sum};
+    return kernels;
+}
+
+}  // namespace engine_cpu::ENGINE_CPU_LEVEL

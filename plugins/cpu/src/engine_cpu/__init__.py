@@ -1,0 +1,1 @@
+"""Native drivers for processors."""

@@ -1,0 +1,1 @@
+"""Driver `shm` of the point `communicator`."""
