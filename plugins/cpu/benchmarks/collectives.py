@@ -1,7 +1,7 @@
 """Communicators side by side: `python plugins/cpu/benchmarks/collectives.py --ranks 2 shm gloo`.
 
-Each rank is a process with one thread. The drivers take turns (A B A B), each in fresh processes. Times are of a call, in
-microseconds: the median over calls, of the slowest rank, and of all turns; ratios are the median of the pairs'.
+Each rank is a process with one thread. The drivers take turns (A B A B), each in fresh processes. Times are of a call,
+in microseconds: the median over calls, of the slowest rank, and of all turns; ratios are the median of the pairs.
 """
 
 from __future__ import annotations
