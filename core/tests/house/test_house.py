@@ -47,7 +47,9 @@ def test_every_package_is_typed_and_has_the_same_form():
         for part in ("README.md", "src", "tests", "LICENSE"):
             assert (folder / part).exists(), f"{folder.name} has no {part}"
         assert list((folder / "src").glob("*/py.typed")), f"{folder.name} has no py.typed"
-        assert tomllib.loads(pyproject.read_text())["build-system"]["build-backend"] == "setuptools.build_meta"
+        native = (folder / "CMakeLists.txt").exists()
+        backend = "scikit_build_core.build" if native else "setuptools.build_meta"
+        assert tomllib.loads(pyproject.read_text())["build-system"]["build-backend"] == backend
 
 
 @pytest.mark.parametrize("point", POINTS.values(), ids=lambda point: point.name)
