@@ -340,7 +340,7 @@ def metrics_page() -> str:
     from engine.server.prometheus import Exposition
 
     idle: Any = SimpleNamespace(
-        last_stats=None,
+        ranks=[],
         measures=Measures(max_model_len=4096),
         plan=SimpleNamespace(registry=SimpleNamespace(quarantine={})),
     )

@@ -57,12 +57,13 @@ class Server:
         return int(self.address.rsplit(":", 1)[1])
 
     def metrics(self) -> dict[str, float]:
-        """What `/metrics` says, read by Prometheus' own parser; the label of the model left out of the names."""
+        """What `/metrics` says, read by Prometheus' own parser; the labels of the model and of the first engine core
+        left out of the names."""
         text = httpx.get(self.address + "/metrics", timeout=30).text
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                labels = {k: v for k, v in sample.labels.items() if k != "model_name"}
+                labels = {k: v for k, v in sample.labels.items() if k != "model_name" and (k, v) != ("engine", "0")}
                 shown = ",".join(f"{k}={v}" for k, v in labels.items())
                 found[sample.name.removeprefix("engine:") + (f"{{{shown}}}" if shown else "")] = sample.value
         return found

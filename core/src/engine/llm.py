@@ -1,6 +1,7 @@
 """Offline use: `LLM` for whole batches, `LLMEngine` for those who want to make the steps themselves.
 
-Both run the engine core in the caller's thread and are to be used by one thread at a time.
+Both run the engine core in the caller's thread, or, with `data_parallel_size`, several cores in processes of their own.
+They are to be used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from engine.frontend.assemble import Frontend, assemble_frontend, start_in_process
+from engine.frontend.assemble import Frontend, assemble_frontend, start_client
 from engine.frontend.beam_search import search_beams
 from engine.frontend.client import EngineClient
 from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.interrupt import DeferredInterrupt
 from engine.frontend.launch import Launch, launch
-from engine.frontend.output_processor import OutputKind
+from engine.frontend.output_processor import OutputKind, refusal
 from engine.frontend.progress import Progress
 from engine.frontend.prompts import Prompt, as_prompts
 from engine.types.beam import BeamSearchOutput, BeamSearchParams
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 """One turn of a conversation: {"role": "user", "content": "..."}."""
+
+
+MOMENT = 0.1
+"""Seconds that a step waits for cores in other processes, before it is looked whether Ctrl-C was pressed."""
 
 
 class LLMEngine:
@@ -60,7 +65,7 @@ class LLMEngine:
         plan = launch(engine_args, registry)
         # The tokenizer comes first: it is quick to fail, weights take their time.
         frontend = assemble_frontend(plan)
-        return cls(frontend, start_in_process(plan), plan)
+        return cls(frontend, start_client(plan), plan)
 
     def add_request(
         self,
@@ -104,7 +109,7 @@ class LLMEngine:
             raise
 
     def step(self) -> list[RequestOutput]:
-        """Make one step of the core.
+        """Make one step of the core. Several cores step by themselves: their next news is waited for, a moment at most.
 
         Returns:
             News of those requests that have any. A request that the core could not serve ends with finish reason
@@ -117,10 +122,15 @@ class LLMEngine:
         outputs, self._undelivered = self._undelivered, []
         if not self.has_unfinished_requests() and not self.client.has_work():
             return outputs
-        news = self.client.receive()
+        news = self.client.receive(MOMENT)
         processed = self.frontend.outputs.process(news.outputs)
         if processed.abort_ids:
             self.client.abort(processed.abort_ids)
+        for again in processed.retries:
+            try:
+                self.client.add(again.requests)
+            except EngineError as error:
+                outputs += self.frontend.outputs.process(refusal(again, error).outputs).outputs
         if not news.outputs and len(self.frontend.outputs) and not self.client.has_work():
             lost = self.frontend.outputs.request_ids()
             self.frontend.outputs.abort(lost)

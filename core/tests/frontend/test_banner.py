@@ -32,9 +32,10 @@ def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
     layout = make_layout(specs, block_size=16, kv_itemsize=4, tokens_per_page={"full": 16, "sliding": 16})
     worker = SimpleNamespace(
         layout=layout, max_model_len=max_model_len, max_num_seqs=4, max_num_batched_tokens=16, dtype="float32",
-        device="cpu",
+        device="cpu", size=1,
     )  # fmt: skip
     facts = {
+        "config": SimpleNamespace(data_parallel_size=1),
         "start": SimpleNamespace(worker=worker, enable_prefix_caching=True),
         "model": SimpleNamespace(architecture="XForCausalLM", dtype="bfloat16"),
         "files": SimpleNamespace(folder="/models/x"),
@@ -63,6 +64,15 @@ def test_the_facts_of_the_start():
     ):
         assert fact in shown
     assert "serves" not in render(launch(), ready(17), None)
+
+
+def test_several_cores_are_told():
+    plan = launch(config=SimpleNamespace(data_parallel_size=3))
+    plan.start.worker.size = 2
+    shown = " ".join(render(plan, ready(17), None).split())
+    assert "ranks 3 engine cores, each with the whole model, divided over 2 processes each" in shown
+    assert "256 tokens in blocks of 16 on each of 3 ranks" in shown and "4 at most on each of 3 ranks" in shown
+    assert "rank" not in render(launch(), ready(17), None)
 
 
 def test_who_serves_each_point_and_why():

@@ -30,7 +30,7 @@ class Bench:
         self.outputs.add(self.inputs.process(request_id, "hi", SamplingParams(**params)), kind)
 
     def take(self, *news: CoreOutput) -> RequestOutput | None:
-        outputs, self.aborts, self.ended = self.outputs.process(news)
+        outputs, self.aborts, self.ended, _ = self.outputs.process(news)
         assert len(outputs) <= 1
         return outputs[0] if outputs else None
 

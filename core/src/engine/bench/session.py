@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 from engine.bench.counting import Counter
 from engine.bench.workload import Lengths
-from engine.frontend.assemble import assemble_frontend
-from engine.frontend.client import InProcessClient
+from engine.frontend.assemble import assemble_frontend, start_in_process
 from engine.frontend.launch import launch
 from engine.llm import LLMEngine
-from engine.loop.assemble import assemble_core
 from engine.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,10 +73,10 @@ def open_session(config: EngineConfig) -> Iterator[Session]:
     """Start an engine, and shut it down at the end. Raises the launcher's and the worker's errors."""
     plan = launch(config)
     frontend = assemble_frontend(plan)
-    core = assemble_core(plan.start, plan.registry)
-    engine = LLMEngine(frontend, InProcessClient(core), plan)
+    client = start_in_process(plan)
+    engine = LLMEngine(frontend, client, plan)
     try:
-        counter = Counter(plan.model, core.worker_ready, plan.start.worker.dtype)
-        yield Session(engine, plan, core.worker_ready, counter)
+        counter = Counter(plan.model, client.worker, plan.start.worker.dtype)
+        yield Session(engine, plan, client.worker, counter)
     finally:
         engine.shutdown()

@@ -42,6 +42,7 @@ class EngineConfig(BaseModel):
     long_prefill_token_threshold: NotNegative = 0
     block_size: Positive = 16
     tensor_parallel_size: Positive = 1
+    data_parallel_size: Positive = 1
     kv_cache_memory: Bytes | None = None
     num_kv_pages: Positive | None = None
     enable_prefix_caching: bool = True

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.frontend.client import InProcessClient
+from engine.frontend.banner import capacity
+from engine.frontend.client import EngineClient, InProcessClient
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.launch import Launch
 from engine.frontend.output_processor import OutputProcessor
-from engine.interfaces.context import FrontContext
+from engine.frontend.rank_starts import rank_starts
+from engine.interfaces.context import FrontContext, RouterContext
+from engine.interfaces.router import Router
 from engine.interfaces.tokenizer import Tokenizer
 from engine.plugin import HookRelay
+from engine.types.errors import ConfigError
+from engine.types.start import WorkerReady
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,42 @@ def build_tokenizer(plan: Launch) -> Tokenizer:
     return tokenizer
 
 
+def build_router(plan: Launch, workers: Sequence[WorkerReady]) -> Router | None:
+    """The body of the chosen router, for ranks that are ready; None where there is one rank."""
+    if plan.router is None:
+        return None
+    worker = plan.start.worker
+    context = RouterContext(
+        num_ranks=len(workers),
+        max_num_seqs=worker.max_num_seqs,
+        block_size=worker.layout.block_size,
+        cached_tokens=min(capacity(plan, ready)[0] for ready in workers),
+        options=plan.router.options,
+    )
+    router: Router = plan.router.load_body()(context)
+    return router
+
+
+def start_client(plan: Launch) -> EngineClient:
+    """The engine core in this process, or several in processes of their own; loaded and ready."""
+    size = plan.config.data_parallel_size
+    if size == 1:
+        return start_in_process(plan)
+    from engine.frontend.core_ranks import CoreRanks  # with what speaks to other processes: not every use needs it
+    from engine.frontend.ranks_client import RanksClient
+
+    ranks = CoreRanks(rank_starts(plan.start, size), lambda workers: build_router(plan, workers))
+    return RanksClient(ranks)
+
+
 def start_in_process(plan: Launch) -> InProcessClient:
-    """An engine core in this process, loaded and ready."""
+    """An engine core in this process, loaded and ready. Raises ConfigError where the settings ask for several."""
     from engine.loop.assemble import assemble_core
 
+    if plan.config.data_parallel_size > 1:
+        raise ConfigError(
+            f"data_parallel_size={plan.config.data_parallel_size}",
+            "this runs one engine core in its own process",
+            "leave data_parallel_size out here",
+        )
     return InProcessClient(assemble_core(plan.start, plan.registry))

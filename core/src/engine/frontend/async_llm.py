@@ -1,4 +1,4 @@
-"""`AsyncLLM`: the engine for asyncio programs, its core in a process of its own. The server stands on it."""
+"""`AsyncLLM`: the engine for asyncio programs, its cores in processes of their own. The server stands on it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from engine.config import EngineConfig
-from engine.frontend.assemble import assemble_frontend
-from engine.frontend.core_process import CoreProcess
+from engine.frontend.assemble import assemble_frontend, build_router
+from engine.frontend.core_ranks import CoreRanks, RankNews, RankState
 from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.launch import Launch, launch
 from engine.frontend.measures import Measures
-from engine.frontend.output_processor import OutputKind
+from engine.frontend.merged_stats import merge_ready
+from engine.frontend.output_processor import OutputKind, refusal
 from engine.frontend.prompts import Prompt, TokensPrompt
+from engine.frontend.rank_calls import RankCalls
+from engine.frontend.rank_starts import rank_starts
 from engine.frontend.request_stream import RequestStream
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineDeadError, EngineError
-from engine.types.messages import Abort, Add, Call, FromCore, Outputs, Reply
-from engine.types.outputs import RequestOutput, StepStats
+from engine.types.messages import Outputs, Reply
+from engine.types.outputs import CoreOutputs, RequestOutput, StepStats
 from engine.types.params import SamplingParams
 from engine.types.start import WorkerReady
 
@@ -34,10 +35,10 @@ milliseconds at most, which other streams do not notice."""
 
 
 class AsyncLLM:
-    """Takes requests from coroutines of one event loop; its core runs in another process.
+    """Takes requests from coroutines of one event loop; its cores (`data_parallel_size`) run in other processes.
 
     Args:
-        config: of the engine. Every setting is resolved here, and the core's process begins to load the model.
+        config: of the engine. Every setting is resolved here, and the cores' processes begin to load the model.
 
     Raises (here or from `start`) the EngineError that stops the start.
     """
@@ -45,20 +46,22 @@ class AsyncLLM:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self._launch = launch(config)
-        self._core = CoreProcess(self._launch.start)
+        plan = self._launch
+        self._cores = CoreRanks(
+            rank_starts(plan.start, config.data_parallel_size), lambda workers: build_router(plan, workers)
+        )
         try:
-            front = assemble_frontend(self._launch)
+            front = assemble_frontend(plan)
         except BaseException:
-            self._core.shutdown()
+            self._cores.shutdown()
             raise
         self._input, self._output = front.inputs, front.outputs
         self._streams: dict[str, RequestStream] = {}
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, tuple[RankCalls, asyncio.Future[Any]]] = {}
         self._call_ids = itertools.count()
         self._death: EngineError | None = None
         self._on_death: Callable[[EngineError], None] | None = None
         self.worker: WorkerReady | None = None
-        self.last_stats: StepStats | None = None
         self.measures = Measures(self.max_model_len)
 
     @property
@@ -87,26 +90,36 @@ class AsyncLLM:
         return len(self._output)
 
     @property
+    def last_stats(self) -> StepStats | None:
+        """What the cores told last, as of one; None before the first step."""
+        return self._cores.stats()
+
+    @property
+    def ranks(self) -> list[RankState]:
+        """The state of each core; none before they are ready."""
+        return self._cores.states()
+
+    @property
     def queue_length(self) -> int:
         """Sequences (n of each request) beyond those that have a place in the batch, or will get one in the next step,
         as far as the frontend can know; negative where places are free.
         """
         stats = self.last_stats
-        places = self.config.max_num_seqs if stats is None or not stats.num_waiting else stats.num_running
+        places = self.config.max_num_seqs * len(self._cores.living)
+        if stats is not None and stats.num_waiting:
+            places = stats.num_running
         return self._output.num_sequences - places
 
     async def start(self, on_death: Callable[[EngineError], None] | None = None) -> None:
-        """Wait until the core is ready. `on_death` is called in the event loop, once, if it dies later."""
+        """Wait until the cores are ready. `on_death` is called in the event loop, once, if the last of them dies."""
         self._on_death = on_death
-        self.worker = await asyncio.to_thread(self._core.wait_ready)
+        self.worker = merge_ready(await asyncio.to_thread(self._cores.wait_ready))
         loop = asyncio.get_running_loop()
-        self._core.listen(
-            lambda message: _hand_over(loop, self._take, message), lambda error: _hand_over(loop, self._die, error)
-        )
+        self._cores.listen(lambda news: _hand_over(loop, self._take, news))
 
     def alive(self) -> bool:
-        """True until the core has died or was shut down."""
-        return self._death is None and self._core.alive()
+        """True until every core has died or was shut down."""
+        return self._death is None and self._cores.alive()
 
     def submit(
         self,
@@ -154,9 +167,10 @@ class AsyncLLM:
         return await asyncio.to_thread(self._input.process, request_id, prompt, params, now, priority, timeout)
 
     def enqueue(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
-        """Send a processed request to the core. To be called in the event loop that ran `start`.
+        """Send a processed request to a core. To be called in the event loop that ran `start`.
 
-        Raises InvalidRequestError where its id is in use, EngineDeadError where the core has died.
+        Raises InvalidRequestError where its id is in use, EngineDeadError where every core has died, ContractError
+        where the router fails.
         """
         self._check_alive()
         self._output.add(processed, kind)
@@ -165,7 +179,11 @@ class AsyncLLM:
         waited = max(0.0, time.time() - processed.requests[0].arrival_time)
         self.measures.arrived(processed, time.monotonic() - waited)
         self._input.announce(processed)
-        self._core.send(Add(processed.requests))
+        try:
+            self._cores.add(processed.requests)
+        except BaseException:
+            self.abort(processed.request_id)
+            raise
         return stream
 
     async def generate(
@@ -214,61 +232,81 @@ class AsyncLLM:
             now = time.monotonic()
             for core_id in core_ids:
                 self.measures.ended(core_id, "abort", now)
-            if self._death is None:
-                self._core.send(Abort(core_ids))
+            self._cores.abort(core_ids)
 
     def end_all(self, error: EngineError) -> None:
         """End every request in progress with this error; the core goes on."""
         core_ids = self._output.abort(list(self._streams))
         self._end_all(error)
-        if core_ids and self._death is None:
-            self._core.send(Abort(core_ids))
+        self._cores.abort(core_ids)
 
     async def call(self, method: str) -> Any:
-        """Ask the core ("stats", "reset_prefix_cache", "check_integrity"); the answer as plain data.
+        """Ask every core ("stats", "reset_prefix_cache", "check_integrity"); the answer as plain data, statistics as
+        those of one core.
 
-        Raises EngineError where the core refuses, EngineDeadError where it has died.
+        Raises EngineError where one refuses, EngineDeadError where the last has died.
         """
         self._check_alive()
         call_id = next(self._call_ids)
-        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self._core.send(Call(call_id, method))
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = RankCalls(method, self._cores.living), answer
+        for rank in self._cores.living:
+            self._cores.call(rank, call_id, method)
         try:
             return await answer
         finally:
             self._calls.pop(call_id, None)
 
     def shutdown(self) -> None:
-        """Stop the core; requests in progress end with EngineDeadError. Idempotent; also ends a `start` in progress."""
-        self._core.shutdown()
+        """Stop the cores; requests in progress end with EngineDeadError. Idempotent; ends a `start` in progress."""
+        self._cores.shutdown()
         self._end_all(EngineDeadError("a request in progress", "the engine was shut down"))
 
-    def _take(self, message: FromCore) -> None:
-        if isinstance(message, Outputs):
-            if message.outputs.stats is not None:
-                self.last_stats = message.outputs.stats
-            now = time.monotonic()
-            self.measures.stepped(message.outputs.outputs, message.outputs.stats, now)
-            processed = self._output.process(message.outputs.outputs)
-            for request_id, reason in processed.ended:
-                self.measures.ended(request_id, reason, now)
-            if processed.abort_ids:
-                self._core.send(Abort(processed.abort_ids))
-            for output in processed.outputs:
-                name = output.request_id
-                stream = self._streams.pop(name, None) if output.finished else self._streams.get(name)
-                if stream is not None:
-                    stream.put(output)
-        elif isinstance(message, Reply) and (answer := self._calls.get(message.call_id)) and not answer.done():
-            if message.error:
-                answer.set_exception(EngineError("call the engine core", message.error))
-            else:
-                answer.set_result(message.value)
+    def _take(self, item: RankNews) -> None:
+        news = self._cores.take(item)
+        if isinstance(news, Outputs):
+            self._take_outputs(news.outputs)
+        elif isinstance(news, EngineError):
+            return self._die(news)
+        if isinstance(item.news, Reply):
+            self._take_reply(item.rank, item.news)
+        elif isinstance(item.news, EngineError) or (self._calls and item.rank not in self._cores.living):
+            self._take_reply(item.rank, None)
+
+    def _take_outputs(self, news: CoreOutputs) -> None:
+        now = time.monotonic()
+        self.measures.stepped(news.outputs, news.stats, now)
+        processed = self._output.process(news.outputs)
+        for request_id, reason in processed.ended:
+            self.measures.ended(request_id, reason, now)
+        if processed.abort_ids:
+            self._cores.abort(processed.abort_ids)
+        for output in processed.outputs:
+            name = output.request_id
+            stream = self._streams.pop(name, None) if output.finished else self._streams.get(name)
+            if stream is not None:
+                stream.put(output)
+        for again in processed.retries:
+            self.measures.retried(again)
+            try:
+                self._cores.add(again.requests)
+            except EngineError as error:
+                self._take_outputs(refusal(again, error))
+
+    def _take_reply(self, rank: int, reply: Reply | None) -> None:
+        """A rank's answer; None where it has died, and will answer nothing any more."""
+        for call_id, (call, answer) in list(self._calls.items()):
+            if reply is not None and reply.call_id != call_id:
+                continue
+            call.take(rank, reply)
+            if call.complete and not answer.done():
+                try:
+                    answer.set_result(call.result())
+                except EngineError as error:
+                    answer.set_exception(error)
 
     def _die(self, error: EngineError) -> None:
         self._death = error
-        if self.last_stats is not None:  # nothing runs any more, and nobody will tell
-            self.last_stats = msgspec.structs.replace(self.last_stats, num_running=0, num_waiting=0, pages_used=0)
         self._end_all(error)
         if self._on_death is not None:
             self._on_death(error)
@@ -283,7 +321,7 @@ class AsyncLLM:
         self.measures.ended_all("error", time.monotonic())
         self._output.abort(list(self._streams))
         self._streams.clear()
-        for answer in self._calls.values():
+        for _, answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(error)
 

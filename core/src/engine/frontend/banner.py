@@ -31,19 +31,24 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
     model = launch.model
     tokens, full_length = capacity(launch, worker)
     at_once = min(full_length, start.max_num_seqs)
+    ranks = launch.config.data_parallel_size
+    each = f" on each of {ranks} ranks" if ranks > 1 else ""
     cache = f"{amount(worker.cache_bytes)}, {tokens:,} tokens in blocks of {start.layout.block_size}"
     facts = [
         ("model", f"{launch.model_name} ({model.architecture}, {_count(worker.num_parameters)} parameters)"),
         ("folder", launch.files.folder),
         ("dtype", f"{start.dtype} on {start.device}" + _stored_as(launch)),
         ("weights", f"{amount(worker.weight_bytes)}, loaded in {worker.load_seconds:.2f} s"),
-        ("KV cache", cache + ("" if launch.start.enable_prefix_caching else ", prefix caching off")),
+        ("KV cache", cache + each + ("" if launch.start.enable_prefix_caching else ", prefix caching off")),
         (
             "requests",
             f"up to {start.max_model_len:,} tokens each; {at_once:,.1f} at once at full length, "
-            f"{start.max_num_seqs:,} at most",
+            f"{start.max_num_seqs:,} at most{each}",
         ),
     ]
+    if ranks > 1:
+        workers = f", divided over {start.size} processes each" if start.size > 1 else ""
+        facts.insert(2, ("ranks", f"{ranks} engine cores, each with the whole model{workers}"))
     drivers = [(point, f"{driver}: {why}") for point, driver, why in _drivers(launch.selections)]
     text = [f"Engine {version('engine')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
     if address is not None:

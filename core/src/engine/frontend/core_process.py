@@ -37,7 +37,7 @@ class CoreProcess:
         self._requests = self._socket(zmq.PUSH, requests)
         self._outputs = self._socket(zmq.PULL, outputs)
         self._decode: Callable[[bytes], FromCore] = wire.decoder(FromCore).decode
-        self._stopping = threading.Event()
+        self._stopping, self._closing = threading.Event(), threading.Event()
         self._starting = threading.Lock()  # held while `wait_ready` reads the socket that `shutdown` closes
         self._ready = False
         self._reader: threading.Thread | None = None
@@ -101,8 +101,8 @@ class CoreProcess:
         """True while the process runs."""
         return self._process.poll() is None
 
-    def shutdown(self, timeout: float = 5.0) -> None:
-        """Ask the process to stop, wait, kill it if it does not, and remove the sockets. Idempotent."""
+    def ask_to_stop(self) -> None:
+        """The first half of `shutdown`, which does not wait. Idempotent."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -110,6 +110,13 @@ class CoreProcess:
             self.send(Shutdown())
         else:  # it loads, and reads no messages yet; it leaves at once when the pipe ends
             self._close_pipe()
+
+    def shutdown(self, timeout: float = 5.0) -> None:
+        """Ask the process to stop, wait, kill it if it does not, and remove the sockets. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self.ask_to_stop()
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:

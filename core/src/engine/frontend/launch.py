@@ -23,6 +23,7 @@ from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard, 
 from engine.interfaces.model import ModelCard, ModelNeed
 from engine.interfaces.ops import OPERATIONS, OpsNeed
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
+from engine.interfaces.router import RouterNeed
 from engine.interfaces.scheduling_policy import SchedulingPolicyCard
 from engine.interfaces.tokenizer import TokenizerNeed
 from engine.kv.layout import make_layout
@@ -107,6 +108,11 @@ class Launch:
         return cast("type[SchedulingPolicyCard]", policy).orders_by_priority
 
     @property
+    def router(self) -> Selection | None:
+        """What chooses among several engine cores; None where there is one."""
+        return next((selection for selection in self.selections if selection.point == "router"), None)
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of one request."""
         return self.start.worker.max_model_len
@@ -161,7 +167,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         *(platform, *communicators, *ops, *attention.values(), executor, evictor),
         *(architecture, checkpoint, tokenizer, policy, *drafter),
     )
-    selections += processors
+    selections += (*processors, *_router(config, registry))
     manifest = Manifest.of(selections)
     worker = WorkerStart(
         choices=manifest.choices,
@@ -223,6 +229,18 @@ def _optional(config: EngineConfig, registry: Registry, point: str, need: object
             f"no {point} is chosen, and without one there is none",
             f"choose one with {registry.points[point].option_flag} DRIVER, or leave the option out",
         )
+    return ()
+
+
+def _router(config: EngineConfig, registry: Registry) -> tuple[Selection, ...]:
+    """Nothing where there is nothing to choose. Raises ConfigError where the user names something for that."""
+    asked, options, size = config.asked("router"), config.options_for("router"), config.data_parallel_size
+    if size > 1:
+        need = RouterNeed(num_ranks=size, enable_prefix_caching=config.enable_prefix_caching)
+        return (select(registry, "router", need, asked, options),)
+    if asked is not None or options:
+        named = f"router={asked}" if asked is not None else f"set router.{next(iter(options))}"
+        raise ConfigError(named, "there is one engine core, which takes every request", "raise --data-parallel-size")
     return ()
 
 

@@ -58,12 +58,13 @@ class Histogram:
 class _Sequence:
     """What is remembered of an unfinished sequence. Times are seconds of one monotonic clock; 0 where not yet."""
 
-    __slots__ = ("arrived", "first", "last", "max_tokens", "num_tokens", "prefill", "prompt_tokens", "queued")
+    __slots__ = ("arrived", "first", "last", "max_tokens", "num_tokens", "prefill", "prompt_tokens", "queued", "seen")
 
     def __init__(self, arrived: float, prompt_tokens: int, max_tokens: int | None) -> None:
         self.arrived, self.prompt_tokens, self.max_tokens = arrived, prompt_tokens, max_tokens
         self.first = self.last = self.queued = self.prefill = 0.0
         self.num_tokens = 0
+        self.seen = False
 
 
 class Measures:
@@ -83,6 +84,7 @@ class Measures:
         prompt_tokens, generation_tokens: of sequences that ended.
         params_n: one value a request; `params_max_tokens`: one a sequence, where the request set it.
         finished: sequences that ended, by finish reason.
+        retries: requests that were sent again because their engine core had died.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -101,6 +103,7 @@ class Measures:
         self.params_n = Histogram(COMPLETIONS)
         self.params_max_tokens = Histogram(tokens)
         self.finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
+        self.retries = 0
         self._sequences: dict[str, _Sequence] = {}
 
     def arrived(self, processed: ProcessedRequest, when: float) -> None:
@@ -123,7 +126,8 @@ class Measures:
             if not sequence.num_tokens:
                 sequence.first = now
                 sequence.queued, sequence.prefill = output.queue_time, output.prefill_time
-                self.time_to_first_token.observe(now - sequence.arrived)
+                if not sequence.seen:
+                    self.time_to_first_token.observe(now - sequence.arrived)
             elif count == 1:
                 single[sequence.last] = single.get(sequence.last, 0) + 1
             else:
@@ -132,6 +136,15 @@ class Measures:
             sequence.num_tokens += count
         for last, count in single.items():
             self.inter_token_latency.observe(now - last, count)
+
+    def retried(self, processed: ProcessedRequest) -> None:
+        """A request was sent again: its sequences begin anew. Each has one time to its first token, the first."""
+        self.retries += 1
+        for request in processed.requests:
+            sequence = self._sequences.get(request.request_id)
+            if sequence is not None:  # one of n that had ended is counted already
+                sequence.seen = sequence.seen or sequence.num_tokens > 0
+                sequence.num_tokens = 0
 
     def ended(self, request_id: str, reason: str, now: float) -> None:
         """A sequence ended. One that is not known is passed over."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,9 +13,12 @@ from engine.frontend.prompt_scores import PromptScores
 from engine.frontend.sequence_state import SequenceState
 from engine.frontend.stop_scanner import StopStrings
 from engine.interfaces.tokenizer import Tokenizer
-from engine.types.errors import EngineError, InvalidRequestError, rebuild_error
-from engine.types.outputs import CompletionOutput, CoreOutput, RequestOutput
+from engine.types.errors import EngineError, InvalidRequestError, RankDeadError, rebuild_error
+from engine.types.outputs import CompletionOutput, CoreOutput, CoreOutputs, RequestOutput
 from engine.types.request import FinishReason
+
+MAX_RETRIES = 1
+"""How often a request is sent again. One that has seen two engine cores die may be what they died of."""
 
 
 class OutputKind(enum.Enum):
@@ -37,11 +40,14 @@ class Processed(NamedTuple):
         outputs: one for each request with news, in the order of the news.
         abort_ids: core requests that run on although a stop string has ended them here: abort them.
         ended: (core request's id, finish reason) of every sequence that ended, in either way.
+        retries: requests whose engine core has died before anything of them was given out: send them again. They begin
+            anew, with the same seeds.
     """
 
     outputs: list[RequestOutput]
     abort_ids: list[str]
     ended: list[tuple[str, str]]
+    retries: Sequence[ProcessedRequest] = ()
 
 
 @dataclass(slots=True)
@@ -57,6 +63,9 @@ class _Request:
     prompt_scores: PromptScores | None = None
     news: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By index: (text, number of tokens) that came in this batch."""
+    given_out: bool = False
+    """An output was."""
+    num_retries: int = 0
 
 
 class OutputProcessor:
@@ -103,10 +112,14 @@ class OutputProcessor:
                     "leave best_of out, or do not stream",
                 )
             kind = OutputKind.FINAL
+        self._begin(processed, kind)
+
+    def _begin(self, processed: ProcessedRequest, kind: OutputKind) -> _Request:
+        params = processed.params
         stops = StopStrings(params.stop) if params.stop else None
         sequences = [
-            SequenceState(request_id, index, params, processed.prompt_token_ids, self._tokenizer, stops)
-            for index, request_id in enumerate(ids)
+            SequenceState(request.request_id, index, params, processed.prompt_token_ids, self._tokenizer, stops)
+            for index, request in enumerate(processed.requests)
         ]
         request = _Request(processed, kind, sequences, len(sequences))
         if params.prompt_logprobs is not None:
@@ -114,6 +127,16 @@ class OutputProcessor:
         self._requests[processed.request_id] = request
         for sequence in sequences:
             self._of_sequence[sequence.request_id] = request, sequence
+        return request
+
+    def _retry(self, request: _Request) -> ProcessedRequest | None:
+        """Begin a request anew whose engine core has died; None where that cannot be."""
+        if request.given_out or request.num_retries >= MAX_RETRIES:
+            return None
+        for sequence in request.sequences:
+            self._of_sequence.pop(sequence.request_id, None)
+        self._begin(request.processed, request.kind).num_retries = request.num_retries + 1
+        return request.processed
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Forget these requests; unknown ids are passed over.
@@ -133,11 +156,19 @@ class OutputProcessor:
         touched: dict[str, _Request] = {}
         abort_ids: list[str] = []
         ended: list[tuple[str, str]] = []
+        retries: dict[str, ProcessedRequest] = {}
         for core_output in news:
             entry = self._of_sequence.get(core_output.request_id)
             if entry is None:
                 continue
             request, sequence = entry
+            if core_output.error is not None and core_output.error[0] == RankDeadError.code:
+                if request.processed.request_id in retries:
+                    continue  # a sibling of one that begins anew
+                if (again := self._retry(request)) is not None:
+                    touched.pop(again.request_id, None)
+                    retries[again.request_id] = again
+                    continue
             if core_output.new_prompt_logprobs and request.prompt_scores is not None:
                 request.prompt_scores.take(core_output.new_prompt_logprobs)
                 if not core_output.new_token_ids and core_output.finish_reason is None:
@@ -158,8 +189,12 @@ class OutputProcessor:
                 if core_output.finish_reason is None:
                     abort_ids.append(sequence.request_id)
             touched[request.processed.request_id] = request
-        outputs = [output for request in touched.values() if (output := self._output(request)) is not None]
-        return Processed(outputs, abort_ids, ended)
+        outputs: list[RequestOutput] = []
+        for request in touched.values():
+            if (output := self._output(request)) is not None:
+                request.given_out = True
+                outputs.append(output)
+        return Processed(outputs, abort_ids, ended, tuple(retries.values()))
 
     def _output(self, request: _Request) -> RequestOutput | None:
         finished = request.running == 0
@@ -214,6 +249,16 @@ def _completion(sequence: SequenceState, text: str, first: int) -> CompletionOut
         cumulative_logprob=state.cumulative_logprob,
         finish_reason=state.finish_reason,
         stop_reason=state.stop_reason,
+    )
+
+
+def refusal(processed: ProcessedRequest, error: EngineError) -> CoreOutputs:
+    """News of a request that could not be sent: every sequence ends with this error."""
+    return CoreOutputs(
+        outputs=[
+            CoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error.parts)
+            for request in processed.requests
+        ]
     )
 
 

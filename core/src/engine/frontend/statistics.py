@@ -17,7 +17,8 @@ INTERVAL = 10.0
 class Observed(Protocol):
     """What is watched: `AsyncLLM`, or what looks like it."""
 
-    last_stats: StepStats | None
+    @property
+    def last_stats(self) -> StepStats | None: ...
 
     @property
     def num_unfinished(self) -> int: ...

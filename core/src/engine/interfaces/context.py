@@ -34,6 +34,25 @@ class FrontContext:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RouterContext:
+    """For bodies of point router, in the frontend's process. Built when all ranks are ready.
+
+    Args:
+        options: the driver's validated `Options`, or None where its card declares none.
+        num_ranks: engine cores; they are called 0 .. num_ranks - 1.
+        max_num_seqs: most sequences that run at once on one rank.
+        block_size: tokens whose KV cache is found, or not, as one.
+        cached_tokens: how many tokens' KV cache fits into one rank, the smallest.
+    """
+
+    num_ranks: int
+    max_num_seqs: int
+    block_size: int
+    cached_tokens: int
+    options: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CoreContext:
     """For bodies in the engine core's process (executor, evictor, scheduling_policy).
 

@@ -149,6 +149,12 @@ POINTS: Mapping[str, Point] = _declare(
         "edits of logits before a token is drawn; a comma-separated list of processors to add",
         flag="logits-processors",
     ),
+    Point(
+        "router",
+        "engine.interfaces.router:RouterCard",
+        "one",
+        "which of several engine cores (--data-parallel-size) takes a request",
+    ),
 )
 """Every point, in the order in which they are listed."""
 

@@ -18,6 +18,7 @@ from engine.types.errors import (
     EngineError,
     InvalidRequestError,
     KVCacheTooSmallError,
+    RankDeadError,
     RequestTimeoutError,
     TokenizerError,
 )
@@ -65,7 +66,7 @@ def describe(error: Exception, request_id: str = "") -> tuple[int, dict[str, Any
             return error.status, body(error.status, str(error), error.param, error.code)
         case InvalidRequestError() | TokenizerError() | KVCacheTooSmallError():
             return 400, body(400, str(error), _parameter(error), error.code)
-        case EngineDeadError():
+        case EngineDeadError() | RankDeadError():
             return 503, body(503, str(error), code=error.code)
         case RequestTimeoutError():
             return 504, body(504, str(error), code=error.code)

@@ -6,8 +6,9 @@ Nothing is counted here: the numbers are read when somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -29,6 +30,36 @@ _NOTHING = StepStats(
     prefix_hits=0,
     num_preemptions=0,
 )
+
+_Read = Callable[[StepStats], float]
+
+_GAUGES: Mapping[str, tuple[_Read, str]] = MappingProxyType(
+    {
+        "num_requests_running": (lambda s: s.num_running, "Sequences in the running batch."),
+        "num_requests_waiting": (lambda s: s.num_waiting, "Sequences that wait for a place in it."),
+        "kv_cache_usage_perc": (
+            lambda s: s.pages_used / s.pages_total if s.pages_total else 0.0,
+            "Part of the KV cache in use; 1 is all.",
+        ),
+        "kv_pages_used": (lambda s: s.pages_used, "Pages of the KV cache that requests hold."),
+        "kv_pages_total": (lambda s: s.pages_total, "Pages of the KV cache; 0 before the first step."),
+    }
+)
+_COUNTERS: Mapping[str, tuple[_Read, str]] = MappingProxyType(
+    {
+        "prefix_cache_queries": (lambda s: s.prefix_queries, "Prompt tokens looked up in the prefix cache."),
+        "prefix_cache_hits": (lambda s: s.prefix_hits, "Prompt tokens found in the prefix cache."),
+        "num_preemptions": (lambda s: s.num_preemptions, "Preemptions."),
+        "prompt_tokens": (
+            lambda s: s.prompt_tokens,
+            "Prompt tokens of sequences that got a token; cached ones count.",
+        ),
+        "generation_tokens": (lambda s: s.generation_tokens, "Generated tokens."),
+        "spec_decode_num_draft_tokens": (lambda s: s.num_drafts, "Drafts that steps computed."),
+        "spec_decode_num_accepted_tokens": (lambda s: s.num_accepted_drafts, "Drafts that became output."),
+    }
+)
+"""Of each engine core: by name, how it is read from what the core told last, and its line of help."""
 
 
 class Exposition:
@@ -70,33 +101,28 @@ class _EngineCollector(Collector):
         yield info
 
     def _state(self) -> Iterator[Metric]:
-        stats = self._llm.last_stats or _NOTHING
-        used = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
-        gauges = {
-            "num_requests_running": (stats.num_running, "Sequences in the running batch."),
-            "num_requests_waiting": (stats.num_waiting, "Sequences that wait for a place in it."),
-            "kv_cache_usage_perc": (used, "Part of the KV cache in use; 1 is all."),
-            "kv_pages_used": (stats.pages_used, "Pages of the KV cache that requests hold."),
-            "kv_pages_total": (stats.pages_total, "Pages of the KV cache; 0 before the first step."),
-            "quarantined_drivers": (len(self._llm.plan.registry.quarantine), "Drivers installed but broken."),
-        }
-        for name, (value, text) in gauges.items():
-            gauge = GaugeMetricFamily(f"engine:{name}", text, labels=["model_name"])
-            gauge.add_metric([self._model_name], value)
+        """Of each engine core, by its number, as vLLM labels them."""
+        cores = [(str(rank.rank), rank, rank.stats or _NOTHING) for rank in self._llm.ranks]
+        for name, (value, text) in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"engine:{name}", text, labels=["model_name", "engine"])
+            for label, _, stats in cores:
+                gauge.add_metric([self._model_name, label], value(stats))
             yield gauge
-        counters = {
-            "prefix_cache_queries": (stats.prefix_queries, "Prompt tokens looked up in the prefix cache."),
-            "prefix_cache_hits": (stats.prefix_hits, "Prompt tokens found in the prefix cache."),
-            "num_preemptions": (stats.num_preemptions, "Preemptions."),
-            "prompt_tokens": (stats.prompt_tokens, "Prompt tokens of sequences that got a token; cached ones count."),
-            "generation_tokens": (stats.generation_tokens, "Generated tokens."),
-            "spec_decode_num_draft_tokens": (stats.num_drafts, "Drafts that steps computed."),
-            "spec_decode_num_accepted_tokens": (stats.num_accepted_drafts, "Drafts that became output."),
-        }
-        for name, (value, text) in counters.items():
-            counter = self._counter(name, text)
-            counter.add_metric([self._model_name], value)
+        for name, (value, text) in _COUNTERS.items():
+            counter = self._counter(name, text, "engine")
+            for label, _, stats in cores:
+                counter.add_metric([self._model_name, label], value(stats))
             yield counter
+        up = GaugeMetricFamily("engine:engine_up", "1 while the core lives.", labels=["model_name", "engine"])
+        for label, rank, _ in cores:
+            up.add_metric([self._model_name, label], int(rank.alive))
+        yield up
+        retries = self._counter("num_requests_retried", "Requests sent again because their core had died.")
+        retries.add_metric([self._model_name], self._llm.measures.retries)
+        yield retries
+        broken = GaugeMetricFamily("engine:quarantined_drivers", "Drivers installed but broken.", labels=["model_name"])
+        broken.add_metric([self._model_name], len(self._llm.plan.registry.quarantine))
+        yield broken
 
     def _distributions(self) -> Iterator[Metric]:
         m = self._llm.measures

@@ -74,6 +74,12 @@ class EngineDeadError(EngineError):
     code = "engine_dead"
 
 
+class RankDeadError(EngineError):
+    """One of several engine cores has died and took this request with it; the others go on. Send it again."""
+
+    code = "rank_dead"
+
+
 # -- what a user asked at start --------------------------------------------------------------------------------------
 class ConfigError(EngineError, ValueError):
     """A setting is unknown, of the wrong type, out of range, or contradicts another."""

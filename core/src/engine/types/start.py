@@ -46,7 +46,10 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         num_kv_pages: overrides `kv_cache_memory`.
         rank, size: this worker's place.
         rendezvous: a private directory where the ranks of one machine meet; the executor makes it. "" for one rank.
-        num_threads: most processor threads that the worker may compute with; None leaves it to the framework.
+        num_threads: most processor threads that the worker may compute with; None leaves it to the framework. An
+            executor of several ranks divides them.
+        data_parallel_rank, data_parallel_size: this engine core's place among those that serve the same model from
+            the same machine. Its ranks are their own; what the machine has is shared by all.
     """
 
     choices: tuple[Choice, ...]
@@ -64,6 +67,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 1
     rendezvous: str = ""
     num_threads: int | None = None
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):

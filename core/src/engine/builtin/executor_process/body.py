@@ -104,7 +104,7 @@ class Process:
     def start(self, message: WorkerStart) -> WorkerReady:
         """See the interface."""
         size = message.size
-        threads = self._options.threads or max(1, _cores() // size)
+        threads = self._options.threads or max(1, (message.num_threads or _cores()) // size)
         starts = [msgspec.structs.replace(message, rank=rank, num_threads=threads) for rank in range(size)]
         ranks = self._ranks = Ranks(self._worker, starts)
         weakref.finalize(self, ranks.close)  # also at the interpreter's exit

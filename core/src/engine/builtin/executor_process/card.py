@@ -19,7 +19,7 @@ class ProcessOptions(BaseModel):
     )
     start_timeout: float = Field(1800.0, gt=0, description="seconds that the ranks may take to load the model")
     threads: int | None = Field(
-        None, ge=1, description="processor threads of each rank (default: the cores divided by the ranks)"
+        None, ge=1, description="processor threads of each rank (default: the engine core's share, divided by them)"
     )
 
 

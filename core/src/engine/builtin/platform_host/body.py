@@ -37,7 +37,7 @@ class HostPlatformBody:
 
     def __init__(self, context: WorkerContext) -> None:
         self._device = torch.device(context.start.device)
-        self._ranks = context.start.size
+        self._ranks = context.start.size * context.start.data_parallel_size
 
     @property
     def device(self) -> torch.device:
@@ -53,7 +53,7 @@ class HostPlatformBody:
         return fn
 
     def kv_cache_bytes(self) -> int:
-        """The smaller of 4 GiB and a quarter of the free memory, divided by the ranks, which share the memory."""
+        """The smaller of 4 GiB and a quarter of the free memory, divided by all ranks that share it."""
         return min(MAX_DEFAULT_POOL, free_memory() // 4) // self._ranks
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import engine
+from engine.server.json import JSON
 from engine.server.lifecycle import Phase
 from engine.server.state import ServerState, state_of
 
@@ -17,9 +18,21 @@ State = Annotated[ServerState, Depends(state_of)]
 
 @router.get("/health")
 async def health(state: State) -> Response:
-    """200 while requests are taken; 503 while the model loads, once the engine is dead or the server is leaving."""
+    """200 while requests are taken, which one living engine core is enough for; 503 while the model loads, once the
+    engine is dead or the server is leaving. The body tells of each core."""
     serving = state.lifecycle.phase is Phase.SERVING and state.engine.alive()
-    return Response(status_code=200 if serving else 503)
+    ranks = [
+        {
+            "rank": rank.rank,
+            "alive": rank.alive,
+            "running": rank.num_running,
+            "waiting": rank.num_waiting,
+            "kv_cache_usage": rank.kv_usage,
+        }
+        for rank in state.engine.ranks
+    ]
+    status = "unavailable" if not serving else "ok" if all(rank["alive"] for rank in ranks) else "degraded"
+    return JSON({"status": status, "ranks": ranks}, 200 if serving else 503)
 
 
 @router.get("/version")

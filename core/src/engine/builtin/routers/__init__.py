@@ -1,0 +1,1 @@
+"""Routers `least_loaded` and `prefix_aware`: which data-parallel rank takes a request."""

@@ -1,0 +1,221 @@
+"""Several engine cores as one: each a process of its own with its own workers, and requests spread over them.
+
+One core is the case of one rank: there is no router, and its death is the engine's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+from engine.frontend.core_process import CoreProcess
+from engine.frontend.rank_ledger import RankLedger
+from engine.interfaces.router import Router
+from engine.types.errors import EngineDeadError, EngineError, RankDeadError
+from engine.types.messages import Abort, Add, Call, FromCore, Outputs
+from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
+from engine.types.request import EngineRequest, FinishReason
+from engine.types.start import CoreStart, WorkerReady
+
+log = logging.getLogger("engine.frontend")
+
+
+class RankNews(NamedTuple):
+    """What a rank sent, or the error with which it ended."""
+
+    rank: int
+    news: FromCore | EngineError
+
+
+class RankState(NamedTuple):
+    """For monitors.
+
+    Args:
+        rank: its number.
+        pid: of its process.
+        alive: whether requests are sent to it.
+        num_running, num_waiting: sequences; what it has not told of yet counts as waiting.
+        kv_usage: part of its KV cache in use; 0 to 1.
+        stats: what it told last; of a dead one its counters.
+    """
+
+    rank: int
+    pid: int
+    alive: bool
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+    stats: StepStats | None
+
+
+class CoreRanks:
+    """Starts the engine cores, routes requests to them, and notices their deaths.
+
+    News come in on threads of the cores' own and are handed to `deliver`, which takes them to the one thread that may
+    call `add`, `abort`, `take` and the like. A rank's death loses only its own sequences: `take` tells of them as ended
+    with RankDeadError, and the others go on. When the last one dies, `take` answers the error that ended it.
+
+    Args:
+        starts: one a rank.
+        router: makes the router when the ranks are ready; None where there is one.
+    """
+
+    def __init__(
+        self, starts: Sequence[CoreStart], router: Callable[[Sequence[WorkerReady]], Router | None] | None = None
+    ) -> None:
+        self._make_router = router
+        self._ledger, self._ready = RankLedger(1), False
+        self._closing: list[threading.Thread] = []
+        self._cores: list[CoreProcess] = []
+        try:
+            for start in starts:
+                self._cores.append(CoreProcess(start))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def wait_ready(self) -> list[WorkerReady]:
+        """Wait until all are ready. `shutdown`, from another thread, ends the wait.
+
+        Raises the first error of any; the others are shut down then. And what the router's body raises.
+        """
+        cores = self._cores
+        if len(cores) == 1:
+            ready = [cores[0].wait_ready()]
+        else:
+            with ThreadPoolExecutor(len(cores), "ready") as pool:
+                waiting = [pool.submit(core.wait_ready) for core in cores]
+                done, _ = wait(waiting, return_when=FIRST_EXCEPTION)
+                failed = [error for future in done if (error := future.exception()) is not None]
+                if failed:
+                    self.shutdown()  # which also ends the waits that go on
+                    raise failed[0]
+            ready = [future.result() for future in waiting]
+        try:
+            self._ledger = RankLedger(len(cores), None if self._make_router is None else self._make_router(ready))
+        except BaseException:
+            self.shutdown()
+            raise
+        self._ready = True
+        return ready
+
+    def listen(self, deliver: Callable[[RankNews], None]) -> None:
+        """Begin to hand over news. `deliver` is called on several threads."""
+        for rank, core in enumerate(self._cores):
+            core.listen(_labelled(rank, deliver), _labelled(rank, deliver))
+
+    # -- from here on: one thread ------------------------------------------------------------------------------------
+    def add(self, requests: Sequence[EngineRequest]) -> int:
+        """Send requests that belong together to one rank. Returns it. Raises ContractError, EngineDeadError."""
+        rank = self._ledger.place(requests)
+        self._cores[rank].send(Add(list(requests)))
+        return rank
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End sequences, each on the rank that has it; unknown ids are passed over."""
+        for rank, ids in self._ledger.forget(request_ids).items():
+            self._cores[rank].send(Abort(ids))
+
+    def call(self, rank: int, call_id: int, method: str) -> None:
+        """Ask one rank; its answer is a `Reply`."""
+        if method == "reset_prefix_cache":
+            self._ledger.cache_reset()
+        self._cores[rank].send(Call(call_id, method))
+
+    def take(self, item: RankNews) -> FromCore | EngineError | None:
+        """Enter news in the book.
+
+        Returns:
+            The news, in which sequences that died with a rank are ended by RankDeadError; the error that ended the
+            last rank; None where there is nothing to tell.
+        """
+        rank, news = item
+        if not self._ledger.lives(rank):
+            return None
+        if isinstance(news, EngineError):
+            return self._bury(rank, news, [])
+        if isinstance(news, Outputs):
+            if len(self._ledger.living) > 1 and (last := _last_words(news.outputs.outputs)):
+                # Its executor has failed: the process tells so and ends. What it says of its requests, we know better.
+                error = EngineDeadError(*(last.error or ("", "", "", ""))[1:])
+                return self._bury(rank, error, [o for o in news.outputs.outputs if not _is_dead(o)])
+            self._ledger.told(rank, news.outputs)
+        return news
+
+    def _bury(self, rank: int, error: EngineError, rest: list[CoreOutput]) -> Outputs | EngineError:
+        self._ledger.told(rank, CoreOutputs(outputs=rest))
+        lost = self._ledger.bury(rank)
+        living = len(self._ledger.living)
+        if not living:
+            return error
+        log.error(
+            "data-parallel rank %d of %d has died, and %d sequences with it; %d go on: %s",
+            *(rank, self._ledger.num_ranks, len(lost), living, error),
+        )
+        self._close(rank)
+        how = "; ".join(part for part in (error.asked, error.found) if part)  # its remedy is for all being dead
+        parts = RankDeadError(
+            f"a request on data-parallel rank {rank}", how, "send it again: the other ranks go on"
+        ).parts
+        ended = [CoreOutput(request_id=name, finish_reason=FinishReason.ERROR, error=parts) for name in lost]
+        return Outputs(CoreOutputs(outputs=[*rest, *ended]))
+
+    def _close(self, rank: int) -> None:
+        """Free what a dead rank's process has left, off this thread: it may take seconds to leave."""
+        closing = threading.Thread(target=self._cores[rank].shutdown, name=f"close-{rank}", daemon=True)
+        self._closing.append(closing)
+        closing.start()
+
+    # -- state -------------------------------------------------------------------------------------------------------
+    @property
+    def living(self) -> Sequence[int]:
+        """The ranks that live."""
+        return self._ledger.living
+
+    @property
+    def num_sequences(self) -> int:
+        """Sent and not ended."""
+        return self._ledger.num_sequences
+
+    def stats(self) -> StepStats | None:
+        """All ranks as one, as they told last; None before the first step."""
+        return self._ledger.merged()
+
+    def states(self) -> list[RankState]:
+        """Of each rank; none before they are ready."""
+        if not self._ready:
+            return []
+        ledger = self._ledger
+        return [
+            RankState(rank, core.pid, ledger.lives(rank), *ledger.load(rank)[1:], ledger.stats(rank))
+            for rank, core in enumerate(self._cores)
+        ]
+
+    def alive(self) -> bool:
+        """True while any of the processes runs."""
+        return any(core.alive() for core in self._cores)
+
+    def shutdown(self) -> None:
+        """Stop all, at once, and wait until they have ended. Idempotent."""
+        for core in self._cores:
+            core.ask_to_stop()
+        for core in self._cores:
+            core.shutdown()
+        for closing in self._closing:
+            closing.join()
+
+
+def _labelled(rank: int, deliver: Callable[[RankNews], None]) -> Callable[[FromCore | EngineError], None]:
+    return lambda news: deliver(RankNews(rank, news))
+
+
+def _is_dead(output: CoreOutput) -> bool:
+    return output.error is not None and output.error[0] == EngineDeadError.code
+
+
+def _last_words(outputs: Sequence[CoreOutput]) -> CoreOutput | None:
+    """The output of a sequence that ended because its engine core has died."""
+    return next((output for output in outputs if output.error is not None and _is_dead(output)), None)

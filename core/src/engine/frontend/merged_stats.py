@@ -1,0 +1,36 @@
+"""The statistics of several engine cores as those of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from engine.types.outputs import StepStats
+from engine.types.start import WorkerReady
+
+_LATEST = frozenset({"step_id"})
+"""Fields of which the largest counts; all others are summed."""
+
+
+def merge_stats(several: Sequence[StepStats]) -> StepStats | None:
+    """Sums over all engine cores; of step ids the largest. None where there are none."""
+    if len(several) < 2:
+        return several[0] if several else None
+    merged: dict[str, Any] = {}
+    for name in StepStats.__struct_fields__:
+        values = [getattr(stats, name) for stats in several]
+        merged[name] = max(values) if name in _LATEST else sum(values)
+    return StepStats(**merged)
+
+
+def stopped(stats: StepStats) -> StepStats:
+    """What is left of a dead core's statistics: its counters. Nothing runs any more, and it has no cache."""
+    return replace(stats, num_running=0, num_waiting=0, num_tokens=0, pages_used=0, pages_total=0)
+
+
+def merge_ready(several: Sequence[WorkerReady]) -> WorkerReady:
+    """The core with the smallest cache stands for all; they are ready when the slowest is."""
+    smallest = min(several, key=lambda ready: ready.num_pages)
+    return replace(smallest, load_seconds=max(ready.load_seconds for ready in several))

@@ -1,0 +1,115 @@
+"""What becomes of requests whose engine core has died: sent again where nothing was given out, else ended."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from engine.frontend.input_processor import InputProcessor, ProcessedRequest
+from engine.frontend.measures import Measures
+from engine.frontend.output_processor import OutputKind, OutputProcessor
+from engine.types.errors import RankDeadError
+from engine.types.outputs import CoreOutput
+from engine.types.params import SamplingParams
+from engine.types.request import FinishReason
+
+DEAD = RankDeadError("a request on rank 1", "signal 9", "send it again").parts
+
+
+class Front:
+    def __init__(self, doubles: ModuleType) -> None:
+        self.doubles = doubles
+        tokenizer = doubles.CharTokenizer()
+        self.inputs = InputProcessor(tokenizer, doubles.description(), 64)
+        self.outputs = OutputProcessor(tokenizer)
+
+    def add(self, request_id: str, kind: OutputKind, **params: Any) -> ProcessedRequest:
+        processed = self.inputs.process(request_id, "hi", SamplingParams(**params))
+        self.outputs.add(processed, kind)
+        return processed
+
+    def take(self, *news: CoreOutput) -> Any:
+        return self.outputs.process(news)
+
+    def news(self, *arguments: Any, **fields: Any) -> CoreOutput:
+        output: CoreOutput = self.doubles.news(*arguments, **fields)
+        return output
+
+
+@pytest.fixture
+def front(doubles: ModuleType) -> Front:
+    return Front(doubles)
+
+
+def dead(*names: str) -> list[CoreOutput]:
+    return [CoreOutput(request_id=name, finish_reason=FinishReason.ERROR, error=DEAD) for name in names]
+
+
+def test_a_whole_answer_is_computed_anew(front: Front) -> None:
+    """Text, log probabilities and the detokeniser's half characters of the first attempt leave no trace."""
+    processed = front.add("r", OutputKind.FINAL, logprobs=0, max_tokens=9)
+    lp = front.doubles.logprobs
+    front.take(front.news("r", "ab\u00e4", new_logprobs=lp(-1, -2, -3), num_cached_tokens=7))
+    result = front.take(*dead("r"))
+    assert (result.outputs, result.ended, list(result.retries)) == ([], [], [processed])
+    (output,) = front.take(front.news("r", "xyz", "length", new_logprobs=lp(-1, -1, -1))).outputs
+    (completion,) = output.outputs
+    assert (completion.text, completion.token_ids) == ("xyz", [120, 121, 122])
+    assert completion.cumulative_logprob == -3 and len(completion.logprobs or []) == 3
+    assert (output.error, output.num_cached_tokens, output.finished) == (None, 0, True)
+    assert len(front.outputs) == 0 and front.outputs.num_sequences == 0
+
+
+@pytest.mark.parametrize("kind", [OutputKind.DELTA, OutputKind.CUMULATIVE])
+def test_what_was_streamed_ends_with_an_error(front: Front, kind: OutputKind) -> None:
+    front.add("told", kind)
+    waiting = front.add("waiting", kind)
+    front.take(front.news("told", "ab"))
+    result = front.take(*dead("told", "waiting"))
+    assert list(result.retries) == [waiting]
+    (output,) = result.outputs
+    assert output.request_id == "told" and output.finished
+    assert isinstance(output.error, RankDeadError) and output.outputs[0].finish_reason == "error"
+    assert result.ended == [("told", "error")]
+
+
+def test_siblings_begin_anew_together(front: Front) -> None:
+    """One of them had ended already; none of them had been given out."""
+    processed = front.add("r", OutputKind.FINAL, n=3)
+    front.take(front.news("r#0", "ab", "stop"), front.news("r#1", "c"))
+    result = front.take(*dead("r#1", "r#2"))
+    assert list(result.retries) == [processed] and not result.outputs and not result.abort_ids
+    assert front.outputs.num_sequences == 3
+    (output,) = front.take(*(front.news(f"r#{i}", f"{i}", "stop", stop_reason=1) for i in range(3))).outputs
+    assert [len(completion.token_ids) for completion in output.outputs] == [1, 1, 1] and output.finished
+
+
+def test_once_is_enough(front: Front) -> None:
+    """A request that has seen two cores die may be what they died of."""
+    front.add("r", OutputKind.FINAL)
+    assert front.take(*dead("r")).retries
+    result = front.take(*dead("r"))
+    assert not result.retries and isinstance(result.outputs[0].error, RankDeadError)
+
+
+def test_an_aborted_request_stays_aborted(front: Front) -> None:
+    front.add("r", OutputKind.FINAL)
+    front.outputs.abort(["r"])
+    result = front.take(*dead("r"))
+    assert not result.retries and not result.outputs
+
+
+def test_a_retry_has_one_time_to_its_first_token(front: Front) -> None:
+    measures = Measures(64)
+    processed = front.add("r", OutputKind.FINAL)
+    measures.arrived(processed, 0.0)
+    measures.stepped([front.news("r", "a")], None, 1.0)
+    measures.retried(processed)
+    measures.stepped([front.news("r", "a")], None, 5.0)
+    measures.stepped([front.news("r", "b")], None, 6.0)
+    measures.ended("r", "stop", 6.0)
+    assert measures.retries == 1
+    assert sum(measures.time_to_first_token.counts) == 1 and measures.time_to_first_token.sum == 1.0
+    assert (measures.generation_tokens.sum, measures.e2e_latency.sum, measures.decode_time.sum) == (2, 6.0, 1.0)

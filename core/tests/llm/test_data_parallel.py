@@ -1,0 +1,141 @@
+"""`LLM(data_parallel_size=2)`: the tokens of one core, in order; deaths, Ctrl-C, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from engine import LLM, BeamSearchParams, SamplingParams
+from engine.frontend.ranks_client import RanksClient
+from engine.types.errors import EngineDeadError, InvalidRequestError
+from engine.types.outputs import RequestOutput
+
+SETTINGS: dict[str, Any] = {"model": "tiny", "dtype": "float64", "max_num_seqs": 8, "kv_cache_memory": "16MiB"}
+PROMPTS = [f"Once upon a time there were {i} bears. " * (1 + i % 4) for i in range(14)]
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[LLM]:
+    with LLM(**SETTINGS) as llm:
+        yield llm
+
+
+@pytest.fixture
+def two() -> Iterator[LLM]:
+    with LLM(**SETTINGS, data_parallel_size=2) as llm:
+        yield llm
+        children = psutil.Process().children(recursive=True)
+    assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+def params(**fields: Any) -> list[SamplingParams]:
+    return [
+        SamplingParams(temperature=(i % 3) / 2, seed=i if i % 2 else None, n=1 + i % 3, logprobs=i % 2, **fields)
+        for i in range(len(PROMPTS))
+    ]
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[tuple[str, list[int], str | None]]]:
+    return [[(c.text, c.token_ids, c.finish_reason) for c in output.outputs] for output in outputs]
+
+
+def client_of(llm: LLM) -> RanksClient:
+    client = llm.llm_engine.client
+    assert isinstance(client, RanksClient)
+    return client
+
+
+def test_the_tokens_are_those_of_one_core(one: LLM, two: LLM) -> None:
+    asked = params(max_tokens=24, stop=["bear"])
+    fresh = LLM(**SETTINGS)  # seeds that nobody gave come from the engine's: the same requests, the same order
+    with fresh:
+        expected = tokens(fresh.generate(PROMPTS, asked, use_tqdm=False))
+    assert tokens(two.generate(PROMPTS, asked, use_tqdm=False)) == expected
+    client = client_of(two)
+    states = client._ranks.states()
+    assert all(state.stats is not None and state.stats.generation_tokens > 0 for state in states), "both worked"
+    stats = two.llm_engine.stats()
+    assert stats.generation_tokens == sum(state.stats.generation_tokens for state in states if state.stats)
+    assert (stats.num_running, stats.num_waiting, stats.pages_used) == (0, 0, 0)
+    client.call("check_integrity")
+    client.call("reset_prefix_cache")
+    with pytest.raises(InvalidRequestError):
+        two.generate(["a", "b"], [SamplingParams(), SamplingParams(max_tokens=0)], use_tqdm=False)
+
+    beams = BeamSearchParams(beam_width=3, max_tokens=6)
+    ours, theirs = (llm.beam_search(PROMPTS[:3], beams) for llm in (two, one))
+    assert [[s.tokens for s in o.sequences] for o in ours] == [[s.tokens for s in o.sequences] for o in theirs]
+
+
+def test_a_rank_that_dies_costs_time_alone(one: LLM, two: LLM) -> None:
+    """Whole outputs are computed anew elsewhere, n of a prompt too; the next call runs on what is left."""
+    asked = [SamplingParams(temperature=0.8, seed=i, n=1 + i % 2, max_tokens=60, ignore_eos=True) for i in range(14)]
+    expected = tokens(one.generate(PROMPTS, asked, use_tqdm=False))
+    client = client_of(two)
+    engine = two.llm_engine
+    step, killed = engine.step, []
+
+    def step_and_kill() -> list[RequestOutput]:
+        outputs = step()
+        victim = client._ranks.states()[1]
+        if not killed and victim.stats is not None and victim.stats.generation_tokens > 20:
+            os.kill(victim.pid, signal.SIGKILL)
+            killed.append(victim.num_running + victim.num_waiting)
+        return outputs
+
+    engine.step = step_and_kill  # type: ignore[method-assign]
+    assert tokens(two.generate(PROMPTS, asked, use_tqdm=False)) == expected
+    assert killed and killed[0] > 0, "it had work when it died"
+    assert [state.alive for state in client._ranks.states()] == [True, False]
+    assert tokens(two.generate(PROMPTS[:2], asked[:2], use_tqdm=False)) == expected[:2]
+
+
+def test_all_ranks_dead_is_the_engine_dead(two: LLM) -> None:
+    for state in client_of(two)._ranks.states():
+        os.kill(state.pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        two.generate(PROMPTS, SamplingParams(max_tokens=50), use_tqdm=False)
+
+
+def test_ctrl_c_ends_the_prompts_and_the_engine_stays_usable(two: LLM) -> None:
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        two.generate(PROMPTS, SamplingParams(max_tokens=1500, ignore_eos=True), use_tqdm=False)
+    deadline = time.monotonic() + 20
+    while (stats := two.llm_engine.stats()).num_running or stats.num_waiting or stats.pages_used:
+        assert time.monotonic() < deadline, stats
+    assert len(two.generate(PROMPTS[:2], SamplingParams(max_tokens=2), use_tqdm=False)) == 2
+
+
+SCRIPT = f"""
+import sys
+from engine import LLM, SamplingParams
+llm = LLM(**{SETTINGS!r}, data_parallel_size=2)
+print(*(state.pid for state in llm.llm_engine.client._ranks.states()), flush=True)
+llm.generate({PROMPTS!r}, SamplingParams(max_tokens=1500 if len(sys.argv) > 1 else 3, ignore_eos=True), use_tqdm=False)
+"""
+
+
+@pytest.mark.parametrize("end", ["by itself", "killed"])
+def test_a_script_leaves_nothing_behind(end: str) -> None:
+    """It needs no `__main__` guard and no shutdown, and may be killed."""
+    arguments = ["long"] if end == "killed" else []
+    with subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None
+        ranks = [psutil.Process(int(pid)) for pid in script.stdout.readline().split()]
+        assert len(ranks) == 2
+        if end == "killed":
+            time.sleep(0.5)
+            script.kill()
+        assert script.wait(60) == (-9 if end == "killed" else 0)
+    assert not psutil.wait_procs(ranks, timeout=5)[1]

@@ -1,0 +1,210 @@
+"""`engine serve --data-parallel-size 2`: the same answers, a death that loses only its own, and an orderly end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from .conftest import Server
+
+ARGS = (
+    *("tiny", "--dtype", "float64", "--data-parallel-size", "2"),
+    *("--max-num-seqs", "8", "--kv-cache-memory", "32MiB"),
+)
+
+
+def body(**fields: object) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 24, "ignore_eos": True, "seed": 7, **fields}
+
+
+def post(server: Server, **fields: object) -> httpx.Response:
+    return httpx.post(server.address + "/v1/completions", json=body(**fields), timeout=120)
+
+
+def text(server: Server, **fields: object) -> str:
+    answer: str = post(server, **fields).raise_for_status().json()["choices"][0]["text"]
+    return answer
+
+
+def health(server: Server) -> tuple[int, dict[str, Any]]:
+    answer = httpx.get(server.address + "/health", timeout=30)
+    return answer.status_code, answer.json()
+
+
+def family(server: Server) -> tuple[list[psutil.Process], list[Path]]:
+    """The ranks, in order of their start, and the directories of their sockets."""
+    frontend = psutil.Process(server.process.pid)
+    ranks = sorted(frontend.children(), key=lambda process: process.create_time())
+    bound = [str(c.laddr) for c in frontend.net_connections("unix")]
+    return ranks, sorted({Path(address).parent for address in bound if address.startswith("/tmp/engine-")})
+
+
+def assert_gone(processes: list[psutil.Process], directories: list[Path], seconds: float) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    assert not alive and not [directory for directory in directories if directory.exists()]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Server]:
+    running = Server(*ARGS)
+    yield running
+    assert running.stop() == 0, "".join(running.lines)
+
+
+def test_answers_are_those_of_one_core(server: Server, pair: Server) -> None:
+    asked = [{"prompt": f"Story {i}", "temperature": (i % 3) / 2, "seed": i, "n": 1 + i % 2} for i in range(16)]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        one, two = (
+            [answer.json()["choices"] for answer in pool.map(lambda ask, s=s: post(s, **ask), asked)]  # type: ignore[misc]
+            for s in (server, pair)
+        )
+    assert one == two
+    metrics = pair.until_idle()
+    assert metrics["generation_tokens_total"] > 0 and metrics["generation_tokens_total{engine=1}"] > 0
+    assert metrics["engine_up"] == metrics["engine_up{engine=1}"] == 1
+
+
+def test_health_tells_of_each_rank(pair: Server) -> None:
+    post(pair)
+    status, said = health(pair)
+    assert status == 200 and said["status"] == "ok"
+    assert [(rank["rank"], rank["alive"]) for rank in said["ranks"]] == [(0, True), (1, True)]
+    banner = " ".join("".join(pair.lines).split())
+    assert "ranks 2 engine cores, each with the whole model" in banner and "router least_loaded" in banner
+
+
+def test_a_burst_runs_on_both(pair: Server) -> None:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(post, pair, prompt=f"Tale {i}", max_tokens=300) for i in range(8)]
+        pair.until(lambda m: m["num_requests_running"] == 4 == m["num_requests_running{engine=1}"], "four run on each")
+        _, said = health(pair)
+        assert [rank["running"] for rank in said["ranks"]] == [4, 4]
+        assert all(future.result().status_code == 200 for future in running)
+
+
+class Stream:
+    """A streamed completion, read in a thread of its own."""
+
+    def __init__(self, server: Server, **fields: object) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._request = body(stream=True, **fields)
+        self._url = server.address + "/v1/completions"
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def _read(self) -> None:
+        with httpx.stream("POST", self._url, json=self._request, timeout=120) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    self.events.append(json.loads(line.removeprefix("data: ")))
+
+    @property
+    def text(self) -> str:
+        return "".join(choice["text"] for event in self.events for choice in event.get("choices", ()))
+
+
+def test_a_killed_rank_loses_its_streams_alone(server: Server) -> None:
+    """Streams of the rank end with an error, whole answers come all the same and right, the other rank notices
+    nothing; the server goes on, and ends in order."""
+    long = {"max_tokens": 250, "temperature": 0.8}
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        answers = {
+            name: [pool.submit(text, server, prompt=f"{name} {i}", seed=i, **long) for i in range(3)]
+            for name in ("Stream", "Whole")
+        }
+        expected = {name: [answer.result() for answer in several] for name, several in answers.items()}
+    divided = Server(*ARGS)
+    try:
+        ranks, directories = family(divided)
+        streams = [Stream(divided, prompt=f"Stream {i}", seed=i, **long) for i in range(3)]
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            wholes = [pool.submit(text, divided, prompt=f"Whole {i}", seed=i, **long) for i in range(3)]
+            deadline = time.monotonic() + 60
+            while not all(len(stream.events) > 3 for stream in streams):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            divided.until(
+                lambda m: m["num_requests_running"] == 3 == m["num_requests_running{engine=1}"], "three run on each"
+            )
+            os.kill(ranks[1].pid, signal.SIGKILL)
+            assert [future.result() for future in wholes] == expected["Whole"]
+        for stream in streams:
+            stream.thread.join(60)
+        failed = [stream for stream in streams if "error" in stream.events[-1]]
+        for i, stream in enumerate(streams):
+            if stream in failed:
+                error = stream.events[-1]["error"]
+                assert error["code"] == "rank_dead" and "rank 1" in error["message"] and "signal 9" in error["message"]
+                assert expected["Stream"][i].startswith(stream.text)
+            else:
+                assert stream.text == expected["Stream"][i]
+
+        status, said = health(divided)
+        assert status == 200 and said["status"] == "degraded"
+        assert [rank["alive"] for rank in said["ranks"]] == [True, False]
+        metrics = divided.until_idle()
+        assert (metrics["engine_up"], metrics["engine_up{engine=1}"]) == (1, 0)
+        assert metrics["num_requests_running{engine=1}"] == 0 < metrics["generation_tokens_total{engine=1}"]
+        # Six requests, spread evenly: the dead rank had three, of which those that streamed could not be sent again.
+        assert 1 <= len(failed) <= 3 and metrics["num_requests_retried_total"] == 3 - len(failed)
+        assert metrics["request_success_total{finished_reason=error}"] == len(failed)
+        assert_gone([ranks[1]], [], 5)
+        assert text(divided, prompt="Whole 0", seed=0, **long) == expected["Whole"][0]
+        assert "data-parallel rank 1 of 2 has died" in "".join(divided.lines)
+    finally:
+        code = divided.stop()
+    assert code == 0, "".join(divided.lines)
+    assert_gone(ranks, directories, 5)
+
+
+@pytest.mark.parametrize("victims", ["ranks", "server"])
+def test_nothing_is_left_behind(victims: str) -> None:
+    divided = Server(*ARGS)
+    try:
+        ranks, directories = family(divided)
+        assert len(ranks) == len(directories) == 2
+        text(divided)
+        if victims == "server":
+            divided.process.kill()
+            assert divided.process.wait(10) == -9
+        else:
+            for rank in ranks:
+                rank.kill()
+            assert divided.process.wait(15) == 1, "all ranks dead is the engine dead"
+    finally:
+        divided.stop()
+    assert_gone(ranks, directories, 5)
+
+
+@pytest.mark.slow
+def test_each_rank_divided_over_two_processes(server: Server) -> None:
+    """Two data-parallel ranks of two tensor-parallel ranks each; a worker takes its data-parallel rank along."""
+    divided = Server(*ARGS, "--tensor-parallel-size", "2")
+    try:
+        cores, directories = family(divided)
+        workers = [core.children() for core in cores]
+        assert [len(each) for each in workers] == [2, 2]
+        asked = [{"prompt": f"Story {i}", "seed": i, "temperature": 0.7} for i in range(6)]
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(lambda ask: text(divided, **ask), asked)) == [text(server, **ask) for ask in asked]
+            running = [pool.submit(text, divided, max_tokens=200, **ask) for ask in asked]
+            divided.until(lambda m: m["num_requests_running{engine=1}"] > 0, "the second core works")
+            workers[1][0].kill()
+            assert [future.result() for future in running] == [text(server, max_tokens=200, **ask) for ask in asked]
+        assert health(divided)[1]["status"] == "degraded"
+        assert_gone([cores[1], *workers[1]], [], 10)
+    finally:
+        code = divided.stop()
+    assert code == 0
+    assert_gone([*cores, *workers[0]], directories, 5)
