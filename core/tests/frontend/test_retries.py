@@ -94,6 +94,17 @@ def test_once_is_enough(front: Front) -> None:
     assert not result.retries and isinstance(result.outputs[0].error, RankDeadError)
 
 
+def test_a_deadline_is_not_put_off(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("engine.frontend.output_processor.time.monotonic", lambda: now[0])
+    for name, timeout in (("long", 60.0), ("over", 5.0), ("none", None)):
+        front.outputs.add(front.inputs.process(name, "hi", SamplingParams(), timeout=timeout), OutputKind.FINAL)
+    now[0] += 20
+    left = {again.request_id: again.requests[0].timeout for again in front.take(*dead("long", "over", "none")).retries}
+    assert left["long"] == 40 and left["none"] is None
+    assert left["over"] is not None and 0 < left["over"] < 0.001
+
+
 def test_an_aborted_request_stays_aborted(front: Front) -> None:
     front.add("r", OutputKind.FINAL)
     front.outputs.abort(["r"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from engine.frontend.best_of import best_of
 from engine.frontend.input_processor import ProcessedRequest
@@ -66,6 +69,7 @@ class _Request:
     given_out: bool = False
     """An output was."""
     num_retries: int = 0
+    begun: float = field(default_factory=lambda: time.monotonic())
 
 
 class OutputProcessor:
@@ -135,8 +139,9 @@ class OutputProcessor:
             return None
         for sequence in request.sequences:
             self._of_sequence.pop(sequence.request_id, None)
-        self._begin(request.processed, request.kind).num_retries = request.num_retries + 1
-        return request.processed
+        again = _in_what_time_is_left(request.processed, time.monotonic() - request.begun)
+        self._begin(again, request.kind).num_retries = request.num_retries + 1
+        return again
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Forget these requests; unknown ids are passed over.
@@ -260,6 +265,15 @@ def refusal(processed: ProcessedRequest, error: EngineError) -> CoreOutputs:
             for request in processed.requests
         ]
     )
+
+
+def _in_what_time_is_left(processed: ProcessedRequest, seconds: float) -> ProcessedRequest:
+    """A request whose deadline, where it has one, is so much nearer."""
+    requests = [
+        request if request.timeout is None else replace(request, timeout=max(1e-6, request.timeout - seconds))
+        for request in processed.requests
+    ]
+    return processed._replace(requests=requests)
 
 
 def _error(output: CoreOutput) -> EngineError:
