@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import os
+import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+
+from engine import LLM, AsyncLLM, EngineConfig, SamplingParams
+from engine.errors import RankDeadError
+from engine.frontend.output_processor import OutputKind
 
 from .conftest import Server
 
@@ -208,3 +215,63 @@ def test_each_rank_divided_over_two_processes(server: Server) -> None:
         code = divided.stop()
     assert code == 0
     assert_gone([*cores, *workers[0]], directories, 5)
+
+
+def test_a_churn_of_coroutines_over_a_death() -> None:
+    """Streams and whole answers, some of which are given up, while a rank is killed: what ends without an error is what
+    a quiet core says, nobody waits for ever, and nothing is left in the core that lives."""
+    draw = random.Random(4)
+    asked = [
+        (f"Tale {i}. ", SamplingParams(temperature=0.8, seed=i, max_tokens=draw.randint(5, 80), ignore_eos=True))
+        for i in range(30)
+    ]
+    settings: dict[str, Any] = {"model": "tiny", "dtype": "float64", "max_num_seqs": 6, "kv_cache_memory": "8MiB"}
+    with LLM(**settings) as quiet:
+        prompts, params = zip(*asked, strict=True)
+        expected = [o.outputs[0].text for o in quiet.generate(prompts, params, use_tqdm=False)]
+
+    async def run() -> None:
+        llm = AsyncLLM(EngineConfig(**settings, data_parallel_size=2))
+        try:
+            await llm.start()
+            counts: Counter[str] = Counter()
+
+            async def one(i: int) -> None:
+                kind = (OutputKind.DELTA, OutputKind.CUMULATIVE, OutputKind.FINAL)[i % 3]
+                await asyncio.sleep(draw.random())
+                stream = llm.submit(*asked[i], f"r{i}", kind)
+                said, leave = "", 3 if i % 5 == 4 and kind is not OutputKind.FINAL else None
+                try:
+                    async for output in stream:
+                        said = said + output.outputs[0].text if kind is OutputKind.DELTA else output.outputs[0].text
+                        if leave is not None and len(said) > leave:
+                            stream.close()
+                            counts["left"] += 1
+                            return
+                except RankDeadError:
+                    assert kind is not OutputKind.FINAL and said and expected[i].startswith(said)
+                    counts["lost"] += 1
+                else:
+                    assert said == expected[i]
+                    counts["right"] += 1
+
+            async def kill() -> None:
+                while (stats := llm.ranks[1].stats) is None or stats.generation_tokens < 150:
+                    await asyncio.sleep(0.01)
+                os.kill(llm.ranks[1].pid, signal.SIGKILL)
+
+            await asyncio.wait_for(asyncio.gather(kill(), *(one(i) for i in range(len(asked)))), 120)
+            assert counts.total() == len(asked) and counts["right"] > 10
+            assert llm.measures.retries > 0 and counts["lost"] == llm.measures.finished["error"]
+            assert [rank.alive for rank in llm.ranks] == [True, False] and llm.alive()
+            deadline = time.monotonic() + 20
+            while (await llm.call("stats"))["num_running"]:
+                assert time.monotonic() < deadline
+            await llm.call("check_integrity")
+            stats = await llm.call("stats")
+            assert (stats["pages_used"], stats["num_running"], stats["num_waiting"]) == (0, 0, 0)
+            assert llm.num_unfinished == 0 and not llm._streams
+        finally:
+            llm.shutdown()
+
+    asyncio.run(run())

@@ -17,7 +17,7 @@ from engine.types.errors import KVCacheTooSmallError
 
 @pytest.fixture
 def platform() -> HostPlatformBody:
-    return HostPlatformBody(WorkerContext(start=SimpleNamespace(device="cpu", size=1)))  # type: ignore[arg-type]
+    return HostPlatformBody(WorkerContext(start=SimpleNamespace(device="cpu", size=1, data_parallel_size=1)))  # type: ignore[arg-type]
 
 
 def test_facts() -> None:
@@ -57,8 +57,9 @@ def test_default_cache(platform: HostPlatformBody, monkeypatch: pytest.MonkeyPat
     assert platform.kv_cache_bytes() == 1 << 28
     monkeypatch.setattr(body_module, "free_memory", lambda: 1 << 50)
     assert platform.kv_cache_bytes() == MAX_DEFAULT_POOL
-    two = HostPlatformBody(WorkerContext(start=SimpleNamespace(device="cpu", size=2)))  # type: ignore[arg-type]
-    assert two.kv_cache_bytes() == MAX_DEFAULT_POOL // 2, "ranks share the machine's memory"
+    start = SimpleNamespace(device="cpu", size=2, data_parallel_size=3)
+    six = HostPlatformBody(WorkerContext(start=start))  # type: ignore[arg-type]
+    assert six.kv_cache_bytes() == MAX_DEFAULT_POOL // 6, "ranks share the machine's memory"
 
 
 def test_everything_is_done_at_once(platform: HostPlatformBody) -> None:

@@ -76,7 +76,7 @@ class Generate(Command):
             engine = LLMEngine.from_engine_args(config)
             try:
                 if lines is not None:
-                    return _run_batch(engine, lines, keywords, out, config.max_num_seqs)
+                    return _run_batch(engine, lines, keywords, out, config.max_num_seqs * config.data_parallel_size)
                 stream(engine, prompt, SamplingParams(**keywords), out)
             finally:
                 engine.shutdown()

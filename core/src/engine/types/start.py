@@ -49,7 +49,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         num_threads: most processor threads that the worker may compute with; None leaves it to the framework. An
             executor of several ranks divides them.
         data_parallel_rank, data_parallel_size: this engine core's place among those that serve the same model from
-            the same machine. Its ranks are their own; what the machine has is shared by all.
+            the same machine. What the machine has is shared by all; of several devices, this core's ranks are
+            those from data_parallel_rank * size on.
     """
 
     choices: tuple[Choice, ...]

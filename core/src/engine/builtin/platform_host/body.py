@@ -37,7 +37,7 @@ class HostPlatformBody:
 
     def __init__(self, context: WorkerContext) -> None:
         self._device = torch.device(context.start.device)
-        self._ranks = context.start.size * context.start.data_parallel_size
+        self._start = context.start
 
     @property
     def device(self) -> torch.device:
@@ -54,7 +54,8 @@ class HostPlatformBody:
 
     def kv_cache_bytes(self) -> int:
         """The smaller of 4 GiB and a quarter of the free memory, divided by all ranks that share it."""
-        return min(MAX_DEFAULT_POOL, free_memory() // 4) // self._ranks
+        ranks = self._start.size * self._start.data_parallel_size
+        return min(MAX_DEFAULT_POOL, free_memory() // 4) // ranks
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 [num_pages, page_bytes], zeroed. Raises KVCacheTooSmallError."""
