@@ -68,6 +68,7 @@ bench: install
 	$(BIN)/engine bench scheduler --running 256 --waiting 10000 $(BENCH_FLAGS)
 	$(BIN)/engine bench scheduler --running 1 $(BENCH_FLAGS)
 	$(BIN)/engine bench eviction $(BENCH_FLAGS)
+	$(BIN)/engine bench routing $(BENCH_FLAGS)
 	$(BIN)/engine bench latency $(BENCH_FLAGS)
 	$(BIN)/engine bench throughput $(BENCH_FLAGS)
 	$(BIN)/engine bench serve --rate 2 --num-requests 40 --slo-ttft 500 --slo-itl 100 $(BENCH_FLAGS)

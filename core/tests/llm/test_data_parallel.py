@@ -76,6 +76,27 @@ def test_the_tokens_are_those_of_one_core(one: LLM, two: LLM) -> None:
     assert [[s.tokens for s in o.sequences] for o in ours] == [[s.tokens for s in o.sequences] for o in theirs]
 
 
+@pytest.mark.parametrize("router", ["least_loaded", "prefix_aware"])
+def test_turns_of_conversations_find_their_prefixes(router: str) -> None:
+    """Three conversations, one turn after the other; what the cores found tells where they went."""
+    with LLM(**SETTINGS, data_parallel_size=2, router=router) as llm:
+        talks = [f"Tenant {name}: " + f"{name} tells a long story. " * 8 for name in ("Ada", "Bob", "Cy")]
+        for turn in range(4):
+            found = [output.num_cached_tokens for output in _one_by_one(llm, talks)]
+            if router == "prefix_aware":
+                assert all(count >= 64 for count in found) if turn else not any(found), (turn, found)
+            talks = [talk + f" Turn {turn} goes on and on." for talk in talks]
+        stats = llm.llm_engine.stats()
+        share = stats.prefix_hits / stats.prefix_queries
+        # Three conversations take turns on two ranks: by load alone each comes back every other time.
+        assert share > 0.6 if router == "prefix_aware" else share < 0.5
+
+
+def _one_by_one(llm: LLM, prompts: list[str]) -> list[RequestOutput]:
+    params = SamplingParams(max_tokens=2, temperature=0)
+    return [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
+
+
 def test_a_rank_that_dies_costs_time_alone(one: LLM, two: LLM) -> None:
     """Whole outputs are computed anew elsewhere, n of a prompt too; the next call runs on what is left."""
     asked = [SamplingParams(temperature=0.8, seed=i, n=1 + i % 2, max_tokens=60, ignore_eos=True) for i in range(14)]

@@ -1,4 +1,4 @@
-"""`engine bench latency | throughput | serve | scheduler | eviction`: how fast is it here?"""
+"""`engine bench latency | throughput | serve | scheduler | eviction | routing`: how fast is it here?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PREFIX = "engine."
 class Bench(Command):
     """Measure an engine, and print what it did beside what the machine can do."""
 
-    help = "Measure latency, throughput, serving under load, the scheduler alone, or evictors."
+    help = "Measure latency, throughput, serving under load, the scheduler alone, evictors, or routers."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
@@ -212,6 +212,10 @@ def _eviction_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pages", default="300,600,1200,2400,4800", metavar="N,...", help="cache sizes (default: %(default)s)"
     )
+    _trace_flags(group)
+
+
+def _trace_flags(group: argparse._ArgumentGroup) -> None:
     _count(group, "--tenants", 24, "system prompts")
     _count(group, "--conversations", 600, "of 4 turns on average")
     _count(group, "--system-blocks", 24, "blocks of the longest system prompt")
@@ -235,6 +239,38 @@ def _eviction(arguments: argparse.Namespace, merged: Merged) -> Report:
         seed=_config(merged).seed,
     )
     return measure_eviction(options)
+
+
+# -- routing -----------------------------------------------------------------------------------------------------------
+def _routing_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measurement", "the trace is that of eviction, the ranks are simulated")
+    group.add_argument("--routers", metavar="NAME,...", help="routers to compare (default: all that are installed)")
+    _count(group, "--ranks", 4, "engine cores, at least 2", low=2)
+    _count(group, "--pages", 600, "pages of each rank's cache")
+    _number(group, "--load", 1.0, "how busy prompts would keep the ranks if no prefix were found; 1 is all of the time")
+    _trace_flags(group)
+    point = POINTS["evictor"]
+    group.add_argument(point.option_flag, metavar="DRIVER", dest=_PREFIX + point.keyword, help="of each rank's cache")
+
+
+def _routing(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.bench.routing import RoutingOptions, measure_routing
+
+    if not 0 < arguments.load < math.inf:
+        raise ConfigError(f"--load {arguments.load:g}", "it is out of range", "give a number above 0")
+    config = _config(merged)
+    routers = getattr(arguments, "routers", None)
+    options = RoutingOptions(
+        routers=tuple(routers.split(",")) if routers else (),
+        ranks=arguments.ranks,
+        pages=arguments.pages,
+        load=arguments.load,
+        tenants=arguments.tenants,
+        conversations=arguments.conversations,
+        blocks_of_system=arguments.system_blocks,
+        seed=config.seed,
+    )
+    return measure_routing(config, options)
 
 
 # -- what they share ---------------------------------------------------------------------------------------------------
@@ -270,5 +306,6 @@ _KINDS: dict[str, tuple[_Measure, Callable[[argparse.ArgumentParser], None], str
     "serve": (_serve, _serve_flags, "a server under load that does not wait for it (open loop)"),
     "scheduler": (_scheduler, _scheduler_flags, "the engine core's own work in a step, without a model"),
     "eviction": (_eviction, _eviction_flags, "hit rates of the evictors on a trace, beside the optimum"),
+    "routing": (_routing, _routing_flags, "hit rates and balance of the routers on a trace, over simulated ranks"),
 }
 """What can be measured: how, its flags, and its line in the help."""
