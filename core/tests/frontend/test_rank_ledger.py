@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -102,6 +102,7 @@ def test_a_router_that_errs_ends_the_request_alone(answer: object) -> None:
     assert ledger.num_sequences == 0
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_order_of_events(num_ranks: int, draw: random.Random) -> None:
     """Against a plain dict of who is where."""

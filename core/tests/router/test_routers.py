@@ -48,6 +48,7 @@ loads = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 100), st.floats(0
 
 
 # -- least_loaded ------------------------------------------------------------------------------------------------------
+@settings(deadline=None)
 @given(loads, st.floats(0, 100))
 def test_least_loaded_takes_the_least(ranks: list[RankLoad], weight: float) -> None:
     chosen = make("least_loaded", len(ranks), kv_weight=weight).route(ask([1]), ranks)
@@ -55,6 +56,7 @@ def test_least_loaded_takes_the_least(ranks: list[RankLoad], weight: float) -> N
     assert scores[chosen] == min(scores)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 8), st.integers(1, 100), st.sampled_from(["least_loaded", "prefix_aware"]))
 def test_a_burst_is_spread_evenly(num_ranks: int, count: int, name: str) -> None:
     """Prompts that have nothing in common, before any rank has told anything."""
@@ -87,6 +89,7 @@ def test_a_conversation_stays_where_its_prefix_is() -> None:
             assert router.route(ask([tenant] * 40 + [9] * 8 * turn), idle(4)) == first[tenant]
 
 
+@settings(deadline=None)
 @given(loads, st.lists(st.integers(0, 2), min_size=8, max_size=40), st.floats(0, 50), st.floats(0, 2))
 def test_no_rank_gets_further_ahead_than_the_slack(
     ranks: list[RankLoad], tokens: list[int], slack: float, ratio: float
