@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.manager import KVManager
 from engine.kv.tables import BlockTable
+from engine.kv.tails import Sequence
 from engine.types.kv import KVLayout
 
 TOKENS = np.arange(48, dtype=np.int32)
@@ -71,7 +72,7 @@ def test_the_longest_agreed_length_is_found(data: st.DataObject) -> None:
         present.append([block not in missing for block in range(n)])
     hashes = cached(kv, present)
     max_tokens = data.draw(st.integers(0, TOKENS.size))
-    hit = kv.match(hashes, max_tokens)
+    hit = kv.match(Sequence(hashes, root_hash(None), TOKENS), max_tokens).without_tail()
     expected = by_definition(kv, present, max_tokens)
     assert hit.num_tokens == expected
     for table, group in zip(kv.tables, hit.groups, strict=True):
@@ -84,5 +85,7 @@ def test_the_longest_agreed_length_is_found(data: st.DataObject) -> None:
 def test_a_prompt_is_never_matched_whole() -> None:
     kv = manager(layout_of(FULL))
     hashes = cached(kv, [[True] * 12])
-    assert kv.match(hashes[:4], 16).num_tokens == 16
-    assert kv.match(hashes[:4], 15).num_tokens == 12  # the scheduler asks for one token less than there are
+    assert kv.match(Sequence(hashes[:4], root_hash(None), TOKENS[:16]), 16).num_tokens == 16
+    assert (
+        kv.match(Sequence(hashes[:4], root_hash(None), TOKENS[:16]), 15).num_tokens == 12
+    )  # the scheduler asks for one token less than there are

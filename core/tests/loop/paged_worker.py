@@ -17,7 +17,7 @@ from drafting import Propose
 
 from engine.types.kv import KVLayout
 from engine.types.params import SamplingParams
-from engine.types.plan import LogprobRows, StepPlan, StepResult
+from engine.types.plan import LogprobRows, PageCopies, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
 VOCAB = 13
@@ -109,7 +109,7 @@ class PagedWorker:
         self.cells = np.random.default_rng(0).integers(0, 2**63, (self.num_pages, most)).astype(np.uint64)
         self.new_slot = [None] * slots
         self.max_num_batched_tokens = message.max_num_batched_tokens
-        self.num_steps = 0
+        self.num_steps = self.num_copies = 0
         self.stopped = False
 
     def start(self) -> WorkerReady:
@@ -190,6 +190,8 @@ class PagedWorker:
         assert len(plan.new_blocks) == len(self.layout.groups)
 
     def _take_in(self, plan: StepPlan) -> None:
+        if plan.copies is not None:
+            self._copy(plan.copies, plan)
         for new in plan.new_slots:
             self.new_slot[new.slot] = new
             self.tokens[new.slot] = -1
@@ -207,6 +209,17 @@ class PagedWorker:
                 second &= new.index * size < computed[new.slot]
             assert not second.any(), "a block gets a second page"
             table[new.slot, new.index] = new.page
+
+    def _copy(self, copies: PageCopies, plan: StepPlan) -> None:
+        source, destination = copies.source, copies.destination
+        assert source.dtype == destination.dtype == copies.group.dtype == np.int32
+        assert copies.group.size == source.size == destination.size > 0
+        assert np.unique(destination).size == destination.size and not np.isin(source, destination).any()
+        assert ((source > 0) & (source < self.num_pages) & (destination > 0) & (destination < self.num_pages)).all()
+        for group, page in zip(copies.group.tolist(), destination.tolist(), strict=True):
+            assert page in plan.new_blocks[group].page, "a page is copied to that nobody gets"
+        self.num_copies += source.size
+        self.cells[destination] = self.cells[source]
 
     def _group_of(self, table: np.ndarray) -> int:
         return next(g for g, other in enumerate(self.block_tables) if other is table)
@@ -281,6 +294,7 @@ class HoldingExecutor:
         self.most_in_flight = 0
         self._host_known = np.zeros(max_num_seqs, np.int64)
         self._ids = [""] * max_num_seqs
+        self._copied: list[set[tuple[int, int]]] = [set() for _ in self._ids]  # (step, page) copied from each slot's
         self._tables = [
             np.full((max_num_seqs, -(-max_model_len // group.tokens_per_block)), -1) for group in layout.groups
         ]
@@ -304,6 +318,7 @@ class HoldingExecutor:
                 assert new.slot not in other.slot_of_row, "a slot is reused while a step names it"
                 assert new.request_id not in ids, "a preempted request is planned while a step names it"
             self._ids[new.slot] = new.request_id
+            self._copied[new.slot] = set()
             self._host_known[new.slot] = new.token_ids.size
             for table in self._tables:
                 table[new.slot] = -1
@@ -329,6 +344,14 @@ class HoldingExecutor:
                 for _, _, others in self._under_way:
                     for other, pages in others.items():
                         assert other == slot or not written & pages, "a page is reused while a step names it"
+                for other, _, _ in self._under_way:
+                    for page in written.intersection([] if other.copies is None else other.copies.source.tolist()):
+                        # The slot that the page is copied from may fill it on.
+                        assert (other.step_id, page) in self._copied[slot], "a page is reused while it is copied"
+        for page in [] if plan.copies is None else plan.copies.source.tolist():
+            for slot in range(len(self._ids)):
+                if any(page in table[slot] for table in self._tables):
+                    self._copied[slot].add((plan.step_id, page))
         ids = [self._ids[slot] for slot in plan.slot_of_row.tolist()]
         self._under_way.append((plan, ids, named))
         self.most_in_flight = max(self.most_in_flight, len(self._under_way))

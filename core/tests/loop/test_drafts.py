@@ -84,7 +84,7 @@ def test_drafts_leave_half_of_the_budget_to_prompts() -> None:
     core.step()
     assert core.stats().num_running == 4
     slot = core.scheduler.running["late"].slot
-    assert core.scheduler.slots.computed[slot] == 5  # 13, less 3 decodes: 10, of which drafts take half
+    assert core.scheduler.slots.computed[slot] == 3 + 5  # 3 found; 13, less 3 decodes: 10, of which drafts take half
 
 
 def test_more_requests_decode_than_the_budget_holds() -> None:

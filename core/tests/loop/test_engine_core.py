@@ -189,3 +189,23 @@ def test_ten_thousand_aborts_at_once() -> None:
         outputs += core.step().outputs
     assert sum(output.finish_reason is not None for output in outputs) == 10_000
     core.check_integrity()
+
+
+def test_an_idle_core_finds_out_that_a_page_is_lost() -> None:
+    core, _ = make_core(LAYOUTS["full"], settings())
+    core.check_idle()  # there was nothing to do yet
+    core.add_request(planned("a").to_request())
+    core.step()
+    core.check_idle()  # it is not idle
+    while core.has_work():
+        core.step()
+    core.check_idle()
+    core.scheduler.kv.pool.num_free -= 1
+    core.check_idle()  # it has looked since it last worked
+    core.add_request(planned("b").to_request())
+    while core.has_work():
+        core.step()
+    with pytest.raises(EngineDeadError, match="AssertionError"):
+        core.check_idle()
+    with pytest.raises(EngineDeadError):
+        core.add_request(planned("c").to_request())

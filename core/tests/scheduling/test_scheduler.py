@@ -27,11 +27,11 @@ def test_a_prompt_is_cut_into_chunks_and_decodes_come_first() -> None:
     finish(scheduler)
     scheduler.add(request("b", 20))
     made = plan(scheduler)
-    assert rows(made) == [(0, 5, 1, True), (1, 4, 7, False)] and made.num_decodes == 1  # 4 found in the cache
+    assert rows(made) == [(0, 5, 1, True), (1, 5, 7, False)] and made.num_decodes == 1  # 5 found in the cache
     assert [new.request_id for new in made.new_slots] == ["b"]
-    assert rows(plan(scheduler)) == [(0, 6, 1, True), (1, 11, 7, False)]
+    assert rows(plan(scheduler)) == [(0, 6, 1, True), (1, 12, 7, False)]
     made = plan(scheduler)
-    assert rows(made) == [(0, 7, 1, True), (1, 18, 2, True)] and not made.new_slots
+    assert rows(made) == [(0, 7, 1, True), (1, 19, 1, True)] and not made.new_slots
 
 
 def test_short_extends_stand_before_prefills() -> None:
@@ -196,7 +196,7 @@ def test_blocks_that_left_the_window_are_given_back() -> None:
 
 
 # -- prefix hits -------------------------------------------------------------------------------------------------------
-def test_a_prefix_is_found_in_whole_blocks_and_never_the_whole_prompt() -> None:
+def test_a_prefix_is_found_to_the_token_and_never_the_whole_prompt() -> None:
     scheduler = make_scheduler()
     scheduler.add(request("a", 16, max_tokens=1))
     plan(scheduler)
@@ -204,10 +204,11 @@ def test_a_prefix_is_found_in_whole_blocks_and_never_the_whole_prompt() -> None:
     scheduler.add(request("b", 16))
     scheduler.add(request("c", 18))
     made = plan(scheduler)
-    assert made.num_computed.tolist() == [16, 12] and made.num_tokens.tolist() == [2, 4]
+    assert made.num_computed.tolist() == [15, 16] and made.num_tokens.tolist() == [1, 2]
+    assert made.copies is not None and made.copies.source.size == 1
     outputs = {output.request_id: output for output in finish(scheduler)}
-    assert (outputs["b"].num_cached_tokens, outputs["c"].num_cached_tokens) == (12, 16)
-    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (16 + 16 + 18, 12 + 16)
+    assert (outputs["b"].num_cached_tokens, outputs["c"].num_cached_tokens) == (15, 16)
+    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (16 + 16 + 18, 15 + 16)
 
 
 def test_salts_share_nothing() -> None:
@@ -272,7 +273,7 @@ def test_siblings_wait_for_the_first_and_share_its_pages() -> None:
     assert rows(made) == [(1, 12, 2, True), (0, 8, 6, True)]
     made = plan(scheduler)
     assert {new.request_id for new in made.new_slots} == {"p-2", "other"}
-    assert scheduler.prefix_hits == 24
+    assert scheduler.prefix_hits == 12 + 13  # the last one copies what the leader's last block holds
 
 
 def test_an_aborted_leader_hands_over() -> None:

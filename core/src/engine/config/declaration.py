@@ -56,6 +56,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("kv_cache_memory", "bytes", None, "memory of each rank's KV cache, e.g. 4GiB (default: platform's choice)"),
     Setting("num_kv_pages", "integer", None, "pages of the KV cache; goes before --kv-cache-memory"),
     Setting("enable_prefix_caching", "boolean", True, "reuse the KV cache of prompts that begin alike"),
+    Setting(
+        "prefix_caching_hash_algo",
+        "text",
+        "xxhash",
+        "hash function that names cached blocks; sha256 where users must not forge each other's",
+        choices=("xxhash", "sha256"),
+    ),
     Setting("in_flight", "integer", None, "steps under way at once; 1 overlaps nothing (default: 2)"),
     Setting("seed", "integer", 0, "seed of the requests that bring none of their own"),
 )

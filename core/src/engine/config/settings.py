@@ -46,6 +46,7 @@ class EngineConfig(BaseModel):
     kv_cache_memory: Bytes | None = None
     num_kv_pages: Positive | None = None
     enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: Literal["xxhash", "sha256"] = "xxhash"
     in_flight: Positive | None = None
     seed: int = 0
     points: dict[str, str] = Field(default_factory=dict)

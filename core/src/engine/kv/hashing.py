@@ -1,36 +1,93 @@
-"""Names for prefixes: each block's hash covers its tokens, everything before them, and the request's salt.
+"""Names for prefixes: each block's hash covers its tokens, everything before them, and what else tells requests apart.
 
-Chained hashing of blocks as in vLLM's automatic prefix caching; the function is XXH3-128 over little-endian int32 ids.
+Chained hashing of blocks as in vLLM's automatic prefix caching. What is hashed, for a block:
+
+    the parent's hash, the ids as little-endian int32, then for each media span that overlaps the block
+    the span's place from the block's start (little-endian int64) and its hash
+
+and for what stands before a sequence's first block: the adapter's id and the cache salt, where there are any. The
+function is XXH3-128, which is not made to resist forgery, or SHA-256, which is.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from xxhash import xxh3_128_digest
 
+Digest = Callable[[bytes], bytes]
+"""From bytes to their hash."""
+
+
+def _sha256(data: bytes) -> bytes:
+    return sha256(data).digest()
+
+
+HASH_FUNCTIONS: Mapping[str, Digest] = MappingProxyType({"xxhash": xxh3_128_digest, "sha256": _sha256})
+"""By their names in `--prefix-caching-hash-algo`."""
+
+
+class MediaSpan(NamedTuple):
+    """Tokens that stand for media.
+
+    Args:
+        start, end: tokens start .. end - 1 of the sequence.
+        hash: of the media's content.
+    """
+
+    start: int
+    end: int
+    hash: bytes
+
 
 class Hashed(Protocol):
-    """A sequence with the hashes of its full blocks, as far as they were needed, and its root."""
+    """A sequence with the hashes of its full blocks, as far as they were needed, and its root.
+
+    lora_id, media: see `root_hash` and `extend_hashes`.
+    """
 
     hashes: list[bytes]
     root: bytes
+    lora_id: str | None
+    media: tuple[MediaSpan, ...]
 
 
-def root_hash(cache_salt: str | None) -> bytes:
-    """The hash that stands before a sequence's first block: equal for requests that may share pages."""
-    return xxh3_128_digest(b"" if cache_salt is None else b"salt " + cache_salt.encode("utf-8", "surrogatepass"))
+def root_hash(cache_salt: str | None, lora_id: str | None = None, digest: Digest = xxh3_128_digest) -> bytes:
+    """The hash that stands before a sequence's first block: equal for requests that may share pages.
+
+    Args:
+        cache_salt: requests with different salts share nothing.
+        lora_id: of the adapter that computes the keys and values; None for the model alone.
+    """
+    parts = b""
+    for name, value in ((b"lora", lora_id), (b"salt", cache_salt)):
+        if value is not None:
+            data = value.encode("utf-8", "surrogatepass")
+            parts += b"%s %d " % (name, len(data)) + data
+    return digest(parts)
 
 
-def extend_hashes(hashes: list[bytes], root: bytes, tokens: np.ndarray, block_size: int) -> None:
+def extend_hashes(
+    hashes: list[bytes],
+    root: bytes,
+    tokens: np.ndarray,
+    block_size: int,
+    *,
+    digest: Digest = xxh3_128_digest,
+    media: tuple[MediaSpan, ...] = (),
+) -> None:
     """Append the hashes of the full blocks that `hashes` does not cover yet, in place.
 
     Args:
-        hashes: one a block, 16 bytes each, as far as they are known.
+        hashes: one a block, as far as they are known.
         root: of the sequence.
         tokens: int32 [n]; the sequence from its start. A last, partly filled block is left out.
         block_size: tokens of one block.
+        media: spans of the sequence, in order; a block mixes in those that overlap it.
     """
     start, end = len(hashes), len(tokens) // block_size
     if start >= end:
@@ -38,6 +95,31 @@ def extend_hashes(hashes: list[bytes], root: bytes, tokens: np.ndarray, block_si
     data = tokens[start * block_size : end * block_size].astype("<i4", copy=False).tobytes()
     step = 4 * block_size
     parent = hashes[-1] if hashes else root
-    for offset in range(0, len(data), step):
-        parent = xxh3_128_digest(parent + data[offset : offset + step])
+    if not media:
+        for offset in range(0, len(data), step):
+            parent = digest(parent + data[offset : offset + step])
+            hashes.append(parent)
+        return
+    for block in range(start, end):
+        offset = (block - start) * step
+        first = block * block_size
+        parent = digest(parent + data[offset : offset + step] + _media_key(media, first, first + block_size))
         hashes.append(parent)
+
+
+def tail_hash(parent: bytes, tokens: np.ndarray, *, digest: Digest = xxh3_128_digest) -> bytes:
+    """The hash of tokens, int32 [n], that fill a block only in part; parent: what stands before them."""
+    return digest(parent + tokens.astype("<i4", copy=False).tobytes())
+
+
+def first_media(media: tuple[MediaSpan, ...], start: int, end: int) -> int:
+    """The first of tokens start .. end - 1 that stands for media; `end` where none does."""
+    return min((max(span.start, start) for span in media if span.end > start and span.start < end), default=end)
+
+
+def _media_key(media: tuple[MediaSpan, ...], first: int, end: int) -> bytes:
+    return b"".join(
+        (span.start - first).to_bytes(8, "little", signed=True) + span.hash
+        for span in media
+        if span.start < end and span.end > first
+    )

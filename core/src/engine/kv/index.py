@@ -1,8 +1,11 @@
-"""The one hash index: which page holds which block of which group."""
+"""The one hash index: which page holds which block of which group, and which blocks follow a prefix."""
 
 from __future__ import annotations
 
 import numpy as np
+
+from engine.kv.branches import Branches
+from engine.kv.events import KVEventLog
 
 BlockKey = bytes
 """A block's hash and, after it, its KV group."""
@@ -16,6 +19,8 @@ class PrefixIndex:
         self._keys: list[BlockKey | None] = [None] * num_pages
         self._suffixes = [b"" if group == 0 else group.to_bytes(2, "little") for group in range(num_groups)]
         self.page_of = self._pages.get
+        self.branches = Branches(num_pages)
+        self.events: KVEventLog | None = None
 
     def key(self, hashed: bytes, group: int) -> BlockKey:
         """The key of the block of a group that ends where this hash does."""
@@ -41,16 +46,22 @@ class PrefixIndex:
 
     def forget(self, pages: np.ndarray) -> None:
         """These pages will be overwritten."""
+        if self.events is not None:
+            self.events.removed(pages)
         for page in pages.tolist():
             key = self._keys[page]
             assert key is not None
             del self._pages[key]
             self._keys[page] = None
+            self.branches.forget(page)
 
     def clear(self) -> None:
         """Forget everything."""
+        if self.events is not None:
+            self.events.cleared()
         self._pages.clear()
         self._keys = [None] * len(self._keys)
+        self.branches.clear()
 
     def check_integrity(self, committed: np.ndarray) -> None:
         """Raise AssertionError unless keys and pages agree with each other and with `committed`, bool [num_pages]."""
@@ -58,3 +69,4 @@ class PrefixIndex:
         held = {page for page, key in enumerate(self._keys) if key is not None}
         assert len(held) == len(self._pages), "a page stands under a key that the index does not know"
         assert held == set(np.flatnonzero(committed).tolist()), "committed pages are not those of the index"
+        self.branches.check_integrity(committed)

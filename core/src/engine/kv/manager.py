@@ -6,23 +6,27 @@ the second pass they are put into the block tables (`place_decodes`, `place_chun
 once for each kind of news in a step.
 
 A block counts as cached once its tokens are known and a plan that computes it is made: steps run in order and write a
-layer's keys and values before they read any, so whoever finds it in the same plan or a later one reads it whole.
+layer's keys and values before they read any, so whoever finds it in the same plan or a later one reads it whole. A hit
+may end within a block (`engine.kv.tails`): then the plan copies pages, whose sources are held until it is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Sequences
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.kv.hashing import Hashed, extend_hashes
+from engine.kv.events import KVEventLog
+from engine.kv.hashing import HASH_FUNCTIONS, Hashed, extend_hashes, root_hash
 from engine.kv.index import BlockKey, PrefixIndex
 from engine.kv.layout import match_unit
-from engine.kv.matching import Hit, match, no_hit
+from engine.kv.matching import Hit, Tail, match, no_hit
 from engine.kv.pool import PagePool
 from engine.kv.tables import BlockTable
+from engine.kv.tails import NO_TIP, RunningTokens, Sequence, Tails
 from engine.types.kv import NULL_PAGE, KVLayout
+from engine.types.plan import PageCopies
 
 if TYPE_CHECKING:
     from engine.interfaces.evictor import Evictor
@@ -48,6 +52,7 @@ class KVManager:
         max_model_len: tokens of the longest request.
         evictor: orders what is given up.
         enable_prefix_caching: False: nothing is hashed, committed or found.
+        hash_algo: a name in `engine.kv.hashing.HASH_FUNCTIONS`.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class KVManager:
         max_model_len: int,
         evictor: Evictor,
         enable_prefix_caching: bool = True,
+        hash_algo: str = "xxhash",
     ) -> None:
         self.layout = layout
         self.block_size = layout.block_size
@@ -73,6 +79,11 @@ class KVManager:
         self._promised = [0] * len(self.tables)
         self._planned: set[BlockKey] = set()
         self._taken: list[np.ndarray] = []
+        self.digest = HASH_FUNCTIONS[hash_algo]
+        self.tails = Tails(self.index, self.pool, self.tables, self.block_size, self.unit, self.digest)
+        self._unit_hashes = self.unit // self.block_size
+        self.events: KVEventLog | None = None
+        self._copies: list[tuple[int, np.ndarray, np.ndarray]] = []  # (group, sources, destinations)
 
     # -- questions ----------------------------------------------------------------------------------------------------
     @property
@@ -88,19 +99,31 @@ class KVManager:
         """Pages that a request of this length needs, computed one token at a time."""
         return sum(table.most_live(num_tokens, 1) for table in self.tables)
 
-    def match(self, hashes: list[bytes], max_tokens: int) -> Hit:
-        """The longest cached prefix, at most `max_tokens` long. See `engine.kv.matching.match`."""
-        if not hashes:
-            return no_hit(self.tables)
-        return match(
-            self.index,
-            self._planned,
-            self.tables,
-            hashes,
-            block_size=self.block_size,
-            unit=self.unit,
-            max_tokens=max_tokens,
-        )
+    def root_hash(self, cache_salt: str | None, lora_id: str | None = None) -> bytes:
+        """See `engine.kv.hashing.root_hash`."""
+        return root_hash(cache_salt, lora_id, self.digest)
+
+    def match(self, sequence: Sequence, max_tokens: int, running: RunningTokens | None = None) -> Hit:
+        """The longest cached prefix, at most `max_tokens` long: whole blocks (`engine.kv.matching.match`), then a tail
+        (`engine.kv.tails`), for which `running` tells the tokens of all slots; without it only cached ones are found.
+        The sequence's hashes are extended in place where more are needed.
+        """
+        hit = no_hit(self.tables)
+        if not self.enable_prefix_caching:
+            return hit
+        hashes, root, tokens, media, _ = sequence
+        extend_hashes(hashes, root, tokens, self.block_size, digest=self.digest, media=media)
+        if hashes:
+            hit = match(
+                self.index,
+                self._planned,
+                self.tables,
+                hashes,
+                block_size=self.block_size,
+                unit=self.unit,
+                max_tokens=max_tokens,
+            )
+        return self.tails.extend(hit, sequence, max_tokens, running)
 
     def pages_for_prompt(self, num_tokens: int, chunk: int, hit: Hit) -> int:
         """Pages that admitting a request takes from those available: its new pages until all `num_tokens` tokens are
@@ -169,8 +192,11 @@ class KVManager:
         """A request enters an empty slot: take the pages of its hit (those of planned blocks follow in `open_slot`)."""
         for group in hit.groups:
             self.pool.hold(group.pages[group.pages != NULL_PAGE])
+        if hit.tail is not None:
+            for sources in hit.tail.sources:
+                (self.pool.hold if hit.tail.cached else self.pool.pin)(sources)
         if self.enable_prefix_caching:
-            self.num_committed[slot] = hit.num_tokens // self.block_size
+            self.num_committed[slot] = hit.num_whole // self.block_size
 
     def promise_chunk(self, slot: int, start: int, chunk: int, hashes: list[bytes], hit: Hit | None = None) -> int:
         """Promise the pages of a chunk that `fit_chunk` allowed, and let later rows of this plan find its blocks.
@@ -229,9 +255,12 @@ class KVManager:
         table.num_blocks[slots] = have + counts
         return NewEntries(growing, index, pages)
 
-    def open_slot(self, slot: int, hit: Hit) -> list[NewEntries]:
+    def open_slot(self, slot: int, hit: Hit, sequence: Sequence) -> list[NewEntries]:
         """Fill an empty slot with what the prefix cache gave it. Rows are placed in the order in which they were
         promised, so blocks that an earlier row of this plan computes are committed by now."""
+        self.tails.limits[slot] = 0
+        if self.num_committed[slot] != _NEVER and not sequence.media:
+            self.tails.tips[slot] = sequence.before(hit.num_whole // self.block_size)
         entries = []
         for table, group in zip(self.tables, hit.groups, strict=True):
             pages = group.pages
@@ -245,17 +274,37 @@ class KVManager:
             entries.append(_entries(slot, group.first_block, pages))
         return entries
 
-    def place_chunk(self, slot: int, end: int) -> list[NewEntries]:
-        """Put promised pages into a slot until it has room for `end` tokens."""
+    def place_chunk(self, slot: int, end: int, last: bool = True, tail: Tail | None = None) -> list[NewEntries]:
+        """Put promised pages into a slot until it has room for `end` tokens.
+
+        Args:
+            last: no known token of the slot lies behind.
+            tail: of the hit with which the slot was opened just now: copied to the first of these pages.
+        """
         entries = []
         for group, table in enumerate(self.tables):
             pages = self._next(group, max(0, table.blocks(end) - int(table.num_blocks[slot])))
             entries.append(_entries(slot, table.append(slot, pages), pages))
+            if tail is not None:
+                self._copies.append((group, tail.sources[group], pages[: tail.sources[group].size]))
+        self.tails.limits[slot] = _NEVER if last else end
         return entries
+
+    def take_copies(self, step_id: int) -> PageCopies | None:
+        """What the plan of this step has to copy for those placed since the last call. The sources are held until it is
+        done."""
+        if not self._copies:
+            return None
+        groups, sources, destinations = zip(*self._copies, strict=True)
+        self._copies = []
+        group = np.repeat(np.array(groups, np.int32), [pages.size for pages in sources])
+        source = np.concatenate(sources)
+        self.pool.release(source, step_id)
+        return PageCopies(group=group, source=source, destination=np.concatenate(destinations))
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
     def commit(
-        self, slots: np.ndarray, filled: np.ndarray, sequences: Sequence[Hashed | None], tokens: np.ndarray
+        self, slots: np.ndarray, filled: np.ndarray, sequences: Sequences[Hashed | None], tokens: np.ndarray
     ) -> None:
         """Put the full blocks of slots into the prefix cache.
 
@@ -272,45 +321,87 @@ class KVManager:
             return
         slots, start, end = slots[late], start[late], end[late]
         self.num_committed[slots] = end
-        hashes: list[list[bytes]] = []
+        mine: list[Sequence] = []
         for slot, blocks in zip(slots.tolist(), end.tolist(), strict=True):
-            sequence = sequences[slot]
-            assert sequence is not None
-            extend_hashes(sequence.hashes, sequence.root, tokens[slot, : blocks * size], size)
-            hashes.append(sequence.hashes)
+            held = sequences[slot]
+            assert held is not None
+            hashes, media, known = held.hashes, held.media, tokens[slot, : blocks * size]
+            extend_hashes(hashes, held.root, known, size, digest=self.digest, media=media)
+            mine.append(Sequence(hashes, held.root, known, media, held.lora_id))
+            if not media:
+                units = blocks // self._unit_hashes * self._unit_hashes
+                self.tails.tips[slot] = hashes[units - 1] if units else held.root
         for group, table in enumerate(self.tables):
             step = table.tokens_per_block // size
             first = np.maximum(start // step, table.first_block[slots])
             counts = np.maximum(end // step - first, 0)
             row, block = _spans(first, counts)
-            mine = slots[row]
+            of_row = slots[row]
             # The page before, where the slot still holds it and the index names that one.
-            parents = table.pages[mine, block - 1]
-            parents[(block == table.first_block[mine]) | ~self.pool.committed[parents]] = NULL_PAGE
-            chains = [hashes[i] for i in row.tolist()]
-            self._commit_blocks(group, step, chains, block, table.pages[mine, block], parents)
+            parents = table.pages[of_row, block - 1]
+            parents[(block == table.first_block[of_row]) | ~self.pool.committed[parents]] = NULL_PAGE
+            self._commit_blocks(group, step, mine, row, block, table.pages[of_row, block], parents)
 
     def _commit_blocks(
         self,
         group: int,
         step: int,
-        hashes: list[list[bytes]],
+        sequences: list[Sequence],
+        rows: np.ndarray,
         blocks: np.ndarray,
         pages: np.ndarray,
         before: np.ndarray,
     ) -> None:
         """Name the pages of these blocks, each `step` hash units long, where the index names no other for them.
 
-        before: the pages of the blocks before these, as far as they are known without a look into the index.
+        Args:
+            rows: int [m]; whose block it is, among the sequences.
+            before: the pages of the blocks before these, as far as they are known without a look into the index.
         """
-        index, key = self.index, self.index.key
+        index, key, tokens, unit = self.index, self.index.key, self.tables[group].tokens_per_block, self.unit
         news: list[tuple[int, int]] = []
-        for chain, block, page, parent in zip(hashes, blocks.tolist(), pages.tolist(), before.tolist(), strict=True):
+        added: list[tuple[int, int, int]] = []
+        for row, block, page, parent in zip(
+            rows.tolist(), blocks.tolist(), pages.tolist(), before.tolist(), strict=True
+        ):
+            sequence = sequences[row]
+            chain = sequence.hashes
             if index.add(key(chain[(block + 1) * step - 1], group), page):
                 if parent == NULL_PAGE and block:
                     parent = index.page_of(key(chain[block * step - 1], group)) or NULL_PAGE
                 news.append((page, parent))
+                if not group and not (end := (block + 1) * tokens) % unit:
+                    self.tails.add_unit(end, sequence, page)
+                if self.events is not None:
+                    added.append((row, block, page))
         self.pool.commit(news)
+        if added:
+            self._tell_stored(group, step, sequences, added)
+
+    def _tell_stored(
+        self, group: int, step: int, sequences: list[Sequence], blocks: list[tuple[int, int, int]]
+    ) -> None:
+        """Blocks (place in `sequences`, block, page) were committed; those that follow one another are one event."""
+        assert self.events is not None
+        size = self.tables[group].tokens_per_block
+        begin = 0
+        for i, (row, block, _) in enumerate(blocks, 1):
+            if i < len(blocks) and blocks[i][:2] == (row, block + 1):
+                continue
+            sequence, first, end = sequences[row], blocks[begin][1], block + 1
+            self.events.stored(
+                group,
+                [(page, sequence.hashes[(b + 1) * step - 1]) for _, b, page in blocks[begin:i]],
+                sequence.hashes[first * step - 1] if first else None,
+                sequence.tokens[first * size : end * size],
+                size,
+                sequence.lora_id,
+            )
+            begin = i
+
+    def record_events(self) -> None:
+        """Write down from now on what happens to the prefix cache; `events.take()` gives it."""
+        self.events = self.index.events = KVEventLog(self.pool.num_pages)
 
     def trim(self, slots: np.ndarray, num_tokens: np.ndarray, last_step: int) -> None:
         """Give back the pages past `num_tokens` tokens, int [n], of these slots: those of drafts that were rejected.
@@ -327,8 +418,28 @@ class KVManager:
         if released:
             self.pool.release(np.concatenate(released), last_step)
 
-    def free_slot(self, slot: int, last_step: int) -> None:
-        """Give back everything that a slot holds; `last_step` is the last step that names it."""
+    def free_slot(
+        self,
+        slot: int,
+        last_step: int,
+        filled: int = 0,
+        sequences: Sequences[Hashed | None] = (),
+        tokens: np.ndarray | None = None,
+    ) -> None:
+        """Give back everything that a slot holds.
+
+        Args:
+            last_step: the last step that names it.
+            filled, sequences, tokens: as for `commit`; the slot's last block is kept for tails where it is filled in
+                part. 0 keeps nothing.
+        """
+        if filled and self.num_committed[slot] != _NEVER:
+            assert tokens is not None
+            self.commit(np.array([slot]), np.array([filled]), sequences, tokens)
+            held = sequences[slot]
+            assert held is not None
+            self.tails.keep(slot, Sequence(held.hashes, held.root, tokens[slot, :filled], held.media, held.lora_id))
+        self.tails.tips[slot] = NO_TIP
         for table in self.tables:
             self.pool.release(table.clear(slot), last_step)
         self.num_committed[slot] = _NEVER
@@ -342,6 +453,7 @@ class KVManager:
         self.index.clear()
         self.pool.forget_content()
         self.num_committed[:] = _NEVER
+        self.tails.tips[:] = [NO_TIP] * len(self.tails.tips)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where block tables, counts, index and evictor contradict each other."""
@@ -350,19 +462,24 @@ class KVManager:
             assert (table.first_block <= table.num_blocks).all()
             for slot in np.flatnonzero(table.num_blocks).tolist():
                 np.add.at(refs, table.live(slot), 1)
-        assert not any(self._promised) and not self._planned, "pages stay promised between steps"
+        assert not any(self._promised) and not self._planned and not self._copies, "pages stay promised between steps"
         self.pool.check_integrity(refs)
         self.index.check_integrity(self.pool.committed)
 
     # -- helpers ------------------------------------------------------------------------------------------------------
     def _candidates_of(self, hit: Hit | None) -> int:
-        return sum(int(self.pool.candidate[group.pages].sum()) for group in hit.groups) if hit is not None else 0
+        if hit is None:
+            return 0
+        pages = [group.pages for group in hit.groups]
+        if hit.tail is not None:
+            pages += hit.tail.sources
+        return sum(int(np.count_nonzero(self.pool.candidate[of_group])) for of_group in pages)
 
     @staticmethod
     def _blocks(table: BlockTable, slot: int, hit: Hit | None) -> int:
         if hit is None:
             return int(table.num_blocks[slot])
-        return hit.num_tokens // table.tokens_per_block
+        return hit.num_whole // table.tokens_per_block
 
     def _next(self, group: int, n: int) -> np.ndarray:
         pages = self._taken[group][:n]

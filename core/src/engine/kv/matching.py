@@ -29,11 +29,41 @@ class GroupHit(NamedTuple):
     pages: np.ndarray
 
 
+class Tail(NamedTuple):
+    """Tokens of a hit beyond its whole blocks: they lie in pages that go on otherwise, and are copied.
+
+    Args:
+        num_tokens: at least 1.
+        sources: for each group int32 [n]; the pages that hold these tokens, from the first block after the others.
+        cached: the pages are the prefix cache's; False: they belong to a running request.
+    """
+
+    num_tokens: int
+    sources: tuple[np.ndarray, ...]
+    cached: bool
+
+
 class Hit(NamedTuple):
-    """A cached prefix: its length in tokens, and each group's part of it."""
+    """A cached prefix.
+
+    Args:
+        num_tokens: its length, the tail's included.
+        groups: each group's whole blocks.
+        tail: None where it ends with whole blocks.
+    """
 
     num_tokens: int
     groups: tuple[GroupHit, ...]
+    tail: Tail | None = None
+
+    @property
+    def num_whole(self) -> int:
+        """Tokens in whole blocks, which are shared, not copied."""
+        return self.num_tokens if self.tail is None else self.num_tokens - self.tail.num_tokens
+
+    def without_tail(self) -> Hit:
+        """Its whole blocks alone."""
+        return Hit(self.num_whole, self.groups)
 
 
 def match(

@@ -92,6 +92,11 @@ class PagePool:
         if pages.size:
             self._touches.append(pages)  # those that others hold too: evictors may count how often a page is found
 
+    def pin(self, pages: np.ndarray) -> None:
+        """One more holder for each of these pages, which others hold: they are given back by `release`."""
+        assert (self.refs[pages] > 0).all()
+        self.refs[pages] += 1
+
     def release(self, pages: np.ndarray, last_steps: np.ndarray | int) -> None:
         """One holder less for each of these pages, in the order of the sequence (a page may stand here twice).
 

@@ -60,6 +60,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             max_model_len=worker.max_model_len,
             evictor=_build("evictor", start, registry, context),
             enable_prefix_caching=start.enable_prefix_caching,
+            hash_algo=start.prefix_caching_hash_algo,
         )
         scheduler = Scheduler(
             kv=kv,

@@ -43,6 +43,9 @@ class EngineCore:
         self.scheduler, self.executor, self.in_flight = scheduler, executor, in_flight
         self.worker_ready = worker_ready
         self._hooks = hooks
+        self._checked_idle = True
+        if hooks is not None and hooks.kv_events:
+            scheduler.kv.record_events()
         self._futures: deque[StepFuture] = deque()
         self._outputs: list[CoreOutput] = []
         self._num_tokens = 0
@@ -92,7 +95,14 @@ class EngineCore:
             self._take_finished()
         except Exception as error:
             self._die(error)
+        self._checked_idle = False
+        self._tell_kv_events()
         return self._news()
+
+    def _tell_kv_events(self) -> None:
+        log = self.scheduler.kv.events
+        if log is not None and (events := log.take()) and self._hooks is not None and self._hooks.kv_events:
+            self._hooks.kv_events(events=events)
 
     def _take_finished(self) -> None:
         while self._futures and self._futures[0].done():
@@ -161,9 +171,27 @@ class EngineCore:
         assert self._dead is not None
         raise self._dead
 
+    def check_idle(self) -> None:
+        """Once after each time that there was work: see that nothing was lost, now that nobody waits for an answer. It
+        takes some milliseconds for each 10,000 pages.
+
+        Raises:
+            EngineDeadError: the inner state contradicts itself; what is computed from now on could be wrong.
+        """
+        if self._checked_idle or self._dead is not None or self.scheduler.has_work:
+            return
+        try:
+            self.check_integrity()
+        except AssertionError as error:
+            self._die(error)
+            assert self._dead is not None
+            raise self._dead from error
+        self._checked_idle = True
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached content. Requests under way go on with their own pages and commit nothing more."""
         self.scheduler.kv.reset_prefix_cache()
+        self._tell_kv_events()
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the inner state contradicts itself. For tests and idle moments."""

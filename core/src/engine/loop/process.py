@@ -111,6 +111,7 @@ def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
                 message = inbox.get(timeout=HEALTH_SECONDS)
             except queue.Empty:
                 core.check_health()
+                core.check_idle()
                 continue
             if isinstance(message, Shutdown):
                 return

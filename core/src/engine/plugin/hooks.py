@@ -48,6 +48,7 @@ class HookRelay:
 
     request_received: Hook | None
     step_done: Hook | None
+    kv_events: Hook | None
     worker_started: Hook | None
 
     def __init__(self, process: str, registry: Registry, max_failures: int = MAX_FAILURES) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from engine.types.kv_events import KVEvent
     from engine.types.outputs import StepStats
     from engine.types.request import EngineRequest
     from engine.types.start import WorkerReady
@@ -63,6 +64,22 @@ class CoreHooks:
         Thread: the step loop's. Its time is added to each step (the loop's own is under 0.5 ms): hand work to a
             thread of your own.
         Cost: once a step. Nothing at all where nobody listens.
+        """
+
+    @hookspec
+    def kv_events(self, events: list[KVEvent]) -> None:
+        """What happened to the prefix cache in one step: blocks stored, blocks removed, everything cleared, in order.
+
+        Observing: what it returns is dropped, and an implementation that raises is disabled after some failures.
+
+        Order: the last plugin registered is called first, but for `tryfirst` and `trylast`.
+        Arguments:
+            events: at least one, see `engine.types.kv_events`. Plain data, which may be kept, or sent elsewhere with
+                msgspec.
+        Process: engine core.
+        Thread: the step loop's. Its time is added to each step: hand work to a thread of your own.
+        Cost: at most once a step, and a few microseconds for each block while somebody listens. Nothing at all where
+            nobody does.
         """
 
 

@@ -1,10 +1,10 @@
 """The runner: from a step's plan to its tokens.
 
-A step's way: new slots and pages into the tables; drafts behind the tokens of rows that want some; rows into the fixed
-buffers; token ids, positions and slot mappings from the tables; one attention plan for each KV group; the model
-(captured for decode steps where the platform has buckets); logits of the positions that draw; the sampler, which also
-writes the drawn tokens where the next step reads them; how many of them count; and the copy back, which nobody waits
-for here.
+A step's way: pages are copied; new slots and pages go into the tables; drafts behind the tokens of rows that want some;
+rows into the fixed buffers; token ids, positions and slot mappings from the tables; one attention plan for each KV
+group; the model (captured for decode steps where the platform has buckets); logits of the positions that draw; the
+sampler, which also writes the drawn tokens where the next step reads them; how many of them count; and the copy back,
+which nobody waits for here.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from engine.interfaces.platform import Platform
 from engine.runner.buffers import Frame, SlotTables, StepBuffers
 from engine.runner.drafting import ChosenDrafter, Drafting, StepDrafts
 from engine.runner.futures import DraftedStep, FailedStep, RunningStep
+from engine.runner.page_copies import copy_pages
 from engine.runner.paged_attention import Attention
 from engine.runner.prompt_logprobs import PromptScorer, PromptScores
 from engine.runner.walk import PlainWalk
@@ -102,6 +103,9 @@ class ModelRunner:
             return FailedStep(error)
 
     def _execute(self, plan: StepPlan) -> StepFuture:
+        if plan.copies is not None:
+            assert self._attention.pool is not None
+            copy_pages(self._platform, self._attention.pool, plan.copies)
         for new in plan.new_slots:
             self._parameters.enter(new)
             self._processors.enter(new)

@@ -50,6 +50,7 @@ class Attention:
 
     Attributes:
         plans: of the step under way, one for each group. The runner sets its items; layers read them.
+        pool: uint8 [num_pages, page_bytes]; None before it is bound.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Attention:
         self._group_of = {layer: group for group in layout.groups for layer in group.layers}
         self._layers: list[LayerAttention] = []
         self.plans: list[Any] = [None] * len(layout.groups)
+        self.pool: torch.Tensor | None = None
 
     def __call__(self, layer: int, scale: float) -> LayerAttention:
         """The attention of the model's layer of this index."""
@@ -77,6 +79,7 @@ class Attention:
 
     def bind(self, pool: torch.Tensor) -> None:
         """Give every layer its cache: its bytes of each page of its group. pool: uint8 [num_pages, page_bytes]."""
+        self.pool = pool
         for made in self._layers:
             group, need = made.layer.group, made.layer.need
             start = group.layers.index(made.layer.index) * group.layer_bytes

@@ -72,9 +72,9 @@ def build_plan(step_id: int, batch: Batch, slots: SlotTable, kv: KVManager) -> S
     for chunk in batch.chunks:
         slot, end = chunk.slot, chunk.start + chunk.size
         if chunk.hit is not None:
-            _append(entries, kv.open_slot(slot, chunk.hit))
+            _append(entries, kv.open_slot(slot, chunk.hit, chunk.request.sequence(slots.tokens[slot, :end])))
             new_slots.append(_new_slot(chunk.request))
-        _append(entries, kv.place_chunk(slot, end))
+        _append(entries, kv.place_chunk(slot, end, chunk.samples, chunk.hit and chunk.hit.tail))
         kv.commit(np.array([slot]), np.array([end]), slots.requests, slots.tokens)
 
     d = batch.decodes.size
@@ -111,6 +111,7 @@ def build_plan(step_id: int, batch: Batch, slots: SlotTable, kv: KVManager) -> S
         new_blocks=[_new_blocks(of_group) for of_group in entries],
         num_drafts=num_drafts,
         host_tokens=_host_tokens(batch.decodes, slots),
+        copies=kv.take_copies(step_id),
     )
 
 

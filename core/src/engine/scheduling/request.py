@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.kv.hashing import MediaSpan
+from engine.kv.tails import Sequence
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
 
@@ -44,6 +46,7 @@ class Request:
         token_ids: int32 [n]; all tokens known when it last was without a slot. In a slot, the slot's arrays hold them.
         slot: -1 where it has none.
         hashes: of its full blocks, as far as they were needed.
+        lora_id, media: see `engine.kv.hashing.Hashed`; no request has any yet.
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
         queued_at, admitted_at: seconds of `time.monotonic()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
@@ -57,6 +60,8 @@ class Request:
         "hashes",
         "host_tokens",
         "limit",
+        "lora_id",
+        "media",
         "num_cached_tokens",
         "num_prompt_scored",
         "num_prompt_tokens",
@@ -89,6 +94,8 @@ class Request:
         self.stop_token_ids = np.array(sorted(self.eos_token_ids.union(request.params.stop_token_ids)), np.int32)
         self.limit = limit
         self.root = root
+        self.lora_id: str | None = None
+        self.media: tuple[MediaSpan, ...] = ()
         self.table = table
         self.status = Status.HELD
         self.slot = -1
@@ -101,6 +108,10 @@ class Request:
     def num_tokens(self) -> int:
         """Known so far, prompt and output."""
         return int(self.table.known[self.slot]) if self.slot >= 0 else self.token_ids.size
+
+    def sequence(self, tokens: np.ndarray) -> Sequence:
+        """What the KV manager reads of it: its first tokens, int32 [n]."""
+        return Sequence(self.hashes, self.root, tokens, self.media, self.lora_id)
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.name}, slot={self.slot}, num_tokens={self.num_tokens})"

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.manager import KVManager
 from engine.kv.matching import Hit
+from engine.kv.tails import RunningTokens
 from engine.scheduling.batch import Batch, Chunk, build_plan
 from engine.scheduling.deadlines import Deadlines, timed_out
 from engine.scheduling.long_prompts import share_budget
@@ -92,6 +92,7 @@ class Scheduler:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self._notices: list[CoreOutput] = []
+        self._running_tokens = RunningTokens(self.slots.tokens, self.slots.known)
 
     # -- requests come and go -----------------------------------------------------------------------------------------
     def add(self, request: EngineRequest) -> None:
@@ -116,7 +117,7 @@ class Scheduler:
             )
         most = request.params.max_tokens
         limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
-        new = Request(request, self.slots, limit, root_hash(request.cache_salt))
+        new = Request(request, self.slots, limit, self.kv.root_hash(request.cache_salt))
         self.requests[new.request_id] = new
         if new.timeout is not None:
             self.deadlines.add(new, new.timeout)
@@ -304,12 +305,13 @@ class Scheduler:
                 self._fail(request, self._too_small(request))
                 continue
             hit = self._match(request)
-            start = hit.num_tokens
-            chunk = min(n - start, batch.budget, self.long_prefill_token_threshold or n)
-            size = self.kv.fit_chunk(-1, start, chunk, hit)
-            pages = self.kv.pages_for_prompt(n, chunk, hit)
-            if not size or (self.running and pages + batch.reserved > self.kv.num_available):
+            size = self._room(batch, request, hit)
+            if not size and hit.tail is not None:
+                hit = hit.without_tail()  # copying holds one page more
+                size = self._room(batch, request, hit)
+            if not size:
                 return
+            start = hit.num_tokens
             self.policy.pop()
             request.status = Status.RUNNING
             slot = self.slots.enter(request, start)
@@ -325,16 +327,24 @@ class Scheduler:
                 self.prefix_queries += n if self.kv.enable_prefix_caching else 0
             self._add_chunk(batch, request, start, size, hit)
 
+    def _room(self, batch: Batch, request: Request, hit: Hit) -> int:
+        """Tokens that a request that is to be admitted may compute; 0: it does not find the pages that it will want."""
+        n, start = request.token_ids.size, hit.num_tokens
+        chunk = min(n - start, batch.budget, self.long_prefill_token_threshold or n)
+        size = self.kv.fit_chunk(-1, start, chunk, hit)
+        if self.running and size:
+            pages = self.kv.pages_for_prompt(n, chunk, hit)
+            return size if pages + batch.reserved <= self.kv.num_available else 0
+        return size
+
     def _match(self, request: Request) -> Hit:
-        if self.kv.enable_prefix_caching:
-            extend_hashes(request.hashes, request.root, request.token_ids, self.kv.block_size)
         most = hit_limit(
             request.params.prompt_logprobs,
             request.num_prompt_scored,
             request.num_prompt_tokens,
             request.token_ids.size,
         )
-        return self.kv.match(request.hashes, most)
+        return self.kv.match(request.sequence(request.token_ids), most, self._running_tokens)
 
     def _add_chunk(self, batch: Batch, request: Request, start: int, size: int, hit: Hit | None) -> None:
         s, slot, end = self.slots, request.slot, start + size
@@ -409,7 +419,9 @@ class Scheduler:
             self._queue(request)
 
     def _leave_running(self, request: Request) -> None:
-        self.kv.free_slot(request.slot, int(self.slots.last_step[request.slot]))
+        s, slot = self.slots, request.slot
+        filled = int(min(s.known[slot], s.computed[slot]))
+        self.kv.free_slot(slot, int(s.last_step[slot]), filled, s.requests, s.tokens)
         del self.running[request.request_id]
         self.prefilling.pop(request.request_id, None)
 

@@ -1,4 +1,9 @@
-"""Siblings (n > 1): one of them computes the prompt, the others wait for it and find its pages in the cache."""
+"""Siblings (n > 1): one of them computes the prompt, the others wait for it and find its pages in the cache.
+
+They are queued when the plan that ends the prompt is made, and may enter that very plan: they share its whole blocks
+and compute the few tokens after them. Waiting for the next plan, in which the page with these tokens could be copied,
+saved as much as the further step cost (the bundled model, n from 4 to 16), so nobody waits.
+"""
 
 from __future__ import annotations
 

@@ -51,6 +51,19 @@ class NewBlocks(msgspec.Struct, kw_only=True):
     page: Int32
 
 
+class PageCopies(msgspec.Struct, kw_only=True):
+    """Pages whose content a step copies before it does anything else, all at once: no page stands on both sides.
+
+    Args:
+        group: int32 [m]; the KV group that reads entry i.
+        source, destination: int32 [m]; pages. The whole page is copied, byte by byte.
+    """
+
+    group: Int32
+    source: Int32
+    destination: Int32
+
+
 class HostTokens(msgspec.Struct, kw_only=True):
     """Tokens that came back since the last step, of slots whose logits processors read tokens on the host.
 
@@ -88,6 +101,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
         new_blocks: one entry for each KV group.
         num_drafts: int32 [R]; the drafts among `num_tokens`; None where no row has any.
         host_tokens: None where no slot of this step needs them.
+        copies: of pages; None where there are none. A source may be a page that a row of this step writes to: it is
+            read before.
     """
 
     step_id: int
@@ -100,6 +115,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     new_blocks: list[NewBlocks]
     num_drafts: Int32 | None = None
     host_tokens: HostTokens | None = None
+    copies: PageCopies | None = None
 
     @property
     def num_rows(self) -> int:

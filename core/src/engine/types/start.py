@@ -97,6 +97,7 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
         worker_class: "pkg.mod:Class" of the worker.
         enable_prefix_caching: look prompts up in, and commit full blocks to, the prefix cache.
         in_flight: most steps under way at once.
+        prefix_caching_hash_algo: the hash function that names cached blocks, "xxhash" or "sha256".
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
     """
 
@@ -104,4 +105,5 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     worker_class: str
     enable_prefix_caching: bool = True
     in_flight: int = 2
+    prefix_caching_hash_algo: str = "xxhash"
     long_prefill_token_threshold: int = 0

@@ -1,0 +1,204 @@
+"""Partly filled last blocks: of sequences that have ended, and of those that run.
+
+A hit in whole blocks goes on with a tail where cached tokens follow that share a beginning with the request's: in a
+block that goes on otherwise, in the partly filled last block of a sequence that has ended, or in that of one that runs.
+The request gets fresh pages, and the step copies the content into them before it does anything else.
+
+The rule where groups have blocks of different lengths: a tail begins where blocks of all groups end, every group holds
+all its tokens, and every group copies all its pages that hold some of them. So a tail is shorter than the match unit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.kv.branches import Branch
+from engine.kv.hashing import Digest, MediaSpan, first_media, tail_hash
+from engine.kv.index import PrefixIndex
+from engine.kv.matching import Hit, Tail
+from engine.kv.pool import PagePool
+from engine.kv.tables import BlockTable
+from engine.types.kv import NULL_PAGE
+
+NO_TIP = b""
+"""The tip of a slot that nobody may copy from."""
+
+
+class Sequence(NamedTuple):
+    """A request, as the prefix cache reads it.
+
+    Args:
+        hashes: of its full hash units, as far as they are needed.
+        root: the hash before its first block.
+        tokens: int32 [n]; its ids.
+        lora_id: of the adapter, for events; `root` covers it.
+        media: spans of tokens that stand for media. Tails hold none: equal ids are not equal content there.
+    """
+
+    hashes: list[bytes]
+    root: bytes
+    tokens: np.ndarray
+    media: tuple[MediaSpan, ...] = ()
+    lora_id: str | None = None
+
+    def before(self, units: int) -> bytes:
+        """The hash that stands after so many hash units."""
+        return self.hashes[units - 1] if units else self.root
+
+
+class RunningTokens(NamedTuple):
+    """The ids of all slots, as the scheduler keeps them.
+
+    Args:
+        tokens: int32 [num_slots, max_model_len].
+        known: int32 [num_slots]; how many of them are valid. The keys and values of the last one may be computed by the
+            plan under construction; those before it are there when that plan begins.
+    """
+
+    tokens: np.ndarray
+    known: np.ndarray
+
+
+class Tails:
+    """Finds tails, and keeps those of sequences that end.
+
+    Args:
+        index, pool, tables: the manager's.
+        block_size: tokens of the hash unit.
+        unit: tokens; tails begin at multiples of it.
+        digest: the hash function.
+
+    Attributes:
+        tips: for each slot the hash after its last committed unit; `NO_TIP` where it may not be copied from.
+        limits: int32 [num_slots]; while the slot's prompt is under way, its tokens that plans already made compute;
+            then more than it will ever have.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        pool: PagePool,
+        tables: tuple[BlockTable, ...],
+        block_size: int,
+        unit: int,
+        digest: Digest,
+    ) -> None:
+        self._index, self._pool, self._tables, self._digest = index, pool, tables, digest
+        self._block_size, self._unit = block_size, unit
+        num_slots = len(tables[0].num_blocks)
+        self.tips = [NO_TIP] * num_slots
+        self.limits = np.zeros(num_slots, np.int32)
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+    def extend(self, hit: Hit, sequence: Sequence, max_tokens: int, running: RunningTokens | None) -> Hit:
+        """The hit with the longest tail that can be had, of at most `max_tokens` tokens in all."""
+        start = hit.num_tokens
+        most = min(self._unit, max_tokens - start)
+        if sequence.media:
+            most = first_media(sequence.media, start, start + most) - start
+        if most < 1:
+            return hit
+        parent = sequence.before(start // self._block_size)
+        wanted = sequence.tokens[start : start + most]
+        tail = self._cached(parent, wanted, start)
+        if running is not None:
+            tail = self._running(parent, wanted, start, running, tail)
+        return hit if tail is None else Hit(start + tail.num_tokens, hit.groups, tail)
+
+    def _cached(self, parent: bytes, wanted: np.ndarray, start: int) -> Tail | None:
+        for n, branch in self._index.branches.nearest(parent, wanted.tobytes()):
+            sources = [self._pages(branch, n, table) for table in self._tables]
+            if all(pages.size for pages in sources):
+                return Tail(n, tuple(sources), cached=True)
+        return None
+
+    def _pages(self, branch: Branch, num_tokens: int, table: BlockTable) -> np.ndarray:
+        """The pages of a group that hold the branch's first tokens; empty where one is gone."""
+        size, group = table.tokens_per_block, table.group.index
+        length = len(branch.tokens) // 4
+        pages = np.empty(table.blocks(num_tokens), np.int32)
+        for block in range(pages.size):
+            end = (block + 1) * size
+            hashed = branch.hashes[end // self._block_size - 1] if end <= length else branch.hashes[-1]
+            page = self._index.page_of(self._index.key(hashed, group))
+            if page is None:
+                return pages[:0]
+            pages[block] = page
+        return pages
+
+    def _running(
+        self, parent: bytes, wanted: np.ndarray, start: int, running: RunningTokens, best: Tail | None
+    ) -> Tail | None:
+        slots = []
+        slot = -1
+        try:
+            while True:
+                slot = self.tips.index(parent, slot + 1)
+                slots.append(slot)
+        except ValueError:
+            pass
+        if not slots:
+            return best
+        there = np.minimum(self.limits[slots], running.known[slots] - 1) - start
+        same = running.tokens[slots, start : start + wanted.size] == wanted
+        same &= np.arange(wanted.size) < there[:, None]
+        lengths = np.where(same.all(axis=1), wanted.size, same.argmin(axis=1))
+        for place in np.argsort(-lengths, kind="stable").tolist():
+            n, slot = int(lengths[place]), slots[place]
+            if n <= (0 if best is None else best.num_tokens):
+                return best
+            if all(table.first_block[slot] * table.tokens_per_block <= start for table in self._tables):
+                sources = tuple(
+                    table.pages[slot, start // table.tokens_per_block : table.blocks(start + n)].copy()
+                    for table in self._tables
+                )
+                return Tail(n, sources, cached=False)
+        return best
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+    def add_unit(self, end: int, sequence: Sequence, page: int) -> None:
+        """The unit that ends at token `end` was committed; `page`: the last of the first group in it."""
+        start, size = end - self._unit, self._block_size
+        hashes = sequence.hashes
+        if sequence.media and first_media(sequence.media, start, end) < end:
+            return
+        parent = hashes[start // size - 1] if start else sequence.root
+        tokens = sequence.tokens[start:end].tobytes()
+        self._index.branches.add(Branch(tokens, tuple(hashes[start // size : end // size]), parent, page))
+
+    def keep(self, slot: int, sequence: Sequence) -> None:
+        """Put the slot's tokens after its last whole unit into the prefix cache; its pages are given back next.
+
+        sequence: its tokens as far as they are known and computed; hashes of all its full hash units.
+        """
+        length, size = sequence.tokens.size, self._block_size
+        start = length // self._unit * self._unit
+        if start == length or any(table.first_block[slot] * table.tokens_per_block > start for table in self._tables):
+            return
+        if sequence.media and first_media(sequence.media, start, length) < length:
+            return
+        whole = length // size
+        hashes = sequence.hashes[start // size : whole]
+        if whole * size < length:
+            hashes = [*hashes, tail_hash(sequence.before(whole), sequence.tokens[whole * size :], digest=self._digest)]
+        index, pool = self._index, self._pool
+        first_page = NULL_PAGE
+        for table in self._tables:
+            tokens, last = table.tokens_per_block, table.blocks(length) - 1
+            page = int(table.pages[slot, last])
+            if length % tokens:
+                key = index.key(hashes[-1], table.group.index)
+                known = index.page_of(key)
+                if known is None:
+                    before = index.key(sequence.before(last * tokens // size), table.group.index) if last else None
+                    index.add(key, page)
+                    pool.commit([(page, index.page_of(before) or NULL_PAGE if before else NULL_PAGE)])
+                    known = page
+                page = known
+            if table.group.index == 0:
+                first_page = page
+        if pool.committed[first_page]:
+            parent = sequence.before(start // size)
+            index.branches.add(Branch(sequence.tokens[start:].tobytes(), tuple(hashes), parent, first_page))
