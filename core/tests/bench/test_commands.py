@@ -82,10 +82,39 @@ def test_scheduler(running, waiting):
     _, figures = bench("scheduler", "--running", str(running), "--waiting", str(waiting), "--steps", "40")
     assert (figures["running"], figures["waiting"], figures["steps"]) == (running, waiting, 40)
     assert figures["step_ms"] == figures["step_ms_p50"]
-    for name in ("step_ms", "schedule_ms", "update_ms", "encode_ms", "cpu_ms", "core_step_ms"):
+    for name in ("step_ms", "schedule_ms", "update_ms", "encode_ms", "cpu_ms", "core_step_ms", "engine_step_ms"):
         ordered(figures, name, 0, 50, 90, 99)
     # 40 tokens in blocks of 16, all of them taken from the evictor.
     assert running * 2 <= figures["evicted_pages"] <= running * 3
+
+
+def test_scheduler_prints_all_in_one_table():
+    lines, figures = bench("scheduler", "--all", "--steps", "4", "--input-len", "20")
+    for case in ("one", "full", "queue", "drafts"):
+        for name in ("step_ms", "cpu_ms", "core_step_ms", "engine_step_ms"):
+            ordered(figures, f"{case}_{name}", 0, 50, 99)
+    for name in ("page_us", "hash_32k_ms"):
+        ordered(figures, name, 0, 50)
+    assert figures["evictor"] == "lru" and any("256 + 10000, drafts" in line for line in lines)
+
+
+def test_overhead():
+    """Almost all of a step is the model's, and the parts make the whole."""
+    _, figures = bench("overhead", "tiny", "--running", "3", "--steps", "8", *SMALL)
+    assert (figures["bench"], figures["running"], figures["steps"]) == ("overhead", 3, 8)
+    for name in ("step_ms", "executor_ms", "outside_ms"):
+        ordered(figures, name, 0, 50, 90)
+    assert figures["executor_ms_p0"] + figures["outside_ms_p0"] <= figures["step_ms_p0"] * 1.0001
+    assert 0 < figures["outside_share"] < 1 and 0 < figures["executor_python_share"] < 1
+
+
+@pytest.mark.parametrize("flags", [(), ("--drafts", "3", "--kv-groups", "3"), ("--evictor", "prefix")])
+def test_soak(flags):
+    _, figures = bench("soak", "--requests", "800", "--running", "12", *flags)
+    assert figures["ended_length"] + figures["ended_abort"] == 800 and figures["ended_abort"] > 0
+    # Between 1 and 24 tokens each, sometimes up to 128; those that are aborted get fewer.
+    assert 800 * 8 < figures["output_tokens"] < 800 * 24
+    assert figures["num_preemptions"] > 0 and figures["evicted_pages"] > 0 and figures["prefix_hit_rate"] > 0.05
 
 
 def test_serve_starts_a_server_loads_it_and_stops_it():
@@ -153,6 +182,10 @@ def test_a_server_that_dies_is_counted(tmp_path):
         (["serve", "--plot", "/no/such/folder/x.png"], "folder"),
         (["scheduler", "--evictor", "lru2"], "lru"),
         (["scheduler", "--waiting", "-1"], "below 0"),
+        (["scheduler", "--all", "--drafts", "3"], "leave out --drafts"),
+        (["soak", "--requests", "3"], "below 10"),
+        (["overhead", "--running", "9", *SMALL], "raise --max-num-seqs"),
+        (["overhead", "--steps", "4000", *SMALL], "lower --input-len or --steps"),
         (["latency", "--repaets", "2"], "--repeats"),
         (["nonsense"], "nonsense"),
     ],

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.bench.null_core import VOCABULARY, NullSizes, null_core
+from engine.bench.null_engine import measure_engine_steps, null_frontend
 from engine.bench.report import Report
 from engine.bench.statistics import summary
 from engine.bench.workload import Ask, Lengths, draw_asks
@@ -68,19 +69,20 @@ def measure_scheduler(config: EngineConfig, options: SchedulerOptions) -> Report
     core = null_core(config, _sizes(config, options))
     try:
         _fill_cache(core, config)
-        _fill_queues(core, config, options)
+        running = _fill_queues(core, config, options)
         pool, done, preempted = core.scheduler.kv.pool, core.scheduler.done_step, core.scheduler.num_preemptions
         evicted = pool.num_candidates
         parts = _measure_parts(core, options.steps)
         evicted -= pool.num_candidates
         whole = _measure_steps(core, options.steps)
+        with_text = measure_engine_steps(core, null_frontend(), running, options.steps)
         stats = core.stats()
         assert (stats.num_running, stats.num_waiting) == (options.running, options.waiting)
-        assert stats.step_id - done >= 2 * options.steps and stats.num_preemptions == preempted
+        assert stats.step_id - done >= 3 * options.steps and stats.num_preemptions == preempted
         core.check_integrity()
     finally:
         core.shutdown()
-    return _report(config, options, parts, whole, evicted)
+    return _report(config, options, parts, whole, with_text, evicted)
 
 
 def _sizes(config: EngineConfig, options: SchedulerOptions) -> NullSizes:
@@ -98,7 +100,7 @@ def _sizes(config: EngineConfig, options: SchedulerOptions) -> NullSizes:
 def _longest(config: EngineConfig, options: SchedulerOptions) -> int:
     per_step = 1 + options.drafts / 2  # the null worker accepts half of the drafts
     return (
-        options.input_len + config.block_size + int(2 * options.steps * per_step) + SPARE_TOKENS * (1 + options.drafts)
+        options.input_len + config.block_size + int(3 * options.steps * per_step) + SPARE_TOKENS * (1 + options.drafts)
     )
 
 
@@ -128,8 +130,8 @@ def _fill_cache(core: EngineCore, config: EngineConfig) -> None:
     raise AssertionError("the cache is not full of cached blocks")
 
 
-def _fill_queues(core: EngineCore, config: EngineConfig, options: SchedulerOptions) -> None:
-    """Put requests into all slots, and others behind them, and let the slots decode for a while."""
+def _fill_queues(core: EngineCore, config: EngineConfig, options: SchedulerOptions) -> list[EngineRequest]:
+    """Put requests into all slots, and others behind them, and let the slots decode for a while; those in slots."""
     inputs = Lengths(options.input_len, options.input_len + config.block_size - 1)
     outputs = Lengths(_longest(config, options), _longest(config, options))  # cut by max_model_len
     asks = draw_asks(options.running + options.waiting, inputs, outputs, (0, VOCABULARY), config.seed)
@@ -142,6 +144,7 @@ def _fill_queues(core: EngineCore, config: EngineConfig, options: SchedulerOptio
         core.add_request(request)
     for _ in range(SETTLE_STEPS):
         core.step()
+    return requests[: options.running]
 
 
 def _measure_parts(core: EngineCore, steps: int) -> list[Parts]:
@@ -190,7 +193,12 @@ def _measure_steps(core: EngineCore, steps: int) -> list[float]:
 
 
 def _report(
-    config: EngineConfig, options: SchedulerOptions, parts: list[Parts], whole: list[float], evicted: int
+    config: EngineConfig,
+    options: SchedulerOptions,
+    parts: list[Parts],
+    whole: list[float],
+    with_text: list[float],
+    evicted: int,
 ) -> Report:
     totals = [step.schedule + step.update + step.encode for step in parts]
     figures: dict[str, Figure] = {
@@ -209,6 +217,7 @@ def _report(
         **summary("encode_ms", [step.encode for step in parts], QUANTILES, 1e3),
         **summary("cpu_ms", [step.cpu for step in parts], QUANTILES, 1e3),
         **summary("core_step_ms", whole, QUANTILES, 1e3),
+        **summary("engine_step_ms", with_text, QUANTILES, 1e3),
     }
     figures["step_ms"] = figures["step_ms_p50"]
     title = f"engine core without a model: {options.running} running, {options.waiting} waiting, {options.steps} steps"
@@ -222,6 +231,7 @@ def _report(
         ("  encode the outputs", "encode_ms"),
         ("step, ms of processor", "cpu_ms"),
         ("EngineCore.step, ms", "core_step_ms"),
+        ("LLMEngine.step, ms", "engine_step_ms"),
     ):
         cells = [f"{'best' if q == 0 else f'p{q}'} {figures[f'{name}_p{q}']:.4f}" for q in QUANTILES]
         report.row(label, *cells)

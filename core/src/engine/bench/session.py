@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.bench.report import Figure
     from engine.config.settings import EngineConfig
     from engine.frontend.launch import Launch
+    from engine.loop.engine_core import EngineCore
     from engine.types.start import WorkerReady
 
 
@@ -30,27 +31,44 @@ class Session:
         plan: what the launcher decided.
         ready: what the worker answered.
         counter: counts its work.
+        core: what the engine steps.
     """
 
     engine: LLMEngine
     plan: Launch
     ready: WorkerReady
     counter: Counter
+    core: EngineCore
 
     @property
     def dtype(self) -> str:
         """Of weights and cache."""
         return self.plan.start.worker.dtype
 
-    def check_lengths(self, inputs: Lengths, outputs: Lengths) -> None:
-        """Raise ConfigError where a request of these lengths would not fit the model."""
+    def check_lengths(self, inputs: Lengths, outputs: Lengths, flags: str = "--input-len or --output-len") -> None:
+        """Raise ConfigError where a request of these lengths would not fit the model; `flags` set them."""
         if inputs.high + outputs.high > self.plan.max_model_len:
             raise ConfigError(
                 f"prompts of {inputs} tokens with {outputs} to generate",
                 f"together that can be {inputs.high + outputs.high}, the engine's max_model_len is "
                 f"{self.plan.max_model_len}",
-                "lower --input-len or --output-len",
+                f"lower {flags}",
             )
+
+    def check_running(self, running: int) -> None:
+        """Raise ConfigError where so many requests do not find a slot each."""
+        if running > self.plan.start.worker.max_num_seqs:
+            raise ConfigError(
+                f"{running} requests at once",
+                f"the engine's max_num_seqs is {self.plan.start.worker.max_num_seqs}",
+                "raise --max-num-seqs, or measure fewer",
+            )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The most that a request gets in one step: more than one where there is a drafter."""
+        speculation = self.core.scheduler.speculation
+        return 1 if speculation is None else 1 + speculation.num_tokens
 
     def figures(self) -> dict[str, Figure]:
         """The engine as figures."""
@@ -77,6 +95,6 @@ def open_session(config: EngineConfig) -> Iterator[Session]:
     engine = LLMEngine(frontend, client, plan)
     try:
         counter = Counter(plan.model, client.worker, plan.start.worker.dtype)
-        yield Session(engine, plan, client.worker, counter)
+        yield Session(engine, plan, client.worker, counter, client.core)
     finally:
         engine.shutdown()

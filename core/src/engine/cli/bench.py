@@ -1,4 +1,4 @@
-"""`engine bench latency | throughput | serve | scheduler | eviction | routing`: how fast is it here?"""
+"""`engine bench latency | throughput | serve | overhead | scheduler | soak | eviction | routing`: how fast is it?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PREFIX = "engine."
 class Bench(Command):
     """Measure an engine, and print what it did beside what the machine can do."""
 
-    help = "Measure latency, throughput, serving under load, the scheduler alone, evictors, or routers."
+    help = "Measure latency, throughput, serving under load, the engine's own work, evictors, or routers."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
@@ -91,8 +91,7 @@ def _throughput(arguments: argparse.Namespace, merged: Merged) -> Report:
     from engine.bench.throughput import ThroughputOptions, measure_throughput
     from engine.bench.workload import Lengths
 
-    if not 0 <= arguments.temperature < math.inf:
-        raise ConfigError(f"--temperature {arguments.temperature}", "it is out of range", "give 0 or more")
+    _check_temperature(arguments)
     options = ThroughputOptions(
         num_requests=arguments.num_requests,
         inputs=Lengths.parse(arguments.input_len, "--input-len"),
@@ -180,13 +179,25 @@ def _seconds(arguments: argparse.Namespace, name: str) -> float | None:
 # -- scheduler ---------------------------------------------------------------------------------------------------------
 def _scheduler_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measurement")
-    _count(group, "--running", 256, "requests that decode, one token a step")
-    _count(group, "--waiting", 0, "requests behind them", low=0)
+    group.add_argument(
+        "--all", action="store_true", default=False,
+        help="one table of all: 1 and 256 running, a long queue, drafts, and the KV manager's parts",
+    )  # fmt: skip
+    group.add_argument("--running", type=_at_least(1), metavar="N", help="requests that decode (default: 256)")
+    group.add_argument("--waiting", type=_at_least(0), metavar="N", help="requests behind them (default: 0)")
     _count(group, "--steps", 1000, "steps to measure, at least 2", low=2)
     _count(group, "--input-len", 128, "tokens of a prompt (and up to a block more)")
-    _count(group, "--drafts", 0, "drafts of each request in each step, half of which are accepted", low=0)
+    _null_core_flags(parser, group)
+
+
+def _null_core_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
+    """What the engine core without a model is made of."""
     group.add_argument(
-        "--kv-groups", type=int, choices=(1, 2, 3), default=1, metavar="N",
+        "--drafts", type=_at_least(0), metavar="N",
+        help="drafts of each request in each step, half of which are accepted (default: 0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--kv-groups", type=int, choices=(1, 2, 3), metavar="N",
         help="1: full attention; 2: sliding windows too; 3: a drafter's layers too (default: 1)",
     )  # fmt: skip
     drivers = parser.add_argument_group("drivers", "options of a driver: --POINT.OPTION VALUE")
@@ -200,9 +211,53 @@ def _scheduler_flags(parser: argparse.ArgumentParser) -> None:
 
 def _scheduler(arguments: argparse.Namespace, merged: Merged) -> Report:
     from engine.bench.scheduler import SchedulerOptions, measure_scheduler
+    from engine.bench.scheduler_all import measure_all
 
-    names = ("running", "waiting", "steps", "input_len", "drafts", "kv_groups")
-    return measure_scheduler(_config(merged), SchedulerOptions(**{name: getattr(arguments, name) for name in names}))
+    names = ("running", "waiting", "drafts", "kv_groups")
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    if not arguments.all:
+        defaults = {"running": 256, "waiting": 0}
+        options = SchedulerOptions(steps=arguments.steps, input_len=arguments.input_len, **(defaults | given))
+        return measure_scheduler(_config(merged), options)
+    if given:
+        flag = "--" + next(iter(given)).replace("_", "-")
+        raise ConfigError(f"--all with {flag}", "it measures a set of its own", f"leave out {flag} or --all")
+    return measure_all(_config(merged), arguments.steps, arguments.input_len)
+
+
+# -- soak --------------------------------------------------------------------------------------------------------------
+def _soak_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measurement", "lengths, shared prefixes and aborts are drawn from --seed")
+    _count(group, "--requests", 100_000, "requests in all", low=10)
+    _count(group, "--running", 256, "slots; as many more requests wait")
+    _null_core_flags(parser, group)
+
+
+def _soak(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.bench.soak import SoakOptions, run_soak
+
+    names = ("requests", "running", "drafts", "kv_groups")
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return run_soak(_config(merged), SoakOptions(**given))
+
+
+# -- overhead ----------------------------------------------------------------------------------------------------------
+def _overhead_flags(parser: argparse.ArgumentParser) -> None:
+    add_positional_model(parser)
+    group = parser.add_argument_group("measurement")
+    _count(group, "--running", 1, "requests that decode")
+    _count(group, "--steps", 200, "steps to measure")
+    _count(group, "--input-len", 32, "tokens of a prompt")
+    _number(group, "--temperature", 0.6, "of the sampling")
+    add_engine_flags(parser)
+
+
+def _overhead(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.bench.overhead import OverheadOptions, measure_overhead
+
+    _check_temperature(arguments)
+    names = ("running", "steps", "input_len", "temperature")
+    return measure_overhead(_config(merged), OverheadOptions(**{name: getattr(arguments, name) for name in names}))
 
 
 # -- eviction ----------------------------------------------------------------------------------------------------------
@@ -280,14 +335,23 @@ def _config(merged: Merged) -> EngineConfig:
     return EngineConfig.from_merged(merged)
 
 
-def _count(group: argparse._ArgumentGroup, flag: str, default: int, text: str, low: int = 1) -> None:
+def _check_temperature(arguments: argparse.Namespace) -> None:
+    if not 0 <= arguments.temperature < math.inf:
+        raise ConfigError(f"--temperature {arguments.temperature}", "it is out of range", "give 0 or more")
+
+
+def _at_least(low: int) -> Callable[[str], int]:
     def count(value: str) -> int:
         number = int(value)
         if number < low:
             raise argparse.ArgumentTypeError(f"{number} is below {low}")
         return number
 
-    group.add_argument(flag, type=count, default=default, metavar="N", help=f"{text} (default: {default})")
+    return count
+
+
+def _count(group: argparse._ArgumentGroup, flag: str, default: int, text: str, low: int = 1) -> None:
+    group.add_argument(flag, type=_at_least(low), default=default, metavar="N", help=f"{text} (default: {default})")
 
 
 def _number(group: argparse._ArgumentGroup, flag: str, default: float, text: str) -> None:
@@ -304,7 +368,9 @@ _KINDS: dict[str, tuple[_Measure, Callable[[argparse.ArgumentParser], None], str
     "latency": (_latency, _latency_flags, "one stream at a time: time to first token, time per token"),
     "throughput": (_throughput, _throughput_flags, "a whole batch offline: requests and tokens per second"),
     "serve": (_serve, _serve_flags, "a server under load that does not wait for it (open loop)"),
+    "overhead": (_overhead, _overhead_flags, "which part of a step is spent outside the executor"),
     "scheduler": (_scheduler, _scheduler_flags, "the engine core's own work in a step, without a model"),
+    "soak": (_soak, _soak_flags, "a great many requests through an engine core without a model: is anything lost?"),
     "eviction": (_eviction, _eviction_flags, "hit rates of the evictors on a trace, beside the optimum"),
     "routing": (_routing, _routing_flags, "hit rates and balance of the routers on a trace, over simulated ranks"),
 }

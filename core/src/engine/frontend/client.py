@@ -63,6 +63,11 @@ class InProcessClient:
         self._core = core
 
     @property
+    def core(self) -> EngineCore:
+        """What `receive` steps."""
+        return self._core
+
+    @property
     def worker(self) -> WorkerReady:
         return self._core.worker_ready
 

@@ -44,6 +44,7 @@ class PagePool:
         self.candidate = np.zeros(num_pages, bool)
         self.num_candidates = 0
         self.num_pending = 0
+        self.num_evicted = 0  # since start
         self._index, self._evictor = index, evictor
         self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its end is taken first
         self._free = np.append(self._free, np.zeros(1, np.int32))
@@ -201,6 +202,7 @@ class PagePool:
         self.committed[pages] = False
         self._known[pages] = False
         self.num_candidates -= n
+        self.num_evicted += n
         self._index.forget(pages)
         return pages
 
