@@ -30,7 +30,7 @@ help:
 	@echo "make test-all   the slow tests too"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make format     ruff format and the fixes that ruff can make"
-	@echo "make bench      latency, throughput, serving and the scheduler, measured on this machine"
+	@echo "make bench      latency, throughput, serving and the engine core, measured on this machine"
 	@echo "make serve      the server: PORT=$(PORT) MODEL=/path/to/folder"
 	@echo "make docs       the documentation, into site/; a broken link fails it"
 
@@ -64,11 +64,11 @@ test-all: install lint
 
 # Under five minutes: each table with the command that makes it. BENCH_FLAGS=--json adds the figures as JSON.
 bench: install
-	$(BIN)/engine bench scheduler --running 256 --waiting 0 $(BENCH_FLAGS)
-	$(BIN)/engine bench scheduler --running 256 --waiting 10000 $(BENCH_FLAGS)
-	$(BIN)/engine bench scheduler --running 1 $(BENCH_FLAGS)
+	$(BIN)/engine bench scheduler --all $(BENCH_FLAGS)
+	$(BIN)/engine bench soak $(BENCH_FLAGS)
 	$(BIN)/engine bench eviction $(BENCH_FLAGS)
 	$(BIN)/engine bench routing $(BENCH_FLAGS)
+	$(BIN)/engine bench overhead $(BENCH_FLAGS)
 	$(BIN)/engine bench latency $(BENCH_FLAGS)
 	$(BIN)/engine bench throughput $(BENCH_FLAGS)
 	$(BIN)/engine bench serve --rate 2 --num-requests 40 --slo-ttft 500 --slo-itl 100 $(BENCH_FLAGS)
