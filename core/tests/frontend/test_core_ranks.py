@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.frontend import core_ranks
+from engine.frontend import core_ranks, restarts
 from engine.frontend.core_ranks import CoreRanks
 from engine.frontend.rank_starts import rank_starts
 from engine.frontend.ranks_client import RanksClient
@@ -85,16 +85,19 @@ class Turns:
 @pytest.fixture(autouse=True)
 def _played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_ranks, "CoreProcess", Played)
+    monkeypatch.setattr(restarts, "CoreProcess", Played)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
 
 
-def ranks(count: int) -> tuple[CoreRanks, list[Any], Turns]:
+def ranks(count: int, restarts: int = 0) -> tuple[CoreRanks, list[Any], Turns]:
     router = Turns()
-    several = CoreRanks([Start(rank) for rank in range(count)], lambda _: router if count > 1 else None)  # type: ignore[misc]
+    starts: Any = [Start(rank) for rank in range(count)]
+    several = CoreRanks(starts, lambda _: router if count > 1 else None, restarts)
     return several, several._cores, router
 
 
-def client(count: int) -> tuple[RanksClient, list[Any], Turns]:
-    several, cores, router = ranks(count)
+def client(count: int, restarts: int = 0) -> tuple[RanksClient, list[Any], Turns]:
+    several, cores, router = ranks(count, restarts)
     return RanksClient(several), cores, router
 
 
@@ -202,6 +205,67 @@ def test_the_last_ranks_last_words_stand() -> None:
         front.receive(1)
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_dead_rank_is_started_again_as_often_as_asked() -> None:
+    front, cores, _ = client(2, restarts=2)
+    several, old = front._ranks, cores[1]
+    told = stats(num_running=2, generation_tokens=7, step_id=5)
+    old.say(Outputs(CoreOutputs(outputs=[token("x")], stats=told)))
+    for life in range(3):
+        assert several.living == (0, 1)
+        front.add([request(f"a{life}")])
+        front.add([request(f"b{life}")])
+        dying: Any = several._cores[1]
+        assert dying.sent[-1].requests[0].request_id[1:] == str(life)
+        dying.die(EngineDeadError("the core", "gone"))
+        while not any(output.error for output in front.receive(5).outputs):
+            pass
+        assert several.living == (0,) and dying.stopped.wait(5)
+        if life < 2:
+            until(lambda: front.receive(0.01) is not None and several.living == (0, 1))
+            assert several._cores[1] is not dying and not several._cores[1].stopped.is_set()
+            dying.say(said(token(f"a{life}")))  # of a life that is over; nobody listens to its thread any more
+    time.sleep(0.1)
+    assert front.receive(0.01).outputs == [] and several.living == (0,), "none is left"
+    merged = several.stats()
+    assert merged is not None and merged.generation_tokens == 7 and merged.num_running == 0
+    front.shutdown()
+
+
+def test_counters_go_on_after_a_restart() -> None:
+    front, cores, _ = client(2, restarts=1)
+    several = front._ranks
+    cores[1].say(Outputs(CoreOutputs(outputs=[token("x")], stats=stats(generation_tokens=7, num_running=3))))
+    cores[1].die(EngineDeadError("the core", "gone"))
+    until(lambda: front.receive(0.01) is not None and several.living == (0,))
+    until(lambda: front.receive(0.01) is not None and several.living == (0, 1))
+    now = stats(generation_tokens=2, num_running=1, pages_total=9)
+    several._cores[1].say(Outputs(CoreOutputs(outputs=[token("x")], stats=now)))  # type: ignore[attr-defined]
+    until(lambda: bool(front.receive(0.01).outputs))
+    state = several.states()[1].stats
+    assert state is not None and (state.generation_tokens, state.num_running, state.pages_total) == (9, 1, 9)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_shutdown_ends_a_restart(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for its time, or for the model."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01 if slow else 60.0)
+    front, cores, _ = client(2, restarts=5)
+    cores[1].start.slow = True
+    cores[1].die(EngineDeadError("the core", "gone"))
+    front.receive(0.2)
+    began = time.monotonic()
+    front.shutdown()
+    assert time.monotonic() - began < 5
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("close-")]
+
+
 def answering(core: Any, value: Any = None, error: str = "") -> None:
     """Answer the next call, from another thread."""
 
@@ -272,6 +336,8 @@ def test_a_router_without_ranks_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="one engine core"):
         launch(EngineArgs(model="tiny", router="least_loaded"))
+    with pytest.raises(ConfigError, match="one engine core"):
+        launch(EngineArgs(model="tiny", data_parallel_restarts=1))
     with pytest.raises(ConfigError, match="one engine core"):
         launch(EngineArgs(model="tiny", **{"router.kv_weight": 1}))
     with pytest.raises(UnfitDriverError, match="prefix caching is off"):

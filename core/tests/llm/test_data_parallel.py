@@ -120,6 +120,23 @@ def test_a_rank_that_dies_costs_time_alone(one: LLM, two: LLM) -> None:
     assert tokens(two.generate(PROMPTS[:2], asked[:2], use_tqdm=False)) == expected[:2]
 
 
+def test_a_rank_comes_back(one: LLM) -> None:
+    asked = [SamplingParams(temperature=0.8, seed=i, max_tokens=20) for i in range(14)]
+    expected = tokens(one.generate(PROMPTS, asked, use_tqdm=False))
+    with LLM(**SETTINGS, data_parallel_size=2, data_parallel_restarts=1) as llm:
+        ranks = client_of(llm)._ranks
+        old = ranks.states()[1].pid
+        os.kill(old, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while (state := ranks.states()[1]).pid == old or not state.alive:
+            assert tokens(llm.generate(PROMPTS[:2], asked[:2], use_tqdm=False)) == expected[:2], "meanwhile"
+            assert time.monotonic() < deadline
+        assert tokens(llm.generate(PROMPTS, asked, use_tqdm=False)) == expected
+        assert all(state.alive and state.stats and state.stats.generation_tokens for state in ranks.states())
+        children = psutil.Process().children()
+    assert not psutil.wait_procs(children, timeout=5)[1]
+
+
 def test_all_ranks_dead_is_the_engine_dead(two: LLM) -> None:
     for state in client_of(two)._ranks.states():
         os.kill(state.pid, signal.SIGKILL)

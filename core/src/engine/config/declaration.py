@@ -53,6 +53,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("block_size", "integer", 16, "tokens in one block of the KV cache"),
     Setting("tensor_parallel_size", "integer", 1, "ranks among which each layer is divided"),
     Setting("data_parallel_size", "integer", 1, "engine cores side by side, each with the whole model"),
+    Setting("data_parallel_restarts", "integer", 0, "how often each of several cores is started again when it dies"),
     Setting("kv_cache_memory", "bytes", None, "memory of each rank's KV cache, e.g. 4GiB (default: platform's choice)"),
     Setting("num_kv_pages", "integer", None, "pages of the KV cache; goes before --kv-cache-memory"),
     Setting("enable_prefix_caching", "boolean", True, "reuse the KV cache of prompts that begin alike"),

@@ -43,6 +43,7 @@ class EngineConfig(BaseModel):
     block_size: Positive = 16
     tensor_parallel_size: Positive = 1
     data_parallel_size: Positive = 1
+    data_parallel_restarts: NotNegative = 0
     kv_cache_memory: Bytes | None = None
     num_kv_pages: Positive | None = None
     enable_prefix_caching: bool = True

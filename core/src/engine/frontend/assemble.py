@@ -88,7 +88,8 @@ def start_client(plan: Launch) -> EngineClient:
     from engine.frontend.core_ranks import CoreRanks  # with what speaks to other processes: not every use needs it
     from engine.frontend.ranks_client import RanksClient
 
-    ranks = CoreRanks(rank_starts(plan.start, size), lambda workers: build_router(plan, workers))
+    starts = rank_starts(plan.start, size)
+    ranks = CoreRanks(starts, lambda workers: build_router(plan, workers), plan.config.data_parallel_restarts)
     return RanksClient(ranks)
 
 

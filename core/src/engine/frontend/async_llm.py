@@ -48,7 +48,9 @@ class AsyncLLM:
         self._launch = launch(config)
         plan = self._launch
         self._cores = CoreRanks(
-            rank_starts(plan.start, config.data_parallel_size), lambda workers: build_router(plan, workers)
+            rank_starts(plan.start, config.data_parallel_size),
+            lambda workers: build_router(plan, workers),
+            config.data_parallel_restarts,
         )
         try:
             front = assemble_frontend(plan)

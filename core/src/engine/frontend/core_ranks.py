@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from engine.frontend.core_process import CoreProcess
 from engine.frontend.rank_ledger import RankLedger
+from engine.frontend.restarts import Restarts
 from engine.interfaces.router import Router
 from engine.types.errors import EngineDeadError, EngineError, RankDeadError
 from engine.types.messages import Abort, Add, Call, FromCore, Outputs
@@ -23,11 +24,17 @@ from engine.types.start import CoreStart, WorkerReady
 log = logging.getLogger("engine.frontend")
 
 
+class Revived(NamedTuple):
+    """A core that is ready to take the place of one that died."""
+
+    core: CoreProcess
+
+
 class RankNews(NamedTuple):
-    """What a rank sent, or the error with which it ended."""
+    """What a rank sent, or the error with which it ended, or what comes in its place."""
 
     rank: int
-    news: FromCore | EngineError
+    news: FromCore | EngineError | Revived
 
 
 class RankState(NamedTuple):
@@ -61,12 +68,17 @@ class CoreRanks:
     Args:
         starts: one a rank.
         router: makes the router when the ranks are ready; None where there is one.
+        restarts: how often a dead rank is started again; not where it is the last one, whose death is the engine's.
     """
 
     def __init__(
-        self, starts: Sequence[CoreStart], router: Callable[[Sequence[WorkerReady]], Router | None] | None = None
+        self,
+        starts: Sequence[CoreStart],
+        router: Callable[[Sequence[WorkerReady]], Router | None] | None = None,
+        restarts: int = 0,
     ) -> None:
         self._make_router = router
+        self._restarts = [Restarts(start, restarts) for start in starts]
         self._ledger, self._ready = RankLedger(1), False
         self._closing: list[threading.Thread] = []
         self._cores: list[CoreProcess] = []
@@ -104,6 +116,7 @@ class CoreRanks:
 
     def listen(self, deliver: Callable[[RankNews], None]) -> None:
         """Begin to hand over news. `deliver` is called on several threads."""
+        self._deliver = deliver
         for rank, core in enumerate(self._cores):
             core.listen(_labelled(rank, deliver), _labelled(rank, deliver))
 
@@ -133,6 +146,9 @@ class CoreRanks:
             last rank; None where there is nothing to tell.
         """
         rank, news = item
+        if isinstance(news, Revived):
+            self._revive(rank, news.core)
+            return None
         if not self._ledger.lives(rank):
             return None
         if isinstance(news, EngineError):
@@ -164,10 +180,26 @@ class CoreRanks:
         return Outputs(CoreOutputs(outputs=[*rest, *ended]))
 
     def _close(self, rank: int) -> None:
-        """Free what a dead rank's process has left, off this thread: it may take seconds to leave."""
-        closing = threading.Thread(target=self._cores[rank].shutdown, name=f"close-{rank}", daemon=True)
+        """Free what a dead rank's process has left, and start another: off this thread, for either takes seconds."""
+        core, restarts, deliver = self._cores[rank], self._restarts[rank], self._deliver
+
+        def replace() -> None:
+            core.shutdown()
+            if (another := restarts.start()) is not None:
+                deliver(RankNews(rank, Revived(another)))
+
+        closing = threading.Thread(target=replace, name=f"close-{rank}", daemon=True)
         self._closing.append(closing)
         closing.start()
+
+    def _revive(self, rank: int, core: CoreProcess) -> None:
+        """Put a new core in a dead one's place."""
+        self._cores[rank] = core
+        if not self._ledger.living:  # too late: the engine has died
+            return core.ask_to_stop()
+        self._ledger.revive(rank)
+        core.listen(_labelled(rank, self._deliver), _labelled(rank, self._deliver))
+        log.warning("data-parallel rank %d of %d stands again", rank, self._ledger.num_ranks)
 
     # -- state -------------------------------------------------------------------------------------------------------
     @property
@@ -200,12 +232,16 @@ class CoreRanks:
 
     def shutdown(self) -> None:
         """Stop all, at once, and wait until they have ended. Idempotent."""
+        for restarts in self._restarts:
+            restarts.stop()
         for core in self._cores:
             core.ask_to_stop()
         for core in self._cores:
             core.shutdown()
         for closing in self._closing:
             closing.join()
+        for restarts in self._restarts:
+            restarts.shutdown()
 
 
 def _labelled(rank: int, deliver: Callable[[RankNews], None]) -> Callable[[FromCore | EngineError], None]:

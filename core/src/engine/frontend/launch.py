@@ -239,6 +239,12 @@ def _router(config: EngineConfig, registry: Registry) -> tuple[Selection, ...]:
     if size > 1:
         need = RouterNeed(num_ranks=size, enable_prefix_caching=config.enable_prefix_caching)
         return (select(registry, "router", need, asked, options),)
+    if config.data_parallel_restarts:
+        raise ConfigError(
+            f"data_parallel_restarts={config.data_parallel_restarts}",
+            "there is one engine core, and with it the engine dies",
+            "raise --data-parallel-size, or leave restarts to what supervises the server",
+        )
     if asked is not None or options:
         named = f"router={asked}" if asked is not None else f"set router.{next(iter(options))}"
         raise ConfigError(named, "there is one engine core, which takes every request", "raise --data-parallel-size")

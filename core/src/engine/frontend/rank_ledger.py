@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 
 from engine.frontend.merged_stats import merge_stats, stopped
@@ -28,6 +29,7 @@ class RankLedger:
         self._rank_of: dict[str, int] = {}
         self._unfinished: list[dict[str, None]] = [{} for _ in range(num_ranks)]
         self._stats: list[StepStats | None] = [None] * num_ranks
+        self._before: list[StepStats | None] = [None] * num_ranks  # of those that stood in its place and died
         self._living = list(range(num_ranks))
 
     @property
@@ -108,7 +110,8 @@ class RankLedger:
     def told(self, rank: int, news: CoreOutputs) -> None:
         """A living rank's news."""
         if news.stats is not None:
-            self._stats[rank] = news.stats
+            before = self._before[rank]
+            self._stats[rank] = news.stats if before is None else merge_stats([before, news.stats])
         for output in news.outputs:
             # A sequence that was sent to another rank since is none of this one's affair.
             if output.finish_reason is not None and self._rank_of.get(output.request_id) == rank:
@@ -125,6 +128,11 @@ class RankLedger:
         if self._router is not None:
             self._router.rank_died(rank)
         return lost
+
+    def revive(self, rank: int) -> None:
+        """Another core, which knows nothing yet, stands in the place of one that died; its counters go on."""
+        self._before[rank] = self._stats[rank]
+        bisect.insort(self._living, rank)
 
     def cache_reset(self) -> None:
         """The ranks were asked to forget their prefix caches."""

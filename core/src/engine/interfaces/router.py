@@ -71,7 +71,7 @@ class Router(Protocol):
         ...
 
     def rank_died(self, rank: int) -> None:
-        """Forget this rank: it is never offered again."""
+        """Forget this rank. Should it be offered again, another core with an empty cache stands in its place."""
         ...
 
     def cache_reset(self) -> None:
