@@ -84,7 +84,7 @@ def test_turns_of_conversations_find_their_prefixes(router: str) -> None:
         for turn in range(4):
             found = [output.num_cached_tokens for output in _one_by_one(llm, talks)]
             if router == "prefix_aware":
-                assert all(count >= 64 for count in found) if turn else not any(found), (turn, found)
+                assert all(count >= 64 if turn else count < 16 for count in found), (turn, found)
             talks = [talk + f" Turn {turn} goes on and on." for talk in talks]
         stats = llm.llm_engine.stats()
         share = stats.prefix_hits / stats.prefix_queries
