@@ -66,6 +66,18 @@ def test_four_ranks(checkpoints, in_flight: int) -> None:
         assert tokens(llm) == expected
 
 
+def test_each_rank_swaps_its_own_pages(checkpoints) -> None:
+    """A crowded cache on two ranks gives the tokens of a roomy one on one."""
+    folder = checkpoints("LlamaForCausalLM", kv_heads=1, bias=True)
+    with LLM(str(folder), **SETTINGS) as one:
+        expected = tokens(one)
+    crowded = SETTINGS | {"num_kv_pages": 25, "swap_space": "1MiB"}
+    with LLM(str(folder), tensor_parallel_size=2, **crowded) as llm:
+        assert tokens(llm) == expected
+        stats = llm.llm_engine.stats()
+        assert stats.num_swap_preemptions == stats.num_preemptions > 0
+
+
 @pytest.mark.slow
 def test_a_stopped_rank_ends_the_engine(checkpoints) -> None:
     """A rank in a collective waits for it without an end: the step's time runs out."""

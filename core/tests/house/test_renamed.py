@@ -15,8 +15,10 @@ from engine.types.errors import DriverNotFoundError
 from engine.types.params import SamplingParams
 
 SETTINGS = {"max_model_len": 64, "max_num_seqs": 2, "kv_cache_memory": "16MiB", "dtype": "float32"}
+SETTINGS["swap_space"] = "1MiB"
 NAMED = {"platform": "host", "ops": "torch", "attention": "torch", "executor": "inline", "evictor": "lru"} | {
     "scheduling_policy": "fcfs",
+    "kv_connector": "host",
     "drafter": "ngram",
     "tokenizer_mode": "hf",
 }

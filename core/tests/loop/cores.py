@@ -6,14 +6,17 @@ import drafting
 from paged_worker import VOCAB, HoldingExecutor, PagedWorker
 from schedules import Settings
 
+from engine.builtin.connector_host.scheduler_half import HostScheduler
 from engine.builtin.evictor_lru.body import LRU
 from engine.builtin.policy_fcfs.body import FCFS
 from engine.interfaces.context import CoreContext
+from engine.interfaces.scheduling_policy import SchedulingPolicy
 from engine.kv.layout import make_layout
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Speculation
+from engine.scheduling.swapping import Swapping
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import WorkerStart
@@ -59,7 +62,13 @@ def worker_start(layout: KVLayout, settings: Settings) -> WorkerStart:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_kv_pages=settings.num_pages,
+        swap_space=settings.swap_pages * layout.page_bytes,
     )
+
+
+def swapping(kv: KVManager, context: CoreContext, queue: SchedulingPolicy) -> Swapping | None:
+    """As the context has it."""
+    return Swapping(kv, HostScheduler(context), "host", queue) if context.swap_space else None
 
 
 def speculation(settings: Settings) -> Speculation | None:
@@ -77,7 +86,11 @@ def make_core(
     hold = max(1, settings.in_flight - 1) if settings.hold else 0
     propose = drafting.make(settings.drafter, VOCAB) if settings.drafter else None
     executor = HoldingExecutor(
-        PagedWorker(message, propose), layout, settings.max_num_seqs, settings.max_model_len, hold
+        PagedWorker(message, propose, settings.failing_loads),
+        layout,
+        settings.max_num_seqs,
+        settings.max_model_len,
+        hold,
     )
     context = CoreContext(
         layout=layout,
@@ -85,6 +98,7 @@ def make_core(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         num_pages=settings.num_pages,
+        swap_space=settings.swap_pages * layout.page_bytes,
     )
     kv = KVManager(
         layout,
@@ -102,6 +116,7 @@ def make_core(
         max_model_len=settings.max_model_len,
         speculation=speculation(settings),
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        swapping=swapping(kv, context, policy(context)),
     )
     ready = executor.start(message)
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)

@@ -13,8 +13,13 @@ from collections import deque
 
 import msgspec
 import numpy as np
+import torch
 from drafting import Propose
 
+from engine.builtin.connector_host.metadata import Copies
+from engine.builtin.connector_host.worker_half import HostWorker
+from engine.interfaces.context import WorkerContext
+from engine.types import wire
 from engine.types.kv import KVLayout
 from engine.types.params import SamplingParams
 from engine.types.plan import LogprobRows, PageCopies, StepPlan, StepResult
@@ -92,10 +97,13 @@ class PagedWorker:
     Args:
         message: sizes.
         propose: a drafter; drafts are accepted as far as they equal what is drawn.
+        failing_loads: the share of loaded pages that are reported as failed, and hold nothing.
     """
 
-    def __init__(self, message: WorkerStart, propose: Propose | None = None) -> None:
-        self.propose = propose
+    def __init__(self, message: WorkerStart, propose: Propose | None = None, failing_loads: float = 0.0) -> None:
+        self.propose, self.failing_loads = propose, failing_loads
+        self.rng = np.random.default_rng(1)
+        self.num_failed = 0
         self.max_model_len = message.max_model_len
         self._truths: dict[str, list[int]] = {}
         self.layout = message.layout
@@ -107,6 +115,8 @@ class PagedWorker:
         ]
         most = max(group.tokens_per_block for group in self.layout.groups)
         self.cells = np.random.default_rng(0).integers(0, 2**63, (self.num_pages, most)).astype(np.uint64)
+        self.connector = HostWorker(WorkerContext(start=message))
+        self.connector.register(torch.from_numpy(self.cells.view(np.uint8)))
         self.new_slot = [None] * slots
         self.max_num_batched_tokens = message.max_num_batched_tokens
         self.num_steps = self.num_copies = 0
@@ -121,6 +131,10 @@ class PagedWorker:
     def execute(self, plan: StepPlan) -> Done:
         self._check_form(plan)
         self._take_in(plan)
+        failed: np.ndarray | None = None
+        if plan.kv_metadata is not None:
+            self.connector.save(plan.kv_metadata["host"])
+            failed = self._load(plan.step_id, plan.kv_metadata["host"])
         if plan.num_drafts is not None:
             plan = self._draft(plan)
         rows = np.repeat(np.arange(plan.num_rows), plan.num_tokens)
@@ -138,7 +152,17 @@ class PagedWorker:
             assert np.unique(places).size == places.size, "two tokens are written to one place"
             self.cells[pages, positions % size] = mix(mix(x, positions), g)
             x = mix(x, self._read(plan, g, positions, ends))
-        return Done(self._sample(plan, x, ends))
+        result = self._sample(plan, x, ends)
+        return Done(result if failed is None else msgspec.structs.replace(result, failed_pages=failed))
+
+    def _load(self, step_id: int, metadata: bytes) -> np.ndarray:
+        """Load, and spoil some of the pages again: they failed."""
+        self.connector.start_load(step_id, metadata)
+        loaded = wire.decoder(Copies).decode(metadata).in_page
+        failed = loaded[self.rng.random(loaded.size) < self.failing_loads]
+        self.num_failed += failed.size
+        self.cells[failed] = self.rng.integers(0, 2**63, (failed.size, self.cells.shape[1])).astype(np.uint64)
+        return failed
 
     def _draft(self, plan: StepPlan) -> StepPlan:
         """Put drafts behind the rows' tokens; the plan, cut to what was found."""

@@ -12,8 +12,9 @@ Used with `paged_worker` here, and with the real runner in float64 elsewhere:
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
 from hypothesis import strategies as st
 
 from engine.loop.engine_core import EngineCore
@@ -30,6 +31,8 @@ class Settings:
         num_pages: the null page included.
         hold: whether a test executor holds results back.
         long_prefill_token_threshold: of the scheduler.
+        swap_pages: of the swap tier; 0: preempted requests are computed again.
+        failing_loads: the share of pages that a test worker does not load.
         drafter: its kind, "" for none; num_drafts: the most for a request; adaptive: whether that follows acceptance.
     """
 
@@ -44,6 +47,8 @@ class Settings:
     num_drafts: int = 0
     adaptive: bool = True
     long_prefill_token_threshold: int = 0
+    swap_pages: int = 0
+    failing_loads: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +130,7 @@ def schedules(
     max_model_len: int = 40,
     max_requests: int = 10,
     drafters: tuple[str, ...] = ("",),
+    crowded: bool = False,
 ) -> Schedule:
     """Requests whose prompts share prefixes, some with salts, some siblings, some aborted; caches from too small for
     one request to roomy; budgets from one token.
@@ -136,10 +142,13 @@ def schedules(
         tokens_per_page: of the KV layout, roughly: the scale for the number of pages.
         max_model_len: of the core. max_requests: siblings count as one.
         drafters: kinds to choose from.
+        crowded: many requests that come early, and pages for one or two of them: most examples preempt.
     """
     rng = random.Random(draw(st.integers(0, 2**32)))
-    most = draw(st.integers(1, max_requests))
+    most = draw(st.integers(3 if crowded else 1, max_requests))
     requests = _requests(rng, vocab, max_model_len, rng.randint((most + 1) // 2, most))
+    if crowded:
+        requests = tuple(_that_grows(rng, request) for request in requests)
     longest = max(min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests)
     total = sum(min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests)
     tight = -(-longest // tokens_per_page)
@@ -152,10 +161,12 @@ def schedules(
             3 * (total // tokens_per_page + len(requests)),  # roomy
         ]
     )
+    if crowded:
+        pages = tight + rng.randint(0, 2)
     return Schedule(
         settings=Settings(
             num_pages=1 + pages,
-            max_num_seqs=rng.randint(1, 6),
+            max_num_seqs=rng.randint(3, 6) if crowded else rng.randint(1, 6),
             max_num_batched_tokens=rng.choice([1, 2, 3, 5, 7, 8, 16, 33, 64]),
             max_model_len=max_model_len,
             in_flight=rng.choice([1, 2, 2, 2, 3]),
@@ -165,6 +176,7 @@ def schedules(
             num_drafts=rng.choice([1, 2, 4, 4, 7]),
             adaptive=rng.random() < 0.5,
             long_prefill_token_threshold=rng.choice([0, 0, 1, 3, 8]),
+            swap_pages=rng.choice([0, 0, rng.randint(1, pages), 10 * pages]),
         ),
         requests=requests,
     )
@@ -198,6 +210,15 @@ def _requests(rng: random.Random, vocab: int, max_model_len: int, count: int) ->
                 )
             )
     return tuple(requests)
+
+
+def _that_grows(rng: random.Random, request: Planned) -> Planned:
+    """The request, with a short prompt and a long output, so that it is admitted early and wants many pages later."""
+    params = msgspec.structs.replace(
+        request.params, max_tokens=rng.choice([12, 20, 28]), ignore_eos=True, stop_token_ids=[], min_tokens=0
+    )
+    prompt = request.prompt[: 9 if request.parent else rng.choice([1, 3, 9, 20])]
+    return replace(request, arrives=request.arrives // 4, prompt=prompt, params=params)
 
 
 def _params(rng: random.Random, vocab: int) -> SamplingParams:

@@ -23,9 +23,22 @@ class Core(RuleBasedStateMachine):
         num_pages=st.integers(8, 30),
         in_flight=st.sampled_from([2, 1, 3]),
         budget=st.sampled_from([16, 5, 1]),
+        swap_pages=st.sampled_from([0, 6, 200]),
+        failing_loads=st.sampled_from([0.0, 0.0, 0.3]),
+        threshold=st.sampled_from([0, 3]),
         seed=st.integers(0, 2**32),
     )
-    def start(self, layout: str, num_pages: int, in_flight: int, budget: int, seed: int) -> None:
+    def start(
+        self,
+        layout: str,
+        num_pages: int,
+        in_flight: int,
+        budget: int,
+        swap_pages: int,
+        failing_loads: float,
+        threshold: int,
+        seed: int,
+    ) -> None:
         chosen = Settings(
             num_pages=num_pages,
             max_num_seqs=4,
@@ -33,15 +46,25 @@ class Core(RuleBasedStateMachine):
             max_model_len=32,
             in_flight=in_flight,
             enable_prefix_caching=True,
+            swap_pages=swap_pages,
+            failing_loads=failing_loads,
+            long_prefill_token_threshold=threshold,
         )
+        self.now = 0
         self.core, self.executor = make_core(LAYOUTS[layout], chosen)
+        self.core.scheduler.deadlines.clock = lambda: float(self.now)
         self.rng = random.Random(seed)
         self.shared = [self.rng.randrange(VOCAB) for _ in range(16)]
         self.requests: dict[str, Planned] = {}
         self.outcomes: dict[str, Outcome] = {}
 
-    @rule(cut=st.sampled_from([0, 8, 16]), tail=st.integers(1, 12), n=st.sampled_from([1, 1, 3]))
-    def add(self, cut: int, tail: int, n: int) -> None:
+    @rule(
+        cut=st.sampled_from([0, 8, 16]),
+        tail=st.integers(1, 12),
+        n=st.sampled_from([1, 1, 3]),
+        timeout=st.sampled_from([None, None, None, 5, 20]),
+    )
+    def add(self, cut: int, tail: int, n: int, timeout: int | None) -> None:
         name = f"r{len(self.requests)}"
         prompt = (*self.shared[:cut], *(self.rng.randrange(VOCAB) for _ in range(tail)))
         for k in range(n):
@@ -51,6 +74,7 @@ class Core(RuleBasedStateMachine):
                 params=SamplingParams(temperature=0, max_tokens=self.rng.randint(1, 16), seed=0),
                 eos=(0,),
                 parent=name if n > 1 else None,
+                timeout=timeout,
             )
             self.requests[planned.request_id] = planned
             self.outcomes[planned.request_id] = Outcome()
@@ -67,6 +91,7 @@ class Core(RuleBasedStateMachine):
     @rule(n=st.integers(1, 8))
     def step(self, n: int) -> None:
         for _ in range(n):
+            self.now += 1
             for output in self.core.step().outputs:
                 self.outcomes[output.request_id].take(output)
             self.core.check_integrity()

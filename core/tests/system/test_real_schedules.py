@@ -11,6 +11,7 @@ import drafters
 import drafting
 import msgspec
 import pytest
+from cores import swapping
 from harness import ALL_PROCESSORS, VOCAB, choice, layout, registry, start_message
 from hypothesis import HealthCheck, event, given
 from hypothesis import settings as hypothesis_settings
@@ -48,7 +49,10 @@ def worker_for(settings: Settings, buckets: bool = False) -> tuple[Worker, Worke
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
+        swap_space=settings.swap_pages * layout().page_bytes,
     )
+    if settings.swap_pages:
+        message = msgspec.structs.replace(message, choices=(*message.choices, choice(found, "kv_connector", "host")))
     if settings.drafter:
         name, options = drafters.options(settings.drafter)
         drafter = choice(found, "drafter", name, options=options)
@@ -70,6 +74,7 @@ def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, Ho
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         num_pages=settings.num_pages,
+        swap_space=settings.swap_pages * layout().page_bytes,
     )
     kv = KVManager(
         layout(),
@@ -88,6 +93,7 @@ def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, Ho
         max_model_len=settings.max_model_len,
         speculation=speculation if settings.drafter else None,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        swapping=swapping(kv, context, FCFS(context)),
     )
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
     return core, executor
@@ -165,6 +171,7 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, se
     for request in schedule.requests:
         check(request, outcomes[request.request_id])
     event(f"preemptions: {min(core.stats().num_preemptions, 3)}")
+    event(f"swapped: {min(core.stats().num_swap_preemptions, 3)}")
     event(f"placeholders: {executor.num_placeholders > 0}")
 
 
@@ -177,6 +184,26 @@ def test_many_schedules(schedule: Schedule, seed: int) -> None:
     outcomes = run_schedule(core, schedule)
     for request in schedule.requests:
         check(request, outcomes[request.request_id])
+
+
+@given(schedule=schedules(VOCAB, max_requests=5, crowded=True), seed=st.integers(0, 2**32))
+@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_preempted_requests_get_the_tokens_that_they_get_alone(schedule: Schedule, seed: int) -> None:
+    schedule = with_sampling(schedule, seed)
+    core, executor = make_core(schedule.settings)
+    outcomes = run_schedule(core, schedule)
+    for request in schedule.requests:
+        check(request, outcomes[request.request_id])
+    event(f"preemptions: {min(core.stats().num_preemptions, 3)}")
+    event(f"swapped: {min(core.stats().num_swap_preemptions, 3)}")
+    event(f"placeholders: {executor.num_placeholders > 0}")
+
+
+@pytest.mark.slow
+@given(schedule=schedules(VOCAB, drafters=("", "ngram"), crowded=True), seed=st.integers(0, 2**32))
+@hypothesis_settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+def test_many_crowded_schedules(schedule: Schedule, seed: int) -> None:
+    run_with_drafts(schedule, seed)
 
 
 DRAFTERS = ("ngram", *drafting.KINDS)
@@ -251,12 +278,13 @@ def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, b
         assert stats.num_accepted_drafts == 0
 
 
+@pytest.mark.parametrize("swap_pages", [0, 100])
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_crowded_cache_with_steps_in_flight(in_flight: int) -> None:
-    """Placeholders, preemptions and prefix hits all happen here, and change nothing."""
+def test_crowded_cache_with_steps_in_flight(in_flight: int, swap_pages: int) -> None:
+    """Placeholders, preemptions (swapped or not) and prefix hits all happen here, and change nothing."""
     settings = Settings(
         num_pages=22, max_num_seqs=5, max_num_batched_tokens=17, max_model_len=40, in_flight=in_flight,
-        enable_prefix_caching=True,
+        enable_prefix_caching=True, swap_pages=swap_pages,
     )  # fmt: skip
     rng = random.Random(3)
     shared = [rng.randrange(1, VOCAB) for _ in range(16)]
@@ -276,5 +304,6 @@ def test_crowded_cache_with_steps_in_flight(in_flight: int) -> None:
         check(request, outcomes[request.request_id])
     stats = core.stats()
     assert stats.num_preemptions > 0 and stats.prefix_hits > 0
+    assert stats.num_swap_preemptions == (stats.num_preemptions if swap_pages else 0)
     assert (executor.num_placeholders > 0) == (in_flight == 2)
     assert executor.most_in_flight == in_flight

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+PREEMPTION_MODES = ("auto", "recompute", "swap")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -56,6 +57,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("data_parallel_restarts", "integer", 0, "how often each of several cores is started again when it dies"),
     Setting("kv_cache_memory", "bytes", None, "memory of each rank's KV cache, e.g. 4GiB (default: platform's choice)"),
     Setting("num_kv_pages", "integer", None, "pages of the KV cache; goes before --kv-cache-memory"),
+    Setting("swap_space", "bytes", 0, "host memory of each rank for pages of preempted requests, e.g. 4GiB"),
+    Setting(
+        "preemption_mode",
+        "text",
+        "auto",
+        "what becomes of a request that loses its pages; auto: swap where there is swap space, else recompute",
+        choices=PREEMPTION_MODES,
+    ),
     Setting("enable_prefix_caching", "boolean", True, "reuse the KV cache of prompts that begin alike"),
     Setting(
         "prefix_caching_hash_algo",

@@ -15,6 +15,7 @@ from engine.types.errors import ConfigError
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_bytes(value))]
+BytesOrNone = Annotated[int, BeforeValidator(lambda value: 0 if str(value) == "0" else parse_bytes(value))]
 
 
 class EngineConfig(BaseModel):
@@ -46,6 +47,8 @@ class EngineConfig(BaseModel):
     data_parallel_restarts: NotNegative = 0
     kv_cache_memory: Bytes | None = None
     num_kv_pages: Positive | None = None
+    swap_space: BytesOrNone = 0
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: Literal["xxhash", "sha256"] = "xxhash"
     in_flight: Positive | None = None

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from engine.frontend.connectors import choose_connectors, preemption_mode
 from engine.interfaces.attention import AttentionCard, AttentionNeed
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.communicator import CommunicatorNeed
 from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.executor import ExecutorNeed
+from engine.interfaces.kv_connector import KVConnectorNeed
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import ModelCard, ModelNeed
 from engine.interfaces.ops import OPERATIONS, OpsNeed
@@ -159,13 +161,25 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     tokenizer = _one(config, registry, "tokenizer", TokenizerNeed(folder=tokenizer_folder))
 
+    layout = _layout(config, model, attention, facts, dtype)
+    connectors = choose_connectors(
+        config,
+        registry,
+        KVConnectorNeed(
+            page_bytes=layout.page_bytes,
+            swap_space=config.swap_space,
+            world_size=config.tensor_parallel_size,
+            device=facts.device,
+            framework=facts.framework,
+        ),
+    )
     drafter = _optional(
         config, registry, "drafter", DrafterNeed(dtype=dtype, device=facts.device, framework=facts.framework)
     )
 
     selections = (
         *(platform, *communicators, *ops, *attention.values(), executor, evictor),
-        *(architecture, checkpoint, tokenizer, policy, *drafter),
+        *(architecture, checkpoint, tokenizer, policy, *connectors, *drafter),
     )
     selections += (*processors, *_router(config, registry))
     manifest = Manifest.of(selections)
@@ -173,7 +187,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         choices=manifest.choices,
         model=model,
         files=files,
-        layout=_layout(config, model, attention, facts, dtype),
+        layout=layout,
         dtype=dtype,
         device=facts.device,
         max_model_len=max_model_len,
@@ -182,6 +196,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         kv_cache_memory=config.kv_cache_memory,
         num_kv_pages=config.num_kv_pages,
         size=config.tensor_parallel_size,
+        swap_space=config.swap_space,
     )
     start = CoreStart(
         worker=worker,
@@ -190,6 +205,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         prefix_caching_hash_algo=config.prefix_caching_hash_algo,
         in_flight=DEFAULT_IN_FLIGHT if config.in_flight is None else config.in_flight,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        preemption_mode=preemption_mode(config),
     )
     return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder)
 

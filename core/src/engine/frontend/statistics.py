@@ -83,6 +83,10 @@ class StatisticsLog:
             parts.append(f"drafts accepted {_percent(accepted, drafts)}")
         if stats.num_preemptions:
             parts.append(f"preempted {stats.num_preemptions}")
+        if stats.num_swap_preemptions:
+            parts.append(f"of these swapped {stats.num_swap_preemptions}")
+            parts.append(f"swapped now {stats.num_swapped}")
+            parts.append(f"swap space {_percent(stats.swap_pages_used, stats.swap_pages_total)}")
         return ", ".join(parts)
 
 

@@ -54,7 +54,7 @@ class RouterContext:
 
 @dataclass(frozen=True, kw_only=True)
 class CoreContext:
-    """For bodies in the engine core's process (executor, evictor, scheduling_policy).
+    """For bodies in the engine core's process (executor, evictor, scheduling_policy, kv_connector's scheduler half).
 
     Args:
         options: the driver's validated `Options`, or None where its card declares none.
@@ -62,6 +62,7 @@ class CoreContext:
         num_pages: pages of the pool, the null page included; 0 while the executor is built, which finds it out.
         max_num_seqs, max_num_batched_tokens, max_model_len: limits of a step and of a request.
         worker: "pkg.mod:Class" of the `Worker` that executors start.
+        swap_space: bytes of host memory for swapped pages, on each rank.
     """
 
     layout: KVLayout
@@ -70,12 +71,14 @@ class CoreContext:
     max_model_len: int
     num_pages: int = 0
     worker: str = ""
+    swap_space: int = 0
     options: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """For bodies in a worker's process (platform, communicator, ops, attention, checkpoint, drafter, logits_processor).
+    """For bodies in a worker's process (platform, communicator, ops, attention, checkpoint, drafter, logits_processor,
+    kv_connector's worker half).
 
     Bodies are built in this order, and each sees those before it.
 

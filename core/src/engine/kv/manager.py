@@ -76,6 +76,7 @@ class KVManager:
         self._sliding = tuple(table for table in self.tables if table.window is not None)
         # Hash units of each slot that were offered to the index; no slot's blocks are offered twice.
         self.num_committed = np.full(max_num_seqs, _NEVER, np.int32)
+        self.num_resets = 0
         self._promised = [0] * len(self.tables)
         self._planned: set[BlockKey] = set()
         self._taken: list[np.ndarray] = []
@@ -169,6 +170,11 @@ class KVManager:
         for group, of_group in enumerate(need):
             self._promised[group] += int(np.count_nonzero(of_group) if need.dtype == bool else of_group.sum())
 
+    def promise_pages(self, counts: Sequence[int]) -> None:
+        """Promise pages to each group, to be had by `take_next` in the second pass; below 0: take a promise back."""
+        for group, count in enumerate(counts):
+            self._promised[group] += count
+
     def fit_chunk(self, slot: int, start: int, chunk: int, hit: Hit | None = None) -> int:
         """The most tokens from `start`, at most `chunk`, whose pages are available; 0 for none.
 
@@ -227,6 +233,10 @@ class KVManager:
         self._taken = self.pool.take(self._promised)
         self._promised = [0] * len(self.tables)
         self._planned.clear()
+
+    def take_next(self, group: int, n: int) -> np.ndarray:
+        """int32 [n]; of the pages that were promised to a group."""
+        return self._next(group, n)
 
     def place_decodes(self, slots: np.ndarray, need: np.ndarray) -> list[NewEntries]:
         """Put promised pages at the end of the slots that need some (`need`: bool or int [groups, n])."""
@@ -450,6 +460,7 @@ class KVManager:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached content. Requests that are running commit nothing more."""
+        self.num_resets += 1
         self.index.clear()
         self.pool.forget_content()
         self.num_committed[:] = _NEVER

@@ -1,4 +1,5 @@
-"""The one place in the core's process where drivers are built: executor, evictor, scheduling policy."""
+"""The one place in the core's process where drivers are built: executor, evictor, scheduling policy, the
+scheduler half of a connector."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from engine.plugin import HookRelay, Manifest, Registry, load_body
 from engine.plugin.manifest import restore_choice
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Speculation
+from engine.scheduling.swapping import Swapping
 from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError
 from engine.types.start import CoreStart
 
@@ -42,6 +44,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
         max_num_batched_tokens=worker.max_num_batched_tokens,
         max_model_len=worker.max_model_len,
         worker=start.worker_class,
+        swap_space=worker.swap_space,
     )
     executor = _build("executor", start, registry, context)
     try:
@@ -70,6 +73,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             max_model_len=worker.max_model_len,
             speculation=_speculation(start, registry),
             long_prefill_token_threshold=start.long_prefill_token_threshold,
+            swapping=_swapping(start, registry, context, kv),
         )
         return EngineCore(
             scheduler=scheduler,
@@ -95,8 +99,17 @@ def _speculation(start: CoreStart, registry: Registry) -> Speculation | None:
     return Speculation(start.worker.max_num_seqs, options.num_tokens, options.adaptive)
 
 
-def _build(point: str, start: CoreStart, registry: Registry, context: CoreContext) -> Any:
-    """The body of the driver that the manifest names for a point."""
+def _swapping(start: CoreStart, registry: Registry, context: CoreContext, kv: KVManager) -> Swapping | None:
+    """Where preempted requests leave their pages; None where they are computed again."""
+    if start.preemption_mode != "swap":
+        return None
+    (name,) = (choice.driver for choice in start.worker.choices if choice.point == "kv_connector")
+    connector = _build("kv_connector", start, registry, context, half="core")
+    return Swapping(kv, connector, name, _build("scheduling_policy", start, registry, context))
+
+
+def _build(point: str, start: CoreStart, registry: Registry, context: CoreContext, half: str | None = None) -> Any:
+    """The body (or this half of it) of the driver that the manifest names for a point."""
     choices = [choice for choice in start.worker.choices if choice.point == point]
     if len(choices) != 1:
         raise ManifestError(
@@ -106,5 +119,5 @@ def _build(point: str, start: CoreStart, registry: Registry, context: CoreContex
             point=point,
         )
     chosen = restore_choice(registry, choices[0])
-    body = load_body(chosen.card, candidate=chosen.candidate)
+    body = load_body(chosen.card, half, candidate=chosen.candidate)
     return body(replace(context, options=chosen.options))

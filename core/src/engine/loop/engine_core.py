@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from engine.interfaces.kv_connector import SwapUsage
 from engine.scheduling.scheduler import Scheduler
 from engine.types.errors import EngineDeadError
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from engine.types.start import WorkerReady
 
 logger = logging.getLogger(__name__)
+
+NO_SWAP = SwapUsage(0, 0)
 
 
 class EngineCore:
@@ -141,6 +144,7 @@ class EngineCore:
         """Counts as of now."""
         scheduler = self.scheduler
         pool, speculation = scheduler.kv.pool, scheduler.speculation
+        swap = NO_SWAP if scheduler.swapping is None else scheduler.swapping.connector.usage()
         return StepStats(
             step_id=scheduler.done_step,
             num_running=len(scheduler.running),
@@ -155,6 +159,11 @@ class EngineCore:
             generation_tokens=scheduler.generation_tokens,
             num_drafts=0 if speculation is None else speculation.num_drafts,
             num_accepted_drafts=0 if speculation is None else speculation.num_accepted,
+            num_swapped=scheduler.num_swapped,
+            num_swap_preemptions=scheduler.preemptions.num_swapped,
+            num_swap_full=scheduler.preemptions.num_swap_full,
+            swap_pages_used=swap.used,
+            swap_pages_total=swap.total,
         )
 
     def check_health(self) -> None:

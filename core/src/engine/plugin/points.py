@@ -136,6 +136,12 @@ POINTS: Mapping[str, Point] = _declare(
         "orders the waiting requests and picks whom to preempt",
     ),
     Point(
+        "kv_connector",
+        "engine.interfaces.kv_connector:KVConnectorCard",
+        "ordered",
+        "takes KV pages elsewhere and back; today the swap tier of preempted requests (see --swap-space)",
+    ),
+    Point(
         "drafter",
         "engine.interfaces.drafter:DrafterCard",
         "one",

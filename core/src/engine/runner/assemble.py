@@ -1,12 +1,12 @@
 """The only place in a worker that builds drivers.
 
-Platform, communicators, ops, attention, model, checkpoint, drafter, logits processors, in that order.
+Platform, communicators, ops, attention, model, checkpoint, drafter, logits processors, connectors, in that order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -17,6 +17,7 @@ from engine.interfaces.checkpoint import Checkpoint
 from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.drafter import Drafter, DrafterNeed, DrafterOptions
+from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import Model, ModelContext, ModelNeed
 from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed
@@ -28,7 +29,10 @@ from engine.sampling.processors import Processor
 from engine.types.errors import ManifestError, UnfitDriverError
 from engine.types.start import WorkerStart
 
-_POINTS = ("platform", "communicator", "ops", "attention", "model", "checkpoint", "drafter", "logits_processor")
+_POINTS = (
+    *("platform", "communicator", "ops", "attention", "model", "checkpoint", "drafter", "logits_processor"),
+    "kv_connector",
+)
 """Whose bodies are built here."""
 
 
@@ -53,6 +57,7 @@ class Assembly:
     group: ProcessGroup
     drafter: ChosenDrafter | None = None
     processors: tuple[Processor, ...] = ()
+    connectors: dict[str, KVConnectorWorker] = field(default_factory=dict)
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -80,10 +85,11 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         model.load_weights(checkpoint.weights())
         drafter = _drafter(start, chosen, context)
         processors = _processors(start, chosen, context)
+        connectors = _connectors(start, chosen, context)
     except BaseException:
         group.close()
         raise
-    return Assembly(platform, context.ops, attention, model, group, drafter, processors)
+    return Assembly(platform, context.ops, attention, model, group, drafter, processors, connectors)
 
 
 class _Chosen:
@@ -95,6 +101,7 @@ class _Chosen:
         selections = Manifest(mine).restore(registry)
         self._selections = {(selection.point, selection.kind): selection for selection in selections}
         self.communicators = [selection for selection in selections if selection.point == "communicator"]
+        self.connectors = [selection for selection in selections if selection.point == "kv_connector"]
         self.processors = [selection for selection in selections if selection.point == "logits_processor"]
 
     def names(self, point: str) -> bool:
@@ -196,6 +203,18 @@ def _processors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> 
         )
         for selection in chosen.processors
     )
+
+
+def _connectors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> dict[str, KVConnectorWorker]:
+    need = KVConnectorNeed(
+        page_bytes=start.layout.page_bytes, swap_space=start.swap_space, world_size=start.size, device=start.device
+    )
+    return {
+        selection.candidate.name: chosen.ask(selection, selection.point, "", need).load_body("worker")(
+            replace(context, options=selection.options)
+        )
+        for selection in chosen.connectors
+    }
 
 
 def _model(

@@ -12,6 +12,7 @@ from engine.interfaces.platform import Platform
 from engine.plugin import HookRelay, Registry
 from engine.runner.assemble import assemble
 from engine.runner.model_runner import ModelRunner
+from engine.runner.transfers import Transfers
 from engine.types.errors import EngineDeadError, KVCacheTooSmallError
 from engine.types.plan import StepPlan
 from engine.types.start import WorkerReady, WorkerStart
@@ -32,6 +33,7 @@ class Worker:
         self._start, self._registry = message, registry
         self._runner: ModelRunner | None = None
         self._group: ProcessGroup | None = None
+        self._transfers: Transfers | None = None
 
     @torch.inference_mode()
     def start(self) -> WorkerReady:
@@ -47,7 +49,11 @@ class Worker:
         parts = assemble(start, registry)
         self._group = parts.group
         num_pages, page_bytes = _num_pages(start, parts.platform), start.layout.page_bytes
-        parts.attention.bind(parts.platform.allocate_pool(num_pages, page_bytes))
+        pool = parts.platform.allocate_pool(num_pages, page_bytes)
+        parts.attention.bind(pool)
+        for connector in parts.connectors.values():
+            connector.register(pool)
+        self._transfers = Transfers(parts.connectors)
         self._runner = ModelRunner(
             start, parts.platform, parts.ops, parts.attention, parts.model, parts.drafter, parts.processors
         )
@@ -66,11 +72,14 @@ class Worker:
         """Launch a step. Raises EngineDeadError before `start` and after `shutdown`."""
         if self._runner is None:
             raise EngineDeadError("run a step", "the worker is not started, or shut down", "start an engine anew")
+        if plan.kv_metadata is not None:
+            assert self._transfers is not None
+            return self._transfers.execute(plan, self._runner.execute)
         return self._runner.execute(plan)
 
     def shutdown(self) -> None:
         """Let go of the model, the pool and the other ranks. Idempotent."""
-        self._runner = None
+        self._runner = self._transfers = None
         if self._group is not None:
             self._group.close()
 

@@ -10,6 +10,7 @@ from engine.kv.manager import KVManager, NewEntries
 from engine.kv.matching import Hit
 from engine.scheduling.request import Request
 from engine.scheduling.slots import SlotTable
+from engine.scheduling.swapping import Return, Swapping
 from engine.types.plan import HostTokens, NewBlocks, NewSlot, StepPlan
 
 _NO_SLOTS = np.empty(0, np.int32)
@@ -23,6 +24,7 @@ class Chunk:
         start, size: positions `start .. start + size - 1`.
         samples: the last of them is the last token known, so the step draws the next.
         hit: what the prefix cache gave, where the request enters a slot in this step; None where it has one.
+        back: where it enters a slot because it comes back from the swap tier.
     """
 
     request: Request
@@ -31,6 +33,7 @@ class Chunk:
     size: int
     samples: bool
     hit: Hit | None
+    back: Return | None = None
 
 
 @dataclass(slots=True)
@@ -62,7 +65,9 @@ class Batch:
         return not self.decodes.size and not self.chunks
 
 
-def build_plan(step_id: int, batch: Batch, slots: SlotTable, kv: KVManager) -> StepPlan:
+def build_plan(
+    step_id: int, batch: Batch, slots: SlotTable, kv: KVManager, swapping: Swapping | None = None
+) -> StepPlan:
     """Give the batch its pages, commit the blocks that it fills with known tokens, and write it down."""
     kv.take_promised()
     entries: list[list[NewEntries]] = [[] for _ in kv.tables]
@@ -73,8 +78,14 @@ def build_plan(step_id: int, batch: Batch, slots: SlotTable, kv: KVManager) -> S
         slot, end = chunk.slot, chunk.start + chunk.size
         if chunk.hit is not None:
             _append(entries, kv.open_slot(slot, chunk.hit, chunk.request.sequence(slots.tokens[slot, :end])))
+        if chunk.hit is not None or chunk.back is not None:
             new_slots.append(_new_slot(chunk.request))
-        _append(entries, kv.place_chunk(slot, end, chunk.samples, chunk.hit and chunk.hit.tail))
+        if chunk.back is None:
+            _append(entries, kv.place_chunk(slot, end, chunk.samples, chunk.hit and chunk.hit.tail))
+        else:
+            assert swapping is not None
+            for more in swapping.open_slot(chunk.back, end, chunk.samples):
+                _append(entries, more)
         kv.commit(np.array([slot]), np.array([end]), slots.requests, slots.tokens)
 
     d = batch.decodes.size
@@ -112,6 +123,7 @@ def build_plan(step_id: int, batch: Batch, slots: SlotTable, kv: KVManager) -> S
         num_drafts=num_drafts,
         host_tokens=_host_tokens(batch.decodes, slots),
         copies=kv.take_copies(step_id),
+        kv_metadata=None if swapping is None else swapping.plan_metadata(),
     )
 
 

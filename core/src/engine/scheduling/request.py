@@ -24,6 +24,7 @@ class Status(enum.Enum):
     WAITING    in the policy's queue
     RUNNING    in a slot, planned step by step
     DRAINING   preempted: its pages are given back, its slot keeps the tokens that steps under way still return
+    SWAPPED    preempted, and the swap tier keeps what its pages held
     FINISHED   ended; nobody looks at it again
     """
 
@@ -31,6 +32,7 @@ class Status(enum.Enum):
     WAITING = enum.auto()
     RUNNING = enum.auto()
     DRAINING = enum.auto()
+    SWAPPED = enum.auto()
     FINISHED = enum.auto()
 
 

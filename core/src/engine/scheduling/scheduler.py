@@ -12,6 +12,7 @@ back, and until then that request is not planned again; the others go on.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -19,17 +20,21 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from engine.kv import restoring
 from engine.kv.manager import KVManager
 from engine.kv.matching import Hit
 from engine.kv.tails import RunningTokens
 from engine.scheduling.batch import Batch, Chunk, build_plan
 from engine.scheduling.deadlines import Deadlines, timed_out
+from engine.scheduling.failed_loads import spoilt
 from engine.scheduling.long_prompts import share_budget
+from engine.scheduling.preemption import Preemptions
 from engine.scheduling.prompt_scores import hit_limit
 from engine.scheduling.request import Request, Status
 from engine.scheduling.siblings import Siblings
 from engine.scheduling.slots import DECODE, EMPTY, SlotTable
 from engine.scheduling.speculation import Speculation
+from engine.scheduling.swapping import Return, Swapping
 from engine.scheduling.update import accept
 from engine.types.errors import EngineError, InvalidRequestError, KVCacheTooSmallError, PromptTooLongError
 from engine.types.outputs import CoreOutput
@@ -38,6 +43,8 @@ from engine.types.request import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
     from engine.interfaces.scheduling_policy import SchedulingPolicy
+
+logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -51,6 +58,7 @@ class Scheduler:
         max_model_len: most tokens of one request, prompt and output.
         speculation: how many drafts requests get; None where there is no drafter.
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
+        swapping: where preempted requests leave their pages; None: they are computed again.
 
     Attributes:
         outstanding: plans that were made and whose results have not come back, oldest first.
@@ -70,7 +78,10 @@ class Scheduler:
         max_model_len: int,
         speculation: Speculation | None = None,
         long_prefill_token_threshold: int = 0,
+        swapping: Swapping | None = None,
     ) -> None:
+        self.swapping = swapping
+        self.preemptions = Preemptions()
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.speculation = speculation
         self.kv, self.policy = kv, policy
@@ -86,7 +97,6 @@ class Scheduler:
         self.outstanding: deque[StepPlan] = deque()
         self.last_step = 0
         self.done_step = 0
-        self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.prompt_tokens = 0
@@ -141,6 +151,8 @@ class Scheduler:
         for of_state in (self.requests, self.running, self.prefilling, self.draining, self.outstanding):
             of_state.clear()
         self.deadlines.clear()
+        if self.swapping is not None:
+            self.swapping.clear()
 
     def take_notices(self) -> list[CoreOutput]:
         """Outputs of requests that ended between results, since the last call."""
@@ -154,8 +166,18 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot."""
+        """Requests that do not run, swapped ones among them."""
         return len(self.requests) - len(self.running)
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests whose pages the swap tier keeps."""
+        return 0 if self.swapping is None else len(self.swapping)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Since start, by all modes."""
+        return self.preemptions.num_swapped + self.preemptions.num_recomputed
 
     # -- plan ---------------------------------------------------------------------------------------------------------
     def schedule(self) -> StepPlan | None:
@@ -169,7 +191,7 @@ class Scheduler:
             self._choose_decodes(batch)
             if not batch.left_out:
                 self._choose_prefills(batch)
-            if not batch.left_out and not self.draining:
+            if not batch.left_out and not self.draining and self._resume(batch):
                 self._admit(batch)
             if self.long_prefill_token_threshold and batch.budget and not batch.left_out:
                 self._choose_prefills(batch, again=True)  # what was kept for the queue, and not taken
@@ -181,7 +203,7 @@ class Scheduler:
             if self.num_preemptions == preempted and not self._unblock():
                 return None
         self.last_step += 1
-        plan = build_plan(self.last_step, batch, self.slots, self.kv)
+        plan = build_plan(self.last_step, batch, self.slots, self.kv, self.swapping)
         self.outstanding.append(plan)
         return plan
 
@@ -275,7 +297,7 @@ class Scheduler:
             under_way = [request for request in under_way if request.slot not in chosen]
         remaining = [(r, int(s.placed[r.slot] - s.computed[r.slot])) for r in under_way]
         if threshold:
-            others_wait = not again and bool(s.num_free and len(self.policy))
+            others_wait = not again and bool(s.num_free and (len(self.policy) or self.num_swapped))
             sizes = share_budget(remaining, budget, threshold, others_wait)
             if others_wait and len(sizes) < len(remaining):
                 # Those that leave their part of the budget to the queue do not leave it their pages.
@@ -293,6 +315,31 @@ class Scheduler:
             sizes.append((request, min(tokens, budget)))
             budget -= sizes[-1][1]
         return sizes
+
+    def _resume(self, batch: Batch) -> bool:
+        """Bring swapped requests back, by the same rule as `_admit`. False: one of them still waits, and before it
+        nobody new is admitted."""
+        if self.swapping is None:
+            return True
+        while (head := self.swapping.queue.peek()) is not None:
+            request = cast(Request, head)
+            n = request.token_ids.size
+            if not self.kv.fits_at_all(n):
+                self._fail(request, self._too_small(request))
+                continue
+            if not batch.budget or not self.slots.num_free:
+                return False
+            back = self.swapping.prepare(request)
+            hit = back.restored.hit
+            chunk = min(n - hit.num_tokens, batch.budget, self.long_prefill_token_threshold or n)
+            size = self.kv.fit_chunk(-1, hit.num_tokens, chunk, hit)
+            pages = self.kv.pages_for_prompt(n, chunk, hit)
+            if not size or (self.running and pages + batch.reserved > self.kv.num_available):
+                self.swapping.put_back(back)
+                return False
+            self.swapping.take(back)
+            self._enter(batch, request, size, hit, back)
+        return True
 
     def _admit(self, batch: Batch) -> None:
         """Take requests from the queue as long as budget, slots and pages last. A request is admitted only where its
@@ -313,19 +360,26 @@ class Scheduler:
                 return
             start = hit.num_tokens
             self.policy.pop()
-            request.status = Status.RUNNING
-            slot = self.slots.enter(request, start)
-            self.running[request.request_id] = request
-            self.prefilling[request.request_id] = request
-            self.kv.begin_slot(slot, hit)
-            if self.speculation is not None:
-                self.speculation.enter(slot)
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = start
                 request.admitted_at = time.monotonic()
                 self.prefix_hits += start
                 self.prefix_queries += n if self.kv.enable_prefix_caching else 0
-            self._add_chunk(batch, request, start, size, hit)
+            self._enter(batch, request, size, hit)
+
+    def _enter(self, batch: Batch, request: Request, size: int, hit: Hit, back: Return | None = None) -> None:
+        """Give a request a slot, with what the cache (or the swap tier) has of it, and its first chunk."""
+        request.status = Status.RUNNING
+        slot = self.slots.enter(request, hit.num_tokens)
+        self.running[request.request_id] = request
+        self.prefilling[request.request_id] = request
+        if back is None:
+            self.kv.begin_slot(slot, hit)
+        else:
+            restoring.begin(self.kv, slot, back.restored)
+        if self.speculation is not None:
+            self.speculation.enter(slot)
+        self._add_chunk(batch, request, hit.num_tokens, size, hit, back)
 
     def _room(self, batch: Batch, request: Request, hit: Hit) -> int:
         """Tokens that a request that is to be admitted may compute; 0: it does not find the pages that it will want."""
@@ -346,7 +400,9 @@ class Scheduler:
         )
         return self.kv.match(request.sequence(request.token_ids), most, self._running_tokens)
 
-    def _add_chunk(self, batch: Batch, request: Request, start: int, size: int, hit: Hit | None) -> None:
+    def _add_chunk(
+        self, batch: Batch, request: Request, start: int, size: int, hit: Hit | None, back: Return | None = None
+    ) -> None:
         s, slot, end = self.slots, request.slot, start + size
         samples = end == int(s.placed[slot])
         promised = self.kv.promise_chunk(slot, start, size, request.hashes, hit)
@@ -361,7 +417,7 @@ class Scheduler:
             wanted = self.kv.pages_to_finish(slot, int(s.placed[slot]), size)
             batch.reserved += max(0, wanted - promised)
         batch.budget -= size
-        batch.chunks.append(Chunk(request, slot, start, size, samples, hit))
+        batch.chunks.append(Chunk(request, slot, start, size, samples, hit if back is None else None, back))
 
     def _unblock(self) -> bool:
         """Nothing can be planned and nothing is under way: make room. False where there is nobody to make room for."""
@@ -369,7 +425,8 @@ class Scheduler:
         if len(running) > 1:
             self._preempt(cast(Request, self.policy.victim(running)))
             return True
-        stuck = running[0] if running else cast("Request | None", self.policy.peek())
+        swapped = None if self.swapping is None else self.swapping.queue.peek()
+        stuck = running[0] if running else cast("Request | None", swapped or self.policy.peek())
         if stuck is not None:
             self._fail(stuck, self._too_small(stuck))
         return stuck is not None
@@ -385,6 +442,8 @@ class Scheduler:
         assert result.step_id == plan.step_id, f"step {result.step_id} came back before step {plan.step_id}"
         self.done_step = plan.step_id
         self.kv.step_done(plan.step_id)
+        if result.failed_pages is not None and result.failed_pages.size:
+            self._compute_again(result.failed_pages, plan.step_id)
         accepted = accept(plan, result, self.slots, self.kv, self.speculation)
         self.prompt_tokens += accepted.prompt_tokens
         self.generation_tokens += accepted.generation_tokens
@@ -400,14 +459,33 @@ class Scheduler:
         self.policy.push_front(request)
 
     def _preempt(self, request: Request) -> None:
-        """Take a request's pages; it will be computed again. Tokens that steps under way return are kept."""
+        """Take a request's pages: the swap tier keeps what they hold, or it will be computed again. Tokens that steps
+        under way return are kept."""
+        swaps = self.swapping if self.swapping is not None and self.swapping.may(request) else None
+        swapped = swaps is not None and swaps.swap_out(request, self.slots)
+        self.preemptions.count(request.request_id, swapped, swap_full=swaps is not None and not swapped)
+        self._drain(request)
+        self._readmit_drained()
+
+    def _drain(self, request: Request) -> None:
         slot = request.slot
-        self.num_preemptions += 1
         self._leave_running(request)
         self.slots.phase[slot] = EMPTY
         request.status = Status.DRAINING
         self.draining.append(request)
-        self._readmit_drained()
+
+    def _compute_again(self, failed_pages: np.ndarray, step_id: int) -> None:
+        """Pages that this step should have found filled hold nothing. What they spoilt is dropped, also what steps
+        under way still return of it, and computed again from the tokens that are known."""
+        self.kv.reset_prefix_cache()  # blocks computed from these pages may have been committed by now
+        found = spoilt(failed_pages, step_id, self.running.values(), self.draining, self.slots, self.kv)
+        logger.warning("%d pages could not be loaded: %d requests are computed again", failed_pages.size, len(found))
+        for request in found:
+            self.slots.accepts[request.slot] = False
+            if self.swapping is not None:
+                self.swapping.distrust(request)
+            if request.status is Status.RUNNING:
+                self._drain(request)
 
     def _readmit_drained(self) -> None:
         """Queue the preempted requests that no step under way names any more: all their tokens are known."""
@@ -416,7 +494,8 @@ class Scheduler:
             self.draining.remove(request)
             request.token_ids = s.tokens[request.slot, : s.known[request.slot]].copy()
             s.leave(request.slot, self.done_step)
-            self._queue(request)
+            if self.swapping is None or not self.swapping.enqueue(request):
+                self._queue(request)
 
     def _leave_running(self, request: Request) -> None:
         s, slot = self.slots, request.slot
@@ -433,6 +512,8 @@ class Scheduler:
             self._leave_running(request)
         elif request.status is Status.DRAINING:
             self.draining.remove(request)
+        if self.swapping is not None:
+            self.swapping.ended(request)
         if request.slot >= 0:
             self.slots.leave(request.slot, self.done_step)
         request.status = Status.FINISHED
@@ -467,6 +548,9 @@ class Scheduler:
         assert by_status[Status.DRAINING] == len(self.draining)
         assert by_status[Status.WAITING] == len(self.policy)
         assert by_status[Status.HELD] == len(self.siblings)
+        assert by_status[Status.SWAPPED] == self.num_swapped
+        if self.swapping is not None:
+            self.swapping.check_integrity(idle=not self.requests)
         assert self.prefilling.keys() <= self.running.keys()
         for request in self.running.values():
             slot = request.slot

@@ -131,7 +131,7 @@ class SlotTable:
         assert sorted([*taken, *pending, *self._free]) == list(range(self.num_slots)), "a slot is lost or given twice"
         for slot in taken:
             request = self.requests[slot]
-            assert request is not None and request.slot == slot and self.accepts[slot]
+            assert request is not None and request.slot == slot and (self.accepts[slot] or self.phase[slot] == EMPTY)
             assert self.known[slot] <= self.placed[slot] <= self.placed[slot] + self.drafts[slot] <= self.limit[slot]
             if self.phase[slot] == DECODE:
                 assert self.computed[slot] == self.placed[slot] - 1

@@ -43,13 +43,18 @@ _GAUGES: Mapping[str, tuple[_Read, str]] = MappingProxyType(
         ),
         "kv_pages_used": (lambda s: s.pages_used, "Pages of the KV cache that requests hold."),
         "kv_pages_total": (lambda s: s.pages_total, "Pages of the KV cache; 0 before the first step."),
+        "num_requests_swapped": (lambda s: s.num_swapped, "Of the waiting sequences those that are swapped out."),
+        "swap_pages_used": (lambda s: s.swap_pages_used, "Pages of the swap space that sequences hold."),
+        "swap_pages_total": (lambda s: s.swap_pages_total, "Pages of the swap space; 0 where nothing is swapped."),
     }
 )
 _COUNTERS: Mapping[str, tuple[_Read, str]] = MappingProxyType(
     {
         "prefix_cache_queries": (lambda s: s.prefix_queries, "Prompt tokens looked up in the prefix cache."),
         "prefix_cache_hits": (lambda s: s.prefix_hits, "Prompt tokens found in the prefix cache."),
-        "num_preemptions": (lambda s: s.num_preemptions, "Preemptions."),
+        "num_preemptions": (lambda s: s.num_preemptions, "Preemptions, by all modes."),
+        "num_swap_preemptions": (lambda s: s.num_swap_preemptions, "Preemptions that swapped the pages out."),
+        "num_swap_full": (lambda s: s.num_swap_full, "Preemptions that found the swap space full and recomputed."),
         "prompt_tokens": (
             lambda s: s.prompt_tokens,
             "Prompt tokens of sequences that got a token; cached ones count.",

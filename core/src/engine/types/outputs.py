@@ -67,6 +67,10 @@ class StepStats(msgspec.Struct, kw_only=True):
         num_preemptions: since start.
         prompt_tokens: of requests that got their first token, since start; cached ones count.
         generation_tokens: accepted since start.
+        num_swapped: requests among those waiting whose pages the swap tier keeps.
+        num_swap_preemptions: of `num_preemptions`, those by mode "swap"; num_swap_full: those that should have been,
+            and were computed again because the swap tier was full.
+        swap_pages_used, swap_pages_total: of the swap tier.
         num_drafts, num_accepted_drafts: tokens that the drafter proposed and steps computed, and those of them that
             became output, since start.
     """
@@ -84,6 +88,11 @@ class StepStats(msgspec.Struct, kw_only=True):
     generation_tokens: int = 0
     num_drafts: int = 0
     num_accepted_drafts: int = 0
+    num_swapped: int = 0
+    num_swap_preemptions: int = 0
+    num_swap_full: int = 0
+    swap_pages_used: int = 0
+    swap_pages_total: int = 0
 
 
 class CoreOutputs(msgspec.Struct, kw_only=True):

@@ -103,6 +103,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
         host_tokens: None where no slot of this step needs them.
         copies: of pages; None where there are none. A source may be a page that a row of this step writes to: it is
             read before.
+        kv_metadata: what connectors' scheduler halves tell their worker halves, by driver; before anything is computed
+            each saves and loads the pages that it names. None where there is nothing to do.
     """
 
     step_id: int
@@ -116,6 +118,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     num_drafts: Int32 | None = None
     host_tokens: HostTokens | None = None
     copies: PageCopies | None = None
+    kv_metadata: dict[str, bytes] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -175,6 +178,8 @@ class StepResult(msgspec.Struct, kw_only=True):
         num_drafts: int32 [R]; the drafts that the drafter found and the step computed, at most the plan's; None where
             the plan has none.
         prompt_logprobs: None where no row of this step computed prompt tokens and asked for theirs.
+        failed_pages: int32; pages that a connector should have filled for this step, and could not, on any rank; None
+            where there are none.
     """
 
     step_id: int
@@ -182,3 +187,4 @@ class StepResult(msgspec.Struct, kw_only=True):
     logprobs: LogprobRows | None = None
     num_drafts: Int32 | None = None
     prompt_logprobs: PromptLogprobRows | None = None
+    failed_pages: Int32 | None = None

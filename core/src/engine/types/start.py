@@ -51,6 +51,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         data_parallel_rank, data_parallel_size: this engine core's place among those that serve the same model from
             the same machine. What the machine has is shared by all; of several devices, this core's ranks are
             those from data_parallel_rank * size on.
+        swap_space: bytes of host memory for swapped pages, on each rank.
     """
 
     choices: tuple[Choice, ...]
@@ -70,6 +71,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     data_parallel_rank: int = 0
     data_parallel_size: int = 1
+    swap_space: int = 0
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +100,7 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
         enable_prefix_caching: look prompts up in, and commit full blocks to, the prefix cache.
         in_flight: most steps under way at once.
         prefix_caching_hash_algo: the hash function that names cached blocks, "xxhash" or "sha256".
+        preemption_mode: "recompute" or "swap"; for the latter `worker.choices` names a connector.
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
     """
 
@@ -107,3 +110,4 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 2
     prefix_caching_hash_algo: str = "xxhash"
     long_prefill_token_threshold: int = 0
+    preemption_mode: str = "recompute"

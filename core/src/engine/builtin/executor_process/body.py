@@ -14,6 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+import numpy as np
 
 from engine.builtin.executor_process.messages import Answer, Call, Done, Failed, Ready, Step
 from engine.builtin.executor_process.processes import Ranks
@@ -38,6 +39,7 @@ class StepUnderWay:
         self._executor, self.step_id, self._waiting = executor, step_id, set(range(size))
         self._checksums: set[int] = set()
         self._result: StepResult | None = None
+        self._failed_pages: list[np.ndarray] = []
 
     @property
     def complete(self) -> bool:
@@ -58,6 +60,8 @@ class StepUnderWay:
         """A rank's answer."""
         self._waiting.discard(done.rank)
         self._checksums.add(done.checksum)
+        if done.failed_pages is not None:
+            self._failed_pages.append(done.failed_pages)
         if done.result is not None:
             self._result = done.result
 
@@ -69,6 +73,10 @@ class StepUnderWay:
         """Wait for every rank. Raises EngineDeadError, and TimeoutError after `timeout` seconds."""
         self._executor.wait(self, timeout)
         assert self._result is not None
+        if self._failed_pages:  # what one rank misses, the request has to compute again on all
+            mine = () if self._result.failed_pages is None else (self._result.failed_pages,)
+            failed = np.unique(np.concatenate([*self._failed_pages, *mine]))
+            self._result, self._failed_pages = msgspec.structs.replace(self._result, failed_pages=failed), []
         return self._result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from engine.types.plan import StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
@@ -61,12 +62,14 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     Args:
         checksum: CRC-32 of the tokens. Every rank draws for itself; this shows that they drew alike.
         result: from rank 0 alone.
+        failed_pages: pages that a connector of another rank could not fill; None for none.
     """
 
     rank: int
     step_id: int
     checksum: int
     result: StepResult | None = None
+    failed_pages: np.ndarray | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):

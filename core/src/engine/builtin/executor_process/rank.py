@@ -118,7 +118,10 @@ class Rank:
         try:
             result = future.result()
             checksum = zlib.crc32(result.tokens.tobytes())
-            self._tell(Done(self._rank, plan.step_id, checksum, result if self._rank == 0 else None))
+            if self._rank == 0:
+                self._tell(Done(self._rank, plan.step_id, checksum, result))
+            else:
+                self._tell(Done(self._rank, plan.step_id, checksum, failed_pages=result.failed_pages))
         except Exception as error:
             self._failed(error, f"compute step {plan.step_id}")
 

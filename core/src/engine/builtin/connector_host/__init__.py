@@ -1,0 +1,1 @@
+"""KV connector `host`: the swap tier in host memory."""

@@ -1,0 +1,135 @@
+"""Swapped requests: preempted ones whose pages lie in a swap tier until there is room for them again.
+
+Their queue has the policy's order. A request leaves its pages when it is preempted and enters the queue when no step
+under way names it any more; its tokens that return meanwhile are kept, as with every preempted request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.kv import restoring
+from engine.kv.manager import KVManager, NewEntries
+from engine.kv.restoring import Outline, Restored
+from engine.scheduling.request import Request, Status
+from engine.scheduling.slots import SlotTable
+
+if TYPE_CHECKING:
+    from engine.interfaces.kv_connector import KVConnectorScheduler
+    from engine.interfaces.scheduling_policy import SchedulingPolicy
+
+
+@dataclass(slots=True)
+class Return:
+    """A swapped request that may come back in the step that is being planned, its missing pages promised."""
+
+    request: Request
+    restored: Restored
+
+
+class Swapping:
+    """The swap tier in the scheduler's hands.
+
+    Args:
+        kv: the pages.
+        connector: the scheduler half of a connector that swaps.
+        name: of its driver: under it its metadata travel.
+        queue: a policy of its own, for the swapped requests alone.
+    """
+
+    def __init__(self, kv: KVManager, connector: KVConnectorScheduler, name: str, queue: SchedulingPolicy) -> None:
+        self.kv, self.connector, self.name, self.queue = kv, connector, name, queue
+        self._outlines: dict[str, Outline] = {}
+        self._distrusted: set[str] = set()
+
+    def __len__(self) -> int:
+        """Requests that wait in the queue."""
+        return len(self.queue)
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+    def may(self, request: Request) -> bool:
+        """Whether a request is swapped when it is preempted: not where a load failed it, or it might never get on."""
+        return request.request_id not in self._distrusted
+
+    def distrust(self, request: Request) -> None:
+        """What was loaded for the request was of no use: give up what is kept of it, and compute it again each time."""
+        self._distrusted.add(request.request_id)
+        self._forget(request)
+
+    def swap_out(self, request: Request, slots: SlotTable) -> bool:
+        """Keep a running request's pages, which are then given back. False where the tier has no room."""
+        slot = request.slot
+        assert not slots.drafts[slot], "how much of it is computed is not known yet"
+        outline, pages = restoring.take_out(self.kv, slot, int(slots.computed[slot]))
+        if not self.connector.swap_out(request.request_id, pages):
+            return False
+        self._outlines[request.request_id] = outline
+        return True
+
+    def enqueue(self, request: Request) -> bool:
+        """Queue a preempted request that no step names any more; False where it was not swapped out."""
+        if request.request_id not in self._outlines:
+            return False
+        request.status = Status.SWAPPED
+        self.queue.push_front(request)
+        return True
+
+    def ended(self, request: Request) -> None:
+        """The request ended, in whatever state."""
+        if request.status is Status.SWAPPED:
+            self.queue.remove(request)
+        self._distrusted.discard(request.request_id)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        if self._outlines.pop(request.request_id, None) is not None:
+            self.connector.forget(request.request_id)
+
+    # -- back ---------------------------------------------------------------------------------------------------------
+    def prepare(self, request: Request) -> Return:
+        """What the first of the queue would need; its missing pages are promised until `put_back`."""
+        outline = self._outlines[request.request_id]
+        restored = restoring.find(self.kv, outline, request.sequence(request.token_ids))
+        self.kv.promise_pages(restored.missing)
+        return Return(request, restored)
+
+    def put_back(self, back: Return) -> None:
+        """It does not come back in this step."""
+        self.kv.promise_pages([-pages for pages in back.restored.missing])
+
+    def take(self, back: Return) -> None:
+        """It comes back: it leaves the queue."""
+        popped = self.queue.pop()
+        assert popped is back.request
+
+    def open_slot(self, back: Return, end: int, last: bool) -> list[list[NewEntries]]:
+        """Give its slot the pages for `end` tokens, and have what is missing loaded into them before this step
+        computes: the new entries of block tables, for each group.
+
+        last: no known token lies behind these.
+        """
+        kv, slot, request = self.kv, back.request.slot, back.request
+        entries, to_load = restoring.open_slot(kv, slot, back.restored, request.sequence(request.token_ids))
+        more = kv.place_chunk(slot, end, last)
+        places, pages = restoring.copies_in(kv, slot, back.restored, to_load)
+        self.connector.swap_in(back.request.request_id, places, pages)
+        del self._outlines[back.request.request_id]
+        return [entries, more]
+
+    def plan_metadata(self) -> dict[str, bytes] | None:
+        """For the plan that was made."""
+        metadata = self.connector.plan_metadata()
+        return None if metadata is None else {self.name: metadata}
+
+    def clear(self) -> None:
+        """Forget all requests: the engine is dead."""
+        for request in list(self.queue):
+            self.queue.remove(request)
+        self._outlines.clear()
+        self._distrusted.clear()
+
+    def check_integrity(self, idle: bool) -> None:
+        """Raise AssertionError where the tier contradicts itself, or keeps something when there are no requests."""
+        self.connector.check_integrity()
+        assert not idle or not (self._outlines or self._distrusted)
