@@ -31,7 +31,7 @@ class Schedulable(Protocol):
 
     @property
     def arrival_time(self) -> float:
-        """Seconds of `time.time()`."""
+        """When it reached the engine: seconds of a clock that only grows, whatever somebody sets the machine's to."""
         ...
 
     @property
