@@ -37,10 +37,13 @@ class PrefixIndex:
         return [hashed + suffix for hashed in hashes[(start + 1) * step - 1 : end * step : step]]
 
     def add(self, key: BlockKey, page: int) -> bool:
-        """`page`, which stands under no key, holds the block of `key`. False where another page does that already."""
+        """`page`, which stands under no other key, holds the block of `key`. False where this is known of it, or of
+        another page."""
         if self._pages.setdefault(key, page) != page:
             return False
-        assert self._keys[page] is None
+        if (known := self._keys[page]) is not None:
+            assert known == key
+            return False
         self._keys[page] = key
         return True
 
