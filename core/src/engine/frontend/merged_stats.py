@@ -27,7 +27,9 @@ def merge_stats(several: Sequence[StepStats]) -> StepStats | None:
 
 def stopped(stats: StepStats) -> StepStats:
     """What is left of a dead core's statistics: its counters. Nothing runs any more, and it has no cache."""
-    return replace(stats, num_running=0, num_waiting=0, num_tokens=0, pages_used=0, pages_total=0)
+    state = ("num_running", "num_waiting", "num_tokens", "pages_used", "pages_total")
+    swap = ("num_swapped", "swap_pages_used", "swap_pages_total")
+    return replace(stats, **dict.fromkeys(state + swap, 0))
 
 
 def merge_ready(several: Sequence[WorkerReady]) -> WorkerReady:
