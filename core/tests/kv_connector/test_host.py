@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.builtin.connector_host.card import HostConnector
@@ -29,6 +29,7 @@ def context(places: int, **more: Any) -> Any:
 
 
 @given(seed=st.integers(0, 2**32), places=st.integers(1, 40))
+@settings(deadline=None)
 def test_pages_come_back_byte_by_byte(seed: int, places: int) -> None:
     """Requests go out and come back in parts and in any order, others overwrite their pages, some are forgotten."""
     rng = random.Random(seed)
