@@ -170,7 +170,7 @@ class KVManager:
         for group, of_group in enumerate(need):
             self._promised[group] += int(np.count_nonzero(of_group) if need.dtype == bool else of_group.sum())
 
-    def promise_pages(self, counts: Sequence[int]) -> None:
+    def promise_pages(self, counts: Sequences[int]) -> None:
         """Promise pages to each group, to be had by `take_next` in the second pass; below 0: take a promise back."""
         for group, count in enumerate(counts):
             self._promised[group] += count

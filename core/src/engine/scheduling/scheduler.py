@@ -331,10 +331,8 @@ class Scheduler:
                 return False
             back = self.swapping.prepare(request)
             hit = back.restored.hit
-            chunk = min(n - hit.num_tokens, batch.budget, self.long_prefill_token_threshold or n)
-            size = self.kv.fit_chunk(-1, hit.num_tokens, chunk, hit)
-            pages = self.kv.pages_for_prompt(n, chunk, hit)
-            if not size or (self.running and pages + batch.reserved > self.kv.num_available):
+            size = self._room(batch, request, hit)
+            if not size:
                 self.swapping.put_back(back)
                 return False
             self.swapping.take(back)

@@ -27,6 +27,7 @@ class HostScheduler:
         self._total = context.swap_space // context.layout.page_bytes
         self._free = np.arange(self._total - 1, -1, -1, dtype=np.int32)  # a stack: its end is taken first
         self._num_free = self._total
+        self._num_used = 0
         self._places: dict[str, np.ndarray] = {}
         self._freed: list[np.ndarray] = []
         self._out: list[tuple[np.ndarray, np.ndarray]] = []
@@ -38,6 +39,7 @@ class HostScheduler:
         if pages.size > self._num_free:
             return False
         self._num_free -= pages.size
+        self._num_used += pages.size
         # From the lowest up, so that places in a row are copied in one piece.
         places = self._free[self._num_free : self._num_free + pages.size][::-1].copy()
         self._places[request_id] = places
@@ -52,6 +54,7 @@ class HostScheduler:
     def forget(self, request_id: str) -> None:
         """See the interface."""
         self._freed.append(self._places.pop(request_id))
+        self._num_used -= self._freed[-1].size
 
     def plan_metadata(self) -> bytes | None:
         """See the interface."""
@@ -67,12 +70,13 @@ class HostScheduler:
 
     def usage(self) -> SwapUsage:
         """See the interface."""
-        return SwapUsage(self._total - self._num_free, self._total)
+        return SwapUsage(self._num_used, self._total)
 
     def check_integrity(self) -> None:
         """See the interface."""
         everywhere = np.concatenate([self._free[: self._num_free], *self._freed, *self._places.values()])
         assert np.array_equal(np.sort(everywhere), np.arange(self._total)), "a place is lost or given twice"
+        assert self._num_used == sum(places.size for places in self._places.values())
 
 
 def _columns(copies: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
