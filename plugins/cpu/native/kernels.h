@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -11,10 +12,59 @@ enum class DType : int { float64, float32, bfloat16, float16, int64, int32, int8
 
 std::size_t size_of(DType dtype);
 
+// What the kernels below work on. Strides and sizes count elements; the last dimension is dense. float32 and bfloat16.
+
+// out [rows, outputs] = x [rows, inputs] @ weight [outputs, inputs].T + bias [outputs]; bias may be null.
+struct Linear {
+    const void* x;
+    std::size_t x_stride, rows, inputs, outputs;
+    const void* weight;
+    const void* bias;
+    void* out;
+};
+
+// out [rows, heads, size], dense, = x [rows, heads, size] / rms * weight [size]
+struct Norm {
+    const void* x;
+    std::size_t row_stride, head_stride, rows, heads, size;
+    const void* weight;
+    void* out;
+    float eps;
+};
+
+// residual += x; x = norm of residual. Both [rows, size], dense.
+struct AddNorm {
+    void* x;
+    void* residual;
+    std::size_t rows, size;
+    const void* weight;
+    float eps;
+};
+
+// Rotates the first rotary_dim elements of every head of x [rows, heads, ...] in two halves, in place.
+struct Rope {
+    void* x;
+    std::size_t row_stride, head_stride, rows, heads, rotary_dim;
+    const std::int64_t* positions;  // [rows]
+    const float* cos_sin;           // [positions, rotary_dim]
+};
+
+// out [rows, size], dense, = silu(gate) * up of gate_up [rows, 2 * size]
+struct SiluMul {
+    const void* gate_up;
+    std::size_t row_stride, rows, size;
+    void* out;
+};
+
 // The kernels of one level. A level holds every one of them: what it has no instructions for, it computes plainly.
 struct Kernels {
     // dst[i] = src[0][i] + ... + src[n - 1][i], added in that order; 16-bit floats in float32, rounded once.
     void (*sum)(DType dtype, void* dst, const void* const* src, int n, std::size_t count);
+    void (*linear)(DType dtype, const Linear& arguments, int threads);
+    void (*norm)(DType dtype, const Norm& arguments, int threads);
+    void (*add_norm)(DType dtype, const AddNorm& arguments, int threads);
+    void (*rope)(DType dtype, const Rope& arguments, int threads);
+    void (*silu_mul)(DType dtype, const SiluMul& arguments, int threads);
 };
 
 // The levels that are compiled in and that this processor can run, lowest first.

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "huge_pages.h"
 #include "kernels.h"
 #include "shm/group.h"
 
@@ -55,6 +56,55 @@ void bind_shm(nb::module_& m) {
         .def("close", &Group::close, unlocked());
 }
 
+// The kernels of one level, with the threads to run them on.
+class Ops {
+public:
+    Ops(const std::string& level, int threads) : kernels_(kernels(level)), threads_(threads) {}
+
+    void linear(int dtype, std::uintptr_t x, std::size_t x_stride, std::size_t rows, std::size_t inputs,
+                std::size_t outputs, std::uintptr_t weight, std::uintptr_t bias, std::uintptr_t out) const {
+        kernels_.linear(static_cast<DType>(dtype),
+                        Linear{at(x), x_stride, rows, inputs, outputs, at(weight), at(bias), at(out)}, threads_);
+    }
+    void norm(int dtype, std::uintptr_t x, std::size_t row_stride, std::size_t head_stride, std::size_t rows,
+              std::size_t heads, std::size_t size, std::uintptr_t weight, std::uintptr_t out, float eps) const {
+        kernels_.norm(static_cast<DType>(dtype),
+                      Norm{at(x), row_stride, head_stride, rows, heads, size, at(weight), at(out), eps}, threads_);
+    }
+    void add_norm(int dtype, std::uintptr_t x, std::uintptr_t residual, std::size_t rows, std::size_t size,
+                  std::uintptr_t weight, float eps) const {
+        kernels_.add_norm(static_cast<DType>(dtype), AddNorm{at(x), at(residual), rows, size, at(weight), eps},
+                          threads_);
+    }
+    void rope(int dtype, std::uintptr_t x, std::size_t row_stride, std::size_t head_stride, std::size_t rows,
+              std::size_t heads, std::size_t rotary_dim, std::uintptr_t positions, std::uintptr_t cos_sin) const {
+        kernels_.rope(static_cast<DType>(dtype),
+                      Rope{at(x), row_stride, head_stride, rows, heads, rotary_dim, at<const std::int64_t>(positions),
+                           at<const float>(cos_sin)},
+                      threads_);
+    }
+    void silu_mul(int dtype, std::uintptr_t gate_up, std::size_t row_stride, std::size_t rows, std::size_t size,
+                  std::uintptr_t out) const {
+        kernels_.silu_mul(static_cast<DType>(dtype), SiluMul{at(gate_up), row_stride, rows, size, at(out)}, threads_);
+    }
+
+private:
+    const Kernels& kernels_;
+    int threads_;
+};
+
+void bind_ops(nb::module_& m) {
+    using unlocked = nb::call_guard<nb::gil_scoped_release>;
+    nb::class_<Ops>(m, "Ops")
+        .def(nb::init<const std::string&, int>(), "level"_a, "threads"_a)
+        .def("linear", &Ops::linear, unlocked())
+        .def("norm", &Ops::norm, unlocked())
+        .def("add_norm", &Ops::add_norm, unlocked())
+        .def("rope", &Ops::rope, unlocked())
+        .def("silu_mul", &Ops::silu_mul, unlocked());
+    m.def("use_huge_pages", &use_huge_pages, "address"_a, "bytes"_a, unlocked());
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -69,4 +119,5 @@ NB_MODULE(_native, m) {
           },
           "level"_a, "dtype"_a, "out"_a, "sources"_a, "count"_a);
     bind_shm(m);
+    bind_ops(m);
 }

@@ -44,6 +44,44 @@ def test_it_is_preferred(native) -> None:
     """`auto` takes it, and keeps the reference driver behind it."""
     from engine.config import EngineConfig
     from engine.frontend.launch import launch
+    from engine_cpu._native import levels
 
-    choices = launch(EngineConfig(tensor_parallel_size=2)).start.worker.choices
+    choices = launch(EngineConfig(tensor_parallel_size=2, dtype="float32")).start.worker.choices
     assert next(c.driver for c in choices if c.point == "communicator") == "shm"
+    drivers = {c.kind: c.driver for c in choices if c.point == "ops"}
+    assert drivers["sample"] == "torch"
+    assert drivers["linear"] == drivers["pack_linear"] == ("torch" if levels() == ["scalar"] else "cpu")
+    exact = launch(EngineConfig(dtype="float64")).start.worker.choices
+    assert {c.driver for c in exact if c.point == "ops"} == {"torch"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bundled_model_says_the_same(native, dtype: str) -> None:
+    """With each level's kernels as with the reference operations: log probabilities, and what greedy decoding draws as
+    long as these leave no doubt."""
+    if native.levels() == ["scalar"]:
+        pytest.skip("this processor has no AVX2")
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=2),
+        SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1),
+    ]
+    prompts = ["Once upon a time", "What is the capital of France? Tell me in one word, please."]
+
+    def run(**settings) -> list:
+        with LLM(dtype=dtype, num_kv_pages=60, **settings) as llm:
+            return [llm.generate([prompt], p, use_tqdm=False)[0] for prompt in prompts for p in params]
+
+    expected = run(ops="torch")
+    tolerance = {"float32": 1e-3, "bfloat16": 0.3}[dtype]
+    for level in native.levels():
+        for output, reference in zip(run(ops="cpu", **{"ops.level": level}), expected, strict=True):
+            for entry, other in zip(output.prompt_logprobs or (), reference.prompt_logprobs or (), strict=True):
+                if entry:
+                    token = next(iter(entry))
+                    assert abs(entry[token].logprob - other[token].logprob) < tolerance, level
+            found, wanted = output.outputs[0], reference.outputs[0]
+            for token, right, entry in zip(found.token_ids, wanted.token_ids, wanted.logprobs, strict=True):
+                first, second = sorted((e.logprob for e in entry.values()), reverse=True)[:2]
+                if first - second < tolerance:
+                    break
+                assert token == right, level

@@ -6,5 +6,10 @@
 namespace engine_cpu::ENGINE_CPU_LEVEL {
 
 void sum(DType dtype, void* dst, const void* const* src, int n, std::size_t count);
+void linear(DType dtype, const Linear& arguments, int threads);
+void norm(DType dtype, const Norm& arguments, int threads);
+void add_norm(DType dtype, const AddNorm& arguments, int threads);
+void rope(DType dtype, const Rope& arguments, int threads);
+void silu_mul(DType dtype, const SiluMul& arguments, int threads);
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -28,3 +28,54 @@ class ShmGroup:
     def send(self, x: int, size: int, to: int) -> None: ...
     def recv(self, x: int, size: int, source: int) -> None: ...
     def close(self) -> None: ...
+
+def use_huge_pages(address: int, bytes: int) -> bool:
+    """Put the whole 2 MiB pieces of private memory onto huge pages, in place; whether the system did."""
+
+class Ops:
+    """Kernels of one level, in float32 and bfloat16. Strides and sizes count elements; see native/kernels.h."""
+
+    def __init__(self, level: str, threads: int) -> None:
+        """level: one of `levels()`, or "auto" for the highest. Raises ValueError."""
+
+    def linear(
+        self,
+        dtype: int,
+        x: int,
+        x_stride: int,
+        rows: int,
+        inputs: int,
+        outputs: int,
+        weight: int,
+        bias: int,
+        out: int,
+    ) -> None:
+        """bias: 0 for none."""
+
+    def norm(
+        self,
+        dtype: int,
+        x: int,
+        row_stride: int,
+        head_stride: int,
+        rows: int,
+        heads: int,
+        size: int,
+        weight: int,
+        out: int,
+        eps: float,
+    ) -> None: ...
+    def add_norm(self, dtype: int, x: int, residual: int, rows: int, size: int, weight: int, eps: float) -> None: ...
+    def rope(
+        self,
+        dtype: int,
+        x: int,
+        row_stride: int,
+        head_stride: int,
+        rows: int,
+        heads: int,
+        rotary_dim: int,
+        positions: int,
+        cos_sin: int,
+    ) -> None: ...
+    def silu_mul(self, dtype: int, gate_up: int, row_stride: int, rows: int, size: int, out: int) -> None: ...

@@ -1,0 +1,51 @@
+"""The card of the native operations."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from engine.interfaces.ops import OpsCard, OpsNeed
+from engine_cpu.native import MODULE, why_not_built
+
+DTYPES = ("float32", "bfloat16")
+
+
+class CpuOpsOptions(BaseModel):
+    """Options of `cpu`.
+
+    Attributes:
+        level: the processor features to compute with; "auto" takes the highest that there is. One that the processor
+            does not have stops the start.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    level: Literal["auto", "scalar", "avx2", "avx512", "avx512_bf16"] = "auto"
+
+
+class CpuOps(OpsCard):
+    """The layers between attention and sampling, by native kernels; many rows are multiplied by torch's oneDNN."""
+
+    priority = 10
+    framework = "torch"
+    Options = CpuOpsOptions
+    operations = frozenset({"rms_norm", "add_rms_norm", "rope", "silu_mul", "pack_linear", "linear"})
+    body = "engine_cpu.ops_cpu.body:CpuOpsBody"
+
+    @classmethod
+    def unsupported(cls, need: OpsNeed) -> list[str]:
+        reasons = why_not_built()
+        if not reasons and importlib.import_module(MODULE).levels() == ["scalar"]:
+            reasons.append("this processor has no AVX2, without which plain torch is faster")
+        if need.operation not in cls.operations:
+            reasons.append(f"operation '{need.operation}' is not one of its own")
+        if need.framework != "torch":
+            reasons.append(f"it computes with torch's tensors, not with {need.framework}'s")
+        if need.device.partition(":")[0] != "cpu":
+            reasons.append(f"it computes on the processor, not on {need.device}")
+        if need.dtype not in DTYPES:
+            reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
+        return reasons
