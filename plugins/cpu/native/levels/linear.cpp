@@ -1,7 +1,9 @@
 // y = x @ weight.T + bias for few rows: the weights are read once, at the speed of memory.
 //
-// A tile computes NR outputs of MR rows, with an accumulator for each; over the inputs it goes once. Every output is
-// added up in the same order whatever the tile, so that a row's result does not depend on how many others there are.
+// A tile computes NR outputs of MR rows, with an accumulator for each; over the inputs it goes once. For up to four rows NR
+// is 1, so that one row of weights after the other is read from its beginning to its end: with several at once the
+// processor's prefetcher reaches half the speed. With more rows it pays to use each input for several outputs. Every
+// output is added up in the same order whatever the tile: a row's result does not depend on how many others there are.
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -15,13 +17,12 @@ namespace engine_cpu::ENGINE_CPU_LEVEL {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int ACCUMULATORS = 16;  // of 32 registers
+constexpr std::size_t ACCUMULATORS = 16;  // of 32 registers
 #elif defined(__AVX2__)
-constexpr int ACCUMULATORS = 8;  // of 16
+constexpr std::size_t ACCUMULATORS = 8;  // of 16
 #else
-constexpr int ACCUMULATORS = 4;
+constexpr std::size_t ACCUMULATORS = 4;
 #endif
-constexpr std::size_t MOST_ROWS_A_TILE = 4;
 constexpr std::size_t PIECE = std::size_t{64} << 10;  // bytes of weights that a thread takes at once
 
 // How a weight of type W meets an input: both widened to float32 ...
@@ -96,23 +97,26 @@ struct Product {
             }
     }
 
-    template <std::size_t MR>
+    template <std::size_t MR, std::size_t NR>
     void rows(std::size_t row, std::size_t begin, std::size_t end) const {
-        constexpr std::size_t NR = std::min<std::size_t>(ACCUMULATORS / MR, 8);
         for (; begin + NR <= end; begin += NR) tile<MR, NR>(row, begin);
         for (; begin < end; ++begin) tile<MR, 1>(row, begin);
     }
 
-    // All rows for a few outputs at a time, whose weights then come from the first-level cache again.
     void outputs(std::size_t num_rows, std::size_t begin, std::size_t end) const {
-        const std::size_t block = num_rows > MOST_ROWS_A_TILE ? 8 : end - begin;
-        for (std::size_t start = begin; start < end; start += block) {
-            const std::size_t stop = std::min(end, start + block);
+        if (num_rows == 1) return rows<1, 1>(0, begin, end);
+        if (num_rows == 2) return rows<2, 1>(0, begin, end);
+        if (num_rows == 3) return rows<3, 1>(0, begin, end);
+        if (num_rows == 4) return rows<4, 1>(0, begin, end);
+        // All rows for a few outputs at a time, whose weights then come from the first-level cache again.
+        constexpr std::size_t BLOCK = 8, NR = ACCUMULATORS / 4;
+        for (std::size_t start = begin; start < end; start += BLOCK) {
+            const std::size_t stop = std::min(end, start + BLOCK);
             std::size_t row = 0;
-            for (; row + 4 <= num_rows; row += 4) rows<4>(row, start, stop);
-            if (num_rows - row == 3) rows<3>(row, start, stop);
-            if (num_rows - row == 2) rows<2>(row, start, stop);
-            if (num_rows - row == 1) rows<1>(row, start, stop);
+            for (; row + 4 <= num_rows; row += 4) rows<4, NR>(row, start, stop);
+            if (num_rows - row == 3) rows<3, NR>(row, start, stop);
+            if (num_rows - row == 2) rows<2, NR>(row, start, stop);
+            if (num_rows - row == 1) rows<1, NR>(row, start, stop);
         }
     }
 };
