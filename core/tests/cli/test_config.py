@@ -88,7 +88,7 @@ def test_the_options_of_drivers_chosen_by_auto_are_there(model, monkeypatch):
     owner = f"lru ({registry.find('evictor', 'lru').provenance})"
     assert (first, splits.value, splits.origin, splits.owner) == ("num_splits", 4, "flag --evictor.num_splits", owner)
     assert (second, window.value, window.origin) == ("window", 1.5, "default")
-    assert yaml.safe_load(as_yaml(tree))["options"] == {"evictor": {"num_splits": 4, "window": 1.5}}
+    assert yaml.safe_load(as_yaml(tree))["options"]["evictor"] == {"num_splits": 4, "window": 1.5}
     assert as_json(tree)["options"]["evictor"][1] == {
         "name": "window", "value": 1.5, "origin": "default", "driver": owner}  # fmt: skip
 
