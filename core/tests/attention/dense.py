@@ -52,6 +52,12 @@ class Shape:
     layers: int = 2
     spare_bytes: int = 64
     dtype: torch.dtype = torch.float64
+    cache_dtype: torch.dtype | None = None
+
+    @property
+    def stored(self) -> torch.dtype:
+        """The cache's type."""
+        return self.cache_dtype or self.dtype
 
 
 class Case:
@@ -72,7 +78,7 @@ class Case:
         lengths = np.array([row[-1] + 1 for row in rows], np.int32)
         blocks = [-(-int(n) // shape.block) for n in lengths]
         counts = [len(row) for row in rows]
-        kv_bytes = 2 * shape.heads * shape.block * shape.size * shape.dtype.itemsize
+        kv_bytes = 2 * shape.heads * shape.block * shape.size * shape.stored.itemsize
         self.group = KVGroup(
             index=0,
             kind="full" if shape.window is None else "sliding",
@@ -90,7 +96,7 @@ class Case:
             num_q_heads=shape.heads * shape.group,
             num_kv_heads=shape.heads,
             dtype=name,
-            kv_dtype=name,
+            kv_dtype=str(shape.stored).removeprefix("torch."),
             device="cpu",
             block_size=shape.block,
             sliding_window=shape.window,
@@ -101,7 +107,7 @@ class Case:
         num_pages = 2 + sum(blocks)
         pool = torch.zeros(num_pages, shape.layers * kv_bytes + shape.spare_bytes, dtype=torch.uint8)
         self.pool = pool
-        every = pool[:, : shape.layers * kv_bytes].view(shape.dtype)
+        every = pool[:, : shape.layers * kv_bytes].view(shape.stored)
         every.fill_(torch.nan)
         self.pages = pool[:, kv_bytes : 2 * kv_bytes]
         self.k = [generator.normal(size=(int(n), shape.heads, shape.size)) for n in lengths]
@@ -174,7 +180,10 @@ class Case:
         outs, lses, start = [], [], 0
         for r, row in enumerate(self.rows):
             q = self.q[start : start + len(row)].double().numpy()
-            k, v = (torch.from_numpy(x[r]).to(self.shape.dtype).double().numpy() for x in (self.k, self.v))
+            k, v = (
+                torch.from_numpy(x[r]).to(self.shape.dtype).to(self.shape.stored).double().numpy()
+                for x in (self.k, self.v)
+            )
             out, lse = dense(q, k, v, np.array(row), self.layer.scale, self.shape.window, self.shape.cap)
             outs.append(out)
             lses.append(lse)

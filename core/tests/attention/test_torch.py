@@ -1,5 +1,7 @@
 """The reference attention against dense float64, over paged pools in which all that must not be read is NaN."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,15 @@ def test_head_sizes_and_dtypes(dtype: torch.dtype, size: int) -> None:
     check(Case(shape, [[70], [3], list(range(10, 50))], num_decodes=2), rounding)
 
 
+@given(shapes, batches(), st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
+@settings(max_examples=60, deadline=None)
+def test_a_narrower_cache_rounds_keys_and_values_and_nothing_else(
+    shape: Shape, batch: dict, cache_dtype: torch.dtype
+) -> None:
+    """Exact in float64 against a reference whose keys and values are rounded as the cache rounds them."""
+    check(Case(replace(shape, cache_dtype=cache_dtype, spare_bytes=64), **batch))
+
+
 @given(shapes, batches())
 @settings(max_examples=60, deadline=None)
 def test_alone_and_batched(shape: Shape, batch: dict) -> None:
@@ -133,3 +144,7 @@ def test_card() -> None:
     )
     assert len(reasons) == 5
     assert TorchAttention.tokens_per_page(need()) == 16
+    assert TorchAttention.unsupported(need(kv_dtype="bfloat16")) == []
+    for dtype, kv_dtype in (("float32", "float64"), ("bfloat16", "float32"), ("bfloat16", "float16")):
+        (reason,) = TorchAttention.unsupported(need(dtype=dtype, kv_dtype=kv_dtype))
+        assert reason == f"a cache of {kv_dtype} under queries of {dtype} saves no memory"

@@ -19,7 +19,7 @@ def parse(*arguments):
     return merged_settings(parser.parse_args(canonical(arguments)))
 
 
-EXAMPLES = {"text": "x", "integer": "3", "bytes": "1GiB"}
+EXAMPLES = {"text": "x", "integer": "3", "number": "0.5", "bytes": "1GiB"}
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)

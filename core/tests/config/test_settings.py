@@ -21,7 +21,7 @@ from engine.types.errors import ConfigError
 def test_the_model_has_exactly_the_declared_settings():
     fields = EngineConfig.model_fields
     assert [*fields] == [*(setting.name for setting in SETTINGS), "points", "options"]
-    types = {"text": str, "integer": int, "boolean": bool, "bytes": int}
+    types = {"text": str, "integer": int, "number": float, "boolean": bool, "bytes": int}
     for setting in SETTINGS:
         field = fields[setting.name]
         assert field.default == setting.default, setting.name

@@ -32,7 +32,7 @@ def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
     layout = make_layout(specs, block_size=16, kv_itemsize=4, tokens_per_page={"full": 16, "sliding": 16})
     worker = SimpleNamespace(
         layout=layout, max_model_len=max_model_len, max_num_seqs=4, max_num_batched_tokens=16, dtype="float32",
-        device="cpu", size=1,
+        device="cpu", size=1, kv_cache_dtype=None,
     )  # fmt: skip
     facts = {
         "config": SimpleNamespace(data_parallel_size=1),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outcomes import check_outcome
 from schedules import Planned, Schedule, Settings, run_schedule
 
-from engine.kv.branches import Branch, Branches, common_tokens
+from engine.kv.branches import Branches, common_tokens
 from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.manager import KVManager
 from engine.kv.tails import Sequence
@@ -175,7 +175,7 @@ def test_branches_find_the_nearest(data: st.DataObject) -> None:
         tokens = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=5))
         if tokens in known.values():
             continue
-        branches.add(Branch(np.array(tokens, np.int32).tobytes(), (), b"p", page))
+        branches.add((np.array(tokens, np.int32).tobytes(), (), b"p", page))
         known[page] = tokens
     for page in data.draw(st.sets(st.sampled_from(sorted(known)))) if known else ():
         branches.forget(page)

@@ -2,11 +2,13 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from engine.builtin.platform_host import body as body_module
 from engine.builtin.platform_host import card as card_module
+from engine.builtin.platform_host import memory as memory_module
 from engine.builtin.platform_host.body import MAX_DEFAULT_POOL, HostPlatformBody
 from engine.builtin.platform_host.card import HostPlatform
 from engine.builtin.platform_host.memory import free_memory
@@ -51,15 +53,33 @@ def test_pool(platform: HostPlatformBody, monkeypatch: pytest.MonkeyPatch) -> No
         platform.allocate_pool(1 << 40, 1 << 20)
 
 
-def test_default_cache(platform: HostPlatformBody, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 < platform.kv_cache_bytes() <= min(MAX_DEFAULT_POOL, free_memory())
-    monkeypatch.setattr(body_module, "free_memory", lambda: 1 << 30)
-    assert platform.kv_cache_bytes() == 1 << 28
+def test_the_pool_gets_what_weights_and_steps_leave(
+    platform: HostPlatformBody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = platform.kv_cache_memory(lambda: None, None)
+    assert 0 < found.pool_bytes <= min(MAX_DEFAULT_POOL, free_memory())
+    monkeypatch.setattr(body_module, "peak_growth", lambda step: step() or 1 << 20)
+    monkeypatch.setattr(body_module, "total_memory", lambda: 1 << 40)
+    monkeypatch.setattr(body_module, "resident_memory", lambda: 3 << 20)
+    monkeypatch.setattr(body_module, "free_memory", lambda: (1 << 30) + (1 << 20))
+    assert platform.kv_cache_memory(lambda: None, None) == (1 << 28, 1 << 20)
+    assert platform.kv_cache_memory(lambda: None, 0.5) == (1 << 30, 1 << 20), "no more than is free"
     monkeypatch.setattr(body_module, "free_memory", lambda: 1 << 50)
-    assert platform.kv_cache_bytes() == MAX_DEFAULT_POOL
-    start = SimpleNamespace(device="cpu", size=2, data_parallel_size=3)
-    six = HostPlatformBody(WorkerContext(start=start))  # type: ignore[arg-type]
-    assert six.kv_cache_bytes() == MAX_DEFAULT_POOL // 6, "ranks share the machine's memory"
+    assert platform.kv_cache_memory(lambda: None, None).pool_bytes == MAX_DEFAULT_POOL
+    assert platform.kv_cache_memory(lambda: None, 0.5).pool_bytes == (1 << 39) - (4 << 20)
+    start = SimpleNamespace(device="cpu", size=2, data_parallel_size=2)
+    four = HostPlatformBody(WorkerContext(start=start))  # type: ignore[arg-type]
+    assert four.kv_cache_memory(lambda: None, None).pool_bytes == MAX_DEFAULT_POOL // 4, "ranks share the memory"
+    assert four.kv_cache_memory(lambda: None, 0.5).pool_bytes == (1 << 37) - (4 << 20)
+
+
+def test_the_peak_of_a_call_is_measured() -> None:
+    def take() -> None:
+        taken = np.ones(64 << 20, np.uint8)
+        del taken
+
+    assert 60 << 20 < memory_module.peak_growth(take) < 80 << 20
+    assert memory_module.peak_growth(lambda: None) < 8 << 20
 
 
 def test_everything_is_done_at_once(platform: HostPlatformBody) -> None:

@@ -1,6 +1,7 @@
 """Building a worker: order, manifest, needs, the pool's size, hooks, futures."""
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +17,13 @@ from engine.builtin.ops_torch.card import TorchOps
 from engine.builtin.platform_host.body import HostPlatformBody
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.ops import OPERATIONS, OpsNeed
+from engine.interfaces.platform import CacheMemory
 from engine.modeling.guard import DispatchGuard
 from engine.plugin import Registry
 from engine.runner import assemble as assemble_module
 from engine.runner.assemble import assemble
 from engine.runner.futures import FailedStep, RunningStep
+from engine.runner.profile import largest_step
 from engine.runner.worker import Worker
 from engine.types.errors import (
     ConfigError,
@@ -53,8 +56,39 @@ def test_ready_says_what_was_taken() -> None:
 def test_pool_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ready(num_kv_pages=None, kv_cache_memory=5 * PAGE + 17).num_pages == 5
     assert ready(num_kv_pages=3, kv_cache_memory=5 * PAGE).num_pages == 3
-    monkeypatch.setattr(HostPlatformBody, "kv_cache_bytes", lambda self: 9 * PAGE)
-    assert ready(num_kv_pages=None).num_pages == 9
+    asked: list[float | None] = []
+
+    def memory(self: HostPlatformBody, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
+        largest_step()
+        asked.append(utilization)
+        return CacheMemory(9 * PAGE, 77)
+
+    monkeypatch.setattr(HostPlatformBody, "kv_cache_memory", memory)
+    answer = ready(num_kv_pages=None, memory_utilization=0.5)
+    assert (answer.num_pages, answer.step_bytes, asked) == (9, 77, [0.5])
+    assert ready(num_kv_pages=7).step_bytes is None and len(asked) == 1
+    monkeypatch.setattr(HostPlatformBody, "kv_cache_memory", lambda *_: CacheMemory(-5, 77))
+    with pytest.raises(KVCacheTooSmallError, match="77 bytes for steps"):
+        ready(num_kv_pages=None)
+
+
+@pytest.mark.parametrize(
+    ("seqs", "budget", "length"), [(1, 1, 8), (1, 100, 8), (4, 3, 8), (4, 40, 64), (4, 40, 8), (4, 9, 8), (8, 30, 8)]
+)
+def test_the_largest_step_is_as_large_as_a_step_may_be(seqs: int, budget: int, length: int) -> None:
+    start = start_message(max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=length)
+    plan = largest_step(start)
+    assert plan.num_rows <= seqs and plan.num_tokens.max() < length and plan.samples.all()
+    assert plan.total_tokens == min(budget, seqs * (length - 1))
+    assert plan.num_rows == min(seqs, budget) and (plan.num_tokens[: plan.num_decodes] == 1).all()
+    assert (np.diff(plan.num_tokens) >= 0).all()
+
+
+def test_a_profile_is_taken_where_nothing_is_said_of_the_pool() -> None:
+    """How much it finds depends on what the process had freed before, so little is promised of the number."""
+    answer = ready(num_kv_pages=None, max_num_seqs=64, max_num_batched_tokens=256)
+    assert answer.step_bytes is not None and 0 <= answer.step_bytes < 1 << 32
+    assert answer.num_pages > 2 and ready(num_kv_pages=None, kv_cache_memory=5 * PAGE).step_bytes is None
 
 
 @pytest.mark.parametrize("asked", [{"num_kv_pages": 1}, {"num_kv_pages": None, "kv_cache_memory": 2 * PAGE - 1}])

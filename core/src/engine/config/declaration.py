@@ -47,6 +47,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tokenizer", "text", None, "a folder with the tokenizer's files (default: the model's)"),
     Setting("served_model_name", "text", None, "the model's name in the API (default: --model as given)"),
     Setting("dtype", "text", "auto", "type of weights and activations", choices=DTYPES),
+    Setting("kv_cache_dtype", "text", "auto", "type of the KV cache (default: that of activations)", choices=DTYPES),
     Setting("max_model_len", "integer", None, "most tokens of one request, prompt and output (default: the model's)"),
     Setting("max_num_seqs", "integer", 256, "most requests that run at once"),
     Setting("max_num_batched_tokens", "integer", 2048, "most tokens that one step computes"),
@@ -55,7 +56,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tensor_parallel_size", "integer", 1, "ranks among which each layer is divided"),
     Setting("data_parallel_size", "integer", 1, "engine cores side by side, each with the whole model"),
     Setting("data_parallel_restarts", "integer", 0, "how often each of several cores is started again when it dies"),
-    Setting("kv_cache_memory", "bytes", None, "memory of each rank's KV cache, e.g. 4GiB (default: platform's choice)"),
+    Setting("kv_cache_memory", "bytes", None, "memory of each rank's KV cache, e.g. 4GiB (default: by a profile)"),
     Setting("num_kv_pages", "integer", None, "pages of the KV cache; goes before --kv-cache-memory"),
     Setting("swap_space", "bytes", 0, "host memory of each rank for pages of preempted requests, e.g. 4GiB"),
     Setting(
@@ -64,6 +65,12 @@ SETTINGS: tuple[Setting, ...] = (
         "auto",
         "what becomes of a request that loses its pages; auto: swap where there is swap space, else recompute",
         choices=PREEMPTION_MODES,
+    ),
+    Setting(
+        "memory_utilization",
+        "number",
+        None,
+        "share of the device's memory to take, weights and all; the KV cache gets the rest (default: platform's)",
     ),
     Setting("enable_prefix_caching", "boolean", True, "reuse the KV cache of prompts that begin alike"),
     Setting(

@@ -37,6 +37,7 @@ class EngineConfig(BaseModel):
     tokenizer: str | None = None
     served_model_name: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     max_model_len: Positive | None = None
     max_num_seqs: Positive = 256
     max_num_batched_tokens: Positive = 2048
@@ -49,6 +50,7 @@ class EngineConfig(BaseModel):
     num_kv_pages: Positive | None = None
     swap_space: BytesOrNone = 0
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
+    memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: Literal["xxhash", "sha256"] = "xxhash"
     in_flight: Positive | None = None

@@ -34,12 +34,19 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
     ranks = launch.config.data_parallel_size
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     cache = f"{amount(worker.cache_bytes)}, {tokens:,} tokens in blocks of {start.layout.block_size}"
+    if start.kv_cache_dtype not in (None, start.dtype):
+        cache += f", {start.kv_cache_dtype}"
     facts = [
         ("model", f"{launch.model_name} ({model.architecture}, {_count(worker.num_parameters)} parameters)"),
         ("folder", launch.files.folder),
         ("dtype", f"{start.dtype} on {start.device}" + _stored_as(launch)),
         ("weights", f"{amount(worker.weight_bytes)}, loaded in {worker.load_seconds:.2f} s"),
         ("KV cache", cache + each + ("" if launch.start.enable_prefix_caching else ", prefix caching off")),
+        *(
+            [("steps", f"{amount(worker.step_bytes)} at most, by a profile of the largest")]
+            if worker.step_bytes is not None
+            else []
+        ),
         (
             "requests",
             f"up to {start.max_model_len:,} tokens each; {at_once:,.1f} at once at full length, "

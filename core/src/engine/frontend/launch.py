@@ -142,9 +142,18 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     facts = cast("type[PlatformCard]", platform.card).describe()
     architecture, model = _model(config, registry, files, facts)
     dtype = choose_dtype(config.dtype, model.dtype, facts)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     max_model_len = _max_model_len(config, model)
 
-    attention = _attention(config, registry, model, facts, dtype)
+    needs = attention_needs(
+        model,
+        block_size=config.block_size,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        facts=facts,
+        size=config.tensor_parallel_size,
+    )
+    attention = _attention(config, registry, needs)
     ops = select_ordered(
         registry,
         "ops",
@@ -161,7 +170,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     tokenizer = _one(config, registry, "tokenizer", TokenizerNeed(folder=tokenizer_folder))
 
-    layout = _layout(config, model, attention, facts, dtype)
+    layout = _layout(config, model, attention, needs, kv_dtype)
     connectors = choose_connectors(
         config,
         registry,
@@ -197,6 +206,8 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         num_kv_pages=config.num_kv_pages,
         size=config.tensor_parallel_size,
         swap_space=config.swap_space,
+        kv_cache_dtype=kv_dtype,
+        memory_utilization=config.memory_utilization,
     )
     start = CoreStart(
         worker=worker,
@@ -320,10 +331,7 @@ def _max_model_len(config: EngineConfig, model: ModelDescription) -> int:
     return config.max_model_len
 
 
-def _attention(
-    config: EngineConfig, registry: Registry, model: ModelDescription, facts: PlatformFacts, dtype: str
-) -> dict[str, Selection]:
-    needs = _attention_needs(config, model, facts, dtype)
+def _attention(config: EngineConfig, registry: Registry, needs: Mapping[str, AttentionNeed]) -> dict[str, Selection]:
     chosen = select_kinds(registry, "attention", needs, config.asked("attention"), config.options_for("attention"))
     return {selection.kind: selection for selection in chosen}
 
@@ -337,18 +345,17 @@ def _communicators(config: EngineConfig, registry: Registry, facts: PlatformFact
     return select_fitting(registry, "communicator", need, asked, options)
 
 
-def _attention_needs(
-    config: EngineConfig, model: ModelDescription, facts: PlatformFacts, dtype: str
-) -> dict[str, AttentionNeed]:
-    return attention_needs(
-        model, block_size=config.block_size, dtype=dtype, facts=facts, size=config.tensor_parallel_size
-    )
-
-
 def attention_needs(
-    model: ModelDescription, *, block_size: int, dtype: str, facts: PlatformFacts, size: int = 1
+    model: ModelDescription,
+    *,
+    block_size: int,
+    dtype: str,
+    facts: PlatformFacts,
+    size: int = 1,
+    kv_dtype: str | None = None,
 ) -> dict[str, AttentionNeed]:
-    """What is asked of attention on each of `size` ranks, for each kind of layer of a model.
+    """What is asked of attention on each of `size` ranks, for each kind of layer of a model. The cache's elements have
+    type `kv_dtype`; None: `dtype`.
 
     Raises:
         UnsupportedModelError: layers of one kind differ in form.
@@ -362,7 +369,7 @@ def attention_needs(
             num_q_heads=model.num_q_heads // size,
             num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size),
             dtype=dtype,
-            kv_dtype=dtype,
+            kv_dtype=kv_dtype or dtype,
             device=facts.device,
             block_size=block_size,
             sliding_window=spec.sliding_window,
@@ -404,9 +411,12 @@ def _processors(
 
 
 def _layout(
-    config: EngineConfig, model: ModelDescription, attention: Mapping[str, Selection], facts: PlatformFacts, dtype: str
+    config: EngineConfig,
+    model: ModelDescription,
+    attention: Mapping[str, Selection],
+    needs: Mapping[str, AttentionNeed],
+    kv_dtype: str,
 ) -> KVLayout:
-    needs = _attention_needs(config, model, facts, dtype)
     tokens = {
         kind: cast("type[AttentionCard]", selection.card).tokens_per_page(needs[kind])
         for kind, selection in attention.items()
@@ -414,7 +424,7 @@ def _layout(
     return make_layout(
         model.kv_specs,
         block_size=config.block_size,
-        kv_itemsize=_ITEM_SIZES[dtype],
+        kv_itemsize=_ITEM_SIZES[kv_dtype],
         tokens_per_page=tokens,
         size=config.tensor_parallel_size,
     )

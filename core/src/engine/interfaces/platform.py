@@ -52,6 +52,18 @@ class PlatformCard(Card):
         raise NotImplementedError
 
 
+class CacheMemory(NamedTuple):
+    """What a memory profile found.
+
+    Args:
+        pool_bytes: for the KV pool; 0 or less where nothing is left.
+        step_bytes: that a largest step takes at its peak, beside weights and pool.
+    """
+
+    pool_bytes: int
+    step_bytes: int
+
+
 class Platform(Protocol):
     """A device at work, in a worker. Built with a `WorkerContext`."""
 
@@ -74,8 +86,14 @@ class Platform(Protocol):
         """
         ...
 
-    def kv_cache_bytes(self) -> int:
-        """Bytes to spend on the KV pool where the user names no number; called after the weights are loaded."""
+    def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
+        """What to spend on the KV pool where the user names no number; called once, after the weights are loaded.
+
+        Args:
+            largest_step: runs one, and gives all its memory back. The platform measures what it takes at its peak.
+            utilization: the share of the device's memory, 0 to 1, that the engine may take: weights, steps and pool;
+                None for the platform's default. Ranks that share a device divide it.
+        """
         ...
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:

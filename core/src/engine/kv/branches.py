@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,20 +16,16 @@ _NEIGHBOURS = 4
 """How far to look on each side for a branch whose pages are all there: groups lose theirs one by one."""
 
 
-class Branch(NamedTuple):
-    """Cached tokens after a prefix: a whole unit, or the partly filled last one of a sequence that has ended.
+Branch = tuple[bytes, tuple[bytes, ...], bytes, int]
+"""Cached tokens after a prefix: a whole unit, or the partly filled last one of a sequence that has ended. In order:
 
-    Args:
-        tokens: little-endian int32, as bytes.
-        hashes: of the hash units that the tokens fill and, where some are left over, of these.
-        parent: the hash that stands before them.
-        page: the last page of the first group; the branch is forgotten with it.
-    """
+tokens: little-endian int32, as bytes.
+hashes: of the hash units that the tokens fill and, where some are left over, of these.
+parent: the hash that stands before them.
+page: the last page of the first group; the branch is forgotten with it.
 
-    tokens: bytes
-    hashes: tuple[bytes, ...]
-    parent: bytes
-    page: int
+A plain tuple: one is made for each block that is committed.
+"""
 
 
 class Branches:
@@ -46,12 +41,13 @@ class Branches:
 
     def add(self, branch: Branch) -> None:
         """Remember a branch, unless its page has one already: that is the same one."""
-        if self._of_page[branch.page] is not None:
+        _, _, parent, page = branch
+        if self._of_page[page] is not None:
             return
-        self._of_page[branch.page] = branch
-        others = self._after.get(branch.parent)
+        self._of_page[page] = branch
+        others = self._after.get(parent)
         if others is None:
-            self._after[branch.parent] = [branch]
+            self._after[parent] = [branch]
         else:
             insort(others, branch)
 
@@ -61,9 +57,10 @@ class Branches:
         if branch is None:
             return
         self._of_page[page] = None
-        others = self._after[branch.parent]
+        parent = branch[2]
+        others = self._after[parent]
         if len(others) == 1:
-            del self._after[branch.parent]
+            del self._after[parent]
         else:
             del others[bisect_left(others, branch)]
 
@@ -79,16 +76,16 @@ class Branches:
             return
         place = bisect_left(others, (tokens,))
         near = others[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS]
-        found = [(common_tokens(branch.tokens, tokens), branch) for branch in near]
+        found = [(common_tokens(branch[0], tokens), branch) for branch in near]
         yield from sorted((entry for entry in found if entry[0]), key=lambda entry: -entry[0])
 
     def check_integrity(self, committed: np.ndarray) -> None:
         """Raise AssertionError where branches and pages disagree. committed: bool [num_pages]."""
-        pages = [branch.page for others in self._after.values() for branch in others]
+        pages = [branch[3] for others in self._after.values() for branch in others]
         assert sorted(pages) == [page for page, branch in enumerate(self._of_page) if branch is not None]
         assert committed[pages].all(), "a branch outlives its page"
         for parent, others in self._after.items():
-            assert others and others == sorted(others) and all(branch.parent == parent for branch in others)
+            assert others and others == sorted(others) and all(branch[2] == parent for branch in others)
 
 
 def common_tokens(a: bytes, b: bytes) -> int:

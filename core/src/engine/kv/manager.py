@@ -331,13 +331,13 @@ class KVManager:
             return
         slots, start, end = slots[late], start[late], end[late]
         self.num_committed[slots] = end
-        mine: list[Sequence] = []
+        mine: list[Hashed] = []
         for slot, blocks in zip(slots.tolist(), end.tolist(), strict=True):
             held = sequences[slot]
             assert held is not None
-            hashes, media, known = held.hashes, held.media, tokens[slot, : blocks * size]
-            extend_hashes(hashes, held.root, known, size, digest=self.digest, media=media)
-            mine.append(Sequence(hashes, held.root, known, media, held.lora_id))
+            hashes, media = held.hashes, held.media
+            extend_hashes(hashes, held.root, tokens[slot, : blocks * size], size, digest=self.digest, media=media)
+            mine.append(held)
             if not media:
                 units = blocks // self._unit_hashes * self._unit_hashes
                 self.tails.tips[slot] = hashes[units - 1] if units else held.root
@@ -350,13 +350,15 @@ class KVManager:
             # The page before, where the slot still holds it and the index names that one.
             parents = table.pages[of_row, block - 1]
             parents[(block == table.first_block[of_row]) | ~self.pool.committed[parents]] = NULL_PAGE
-            self._commit_blocks(group, step, mine, row, block, table.pages[of_row, block], parents)
+            self._commit_blocks(group, step, mine, slots, tokens, row, block, table.pages[of_row, block], parents)
 
     def _commit_blocks(
         self,
         group: int,
         step: int,
-        sequences: list[Sequence],
+        sequences: list[Hashed],
+        slots: np.ndarray,
+        tokens: np.ndarray,
         rows: np.ndarray,
         blocks: np.ndarray,
         pages: np.ndarray,
@@ -365,31 +367,37 @@ class KVManager:
         """Name the pages of these blocks, each `step` hash units long, where the index names no other for them.
 
         Args:
+            sequences: n of them, in `slots`, int [n]; tokens: of all slots.
             rows: int [m]; whose block it is, among the sequences.
             before: the pages of the blocks before these, as far as they are known without a look into the index.
         """
-        index, key, tokens, unit = self.index, self.index.key, self.tables[group].tokens_per_block, self.unit
+        index, key, size, unit = self.index, self.index.key, self.tables[group].tokens_per_block, self.unit
         news: list[tuple[int, int]] = []
         added: list[tuple[int, int, int]] = []
         for row, block, page, parent in zip(
             rows.tolist(), blocks.tolist(), pages.tolist(), before.tolist(), strict=True
         ):
-            sequence = sequences[row]
-            chain = sequence.hashes
+            held = sequences[row]
+            chain = held.hashes
             if index.add(key(chain[(block + 1) * step - 1], group), page):
                 if parent == NULL_PAGE and block:
                     parent = index.page_of(key(chain[block * step - 1], group)) or NULL_PAGE
                 news.append((page, parent))
-                if not group and not (end := (block + 1) * tokens) % unit:
-                    self.tails.add_unit(end, sequence, page)
+                if not group and not (end := (block + 1) * size) % unit:
+                    self.tails.add_unit(end, held, tokens[slots[row]], page)
                 if self.events is not None:
                     added.append((row, block, page))
         self.pool.commit(news)
         if added:
-            self._tell_stored(group, step, sequences, added)
+            self._tell_stored(group, step, sequences, tokens[slots], added)
 
     def _tell_stored(
-        self, group: int, step: int, sequences: list[Sequence], blocks: list[tuple[int, int, int]]
+        self,
+        group: int,
+        step: int,
+        sequences: list[Hashed],
+        tokens: np.ndarray,
+        blocks: list[tuple[int, int, int]],
     ) -> None:
         """Blocks (place in `sequences`, block, page) were committed; those that follow one another are one event."""
         assert self.events is not None
@@ -403,7 +411,7 @@ class KVManager:
                 group,
                 [(page, sequence.hashes[(b + 1) * step - 1]) for _, b, page in blocks[begin:i]],
                 sequence.hashes[first * step - 1] if first else None,
-                sequence.tokens[first * size : end * size],
+                tokens[row, first * size : end * size],
                 size,
                 sequence.lora_id,
             )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.kv.branches import Branch
-from engine.kv.hashing import Digest, MediaSpan, first_media, tail_hash
+from engine.kv.hashing import Digest, Hashed, MediaSpan, first_media, tail_hash
 from engine.kv.index import PrefixIndex
 from engine.kv.matching import Hit, Tail
 from engine.kv.pool import PagePool
@@ -117,11 +117,11 @@ class Tails:
     def _pages(self, branch: Branch, num_tokens: int, table: BlockTable) -> np.ndarray:
         """The pages of a group that hold the branch's first tokens; empty where one is gone."""
         size, group = table.tokens_per_block, table.group.index
-        length = len(branch.tokens) // 4
+        length, hashes = len(branch[0]) // 4, branch[1]
         pages = np.empty(table.blocks(num_tokens), np.int32)
         for block in range(pages.size):
             end = (block + 1) * size
-            hashed = branch.hashes[end // self._block_size - 1] if end <= length else branch.hashes[-1]
+            hashed = hashes[end // self._block_size - 1] if end <= length else hashes[-1]
             page = self._index.page_of(self._index.key(hashed, group))
             if page is None:
                 return pages[:0]
@@ -158,15 +158,17 @@ class Tails:
         return best
 
     # -- keeping ------------------------------------------------------------------------------------------------------
-    def add_unit(self, end: int, sequence: Sequence, page: int) -> None:
-        """The unit that ends at token `end` was committed; `page`: the last of the first group in it."""
-        start, size = end - self._unit, self._block_size
-        hashes = sequence.hashes
-        if sequence.media and first_media(sequence.media, start, end) < end:
+    def add_unit(self, end: int, held: Hashed, tokens: np.ndarray, page: int) -> None:
+        """The unit that ends at token `end` was committed; `page`: the last of the first group in it.
+
+        tokens: int32 [n]; of the sequence.
+        """
+        start, size, hashes = end - self._unit, self._block_size, held.hashes
+        if held.media and first_media(held.media, start, end) < end:
             return
-        parent = hashes[start // size - 1] if start else sequence.root
-        tokens = sequence.tokens[start:end].tobytes()
-        self._index.branches.add(Branch(tokens, tuple(hashes[start // size : end // size]), parent, page))
+        parent = hashes[start // size - 1] if start else held.root
+        of_unit = tuple(hashes[start // size : end // size])
+        self._index.branches.add((tokens[start:end].tobytes(), of_unit, parent, page))
 
     def keep(self, slot: int, sequence: Sequence) -> None:
         """Put the slot's tokens after its last whole unit into the prefix cache; its pages are given back next.
@@ -201,4 +203,4 @@ class Tails:
                 first_page = page
         if pool.committed[first_page]:
             parent = sequence.before(start // size)
-            index.branches.add(Branch(sequence.tokens[start:].tobytes(), tuple(hashes), parent, first_page))
+            index.branches.add((sequence.tokens[start:].tobytes(), tuple(hashes), parent, first_page))

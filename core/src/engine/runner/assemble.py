@@ -183,7 +183,7 @@ def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> A
             num_q_heads=start.model.num_q_heads // start.size,
             num_kv_heads=group.num_kv_heads,
             dtype=start.dtype,
-            kv_dtype=start.dtype,
+            kv_dtype=start.kv_cache_dtype or start.dtype,
             device=start.device,
             block_size=start.layout.block_size,
             sliding_window=group.sliding_window,

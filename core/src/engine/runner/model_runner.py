@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from engine.interfaces.executor import StepFuture
-from engine.interfaces.model import Model, State
+from engine.interfaces.model import Model, State, Walk
 from engine.interfaces.ops import Ops
 from engine.interfaces.platform import Platform
 from engine.runner.buffers import Frame, SlotTables, StepBuffers
@@ -66,6 +66,8 @@ class ModelRunner:
         platform, ops, attention, model: at work; attention is bound to the pool.
         drafter: None where the engine has none; then no plan may want drafts.
         processors: the logits processors, in their order.
+        walk: over the model's layers; None: through all of them.
+        capture: False: no step is captured.
     """
 
     def __init__(
@@ -77,11 +79,13 @@ class ModelRunner:
         model: Model,
         drafter: ChosenDrafter | None = None,
         processors: Sequence[Processor] = (),
+        walk: Walk | None = None,
+        capture: bool = True,
     ) -> None:
         self._platform, self._ops, self._attention, self._model = platform, ops, attention, model
         self._layout: KVLayout = start.layout
-        self._walk = PlainWalk()
-        self._buckets = platform.buckets(start.max_num_seqs) if attention.can_capture_decodes() else ()
+        self._walk: Walk = PlainWalk() if walk is None else walk
+        self._buckets = platform.buckets(start.max_num_seqs) if capture and attention.can_capture_decodes() else ()
         max_rows = max(start.max_num_seqs, *self._buckets, 1)
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
         self._buffers = StepBuffers(platform, self._slots, max_rows, max(start.max_num_batched_tokens, max_rows))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import torch
 
 from engine.distributed.group import ProcessGroup
 from engine.interfaces.executor import StepFuture
-from engine.interfaces.platform import Platform
+from engine.interfaces.platform import CacheMemory
 from engine.plugin import HookRelay, Registry
-from engine.runner.assemble import assemble
+from engine.runner.assemble import Assembly, assemble
 from engine.runner.model_runner import ModelRunner
+from engine.runner.profile import profile_step
 from engine.runner.transfers import Transfers
 from engine.types.errors import EngineDeadError, KVCacheTooSmallError
 from engine.types.plan import StepPlan
@@ -48,7 +50,8 @@ class Worker:
         relay = HookRelay("worker", registry)
         parts = assemble(start, registry)
         self._group = parts.group
-        num_pages, page_bytes = _num_pages(start, parts.platform), start.layout.page_bytes
+        memory = _profile(start, parts)
+        num_pages, page_bytes = _num_pages(start, memory), start.layout.page_bytes
         pool = parts.platform.allocate_pool(num_pages, page_bytes)
         parts.attention.bind(pool)
         for connector in parts.connectors.values():
@@ -63,6 +66,7 @@ class Worker:
             cache_bytes=num_pages * page_bytes,
             num_parameters=parts.model.num_parameters(),
             load_seconds=time.monotonic() - began,
+            step_bytes=None if memory is None else memory.step_bytes,
         )
         if relay.worker_started:
             relay.worker_started(info=ready)
@@ -84,23 +88,30 @@ class Worker:
             self._group.close()
 
 
-def _num_pages(start: WorkerStart, platform: Platform) -> int:
+def _profile(start: WorkerStart, parts: Assembly) -> CacheMemory | None:
+    """What the platform gives the pool, after a largest step; None where the user says how large it is."""
+    if start.num_kv_pages is not None or start.kv_cache_memory is not None:
+        return None
+    return parts.platform.kv_cache_memory(partial(profile_step, start, parts), start.memory_utilization)
+
+
+def _num_pages(start: WorkerStart, profiled: CacheMemory | None) -> int:
     """The pages of the pool, the null page included. Raises KVCacheTooSmallError for fewer than two."""
     page_bytes = start.layout.page_bytes
     if start.num_kv_pages is not None:
         num_pages, asked = start.num_kv_pages, f"--num-kv-pages {start.num_kv_pages}"
     else:
-        memory = start.kv_cache_memory
-        if memory is None:
-            memory = platform.kv_cache_bytes()
-            asked = f"a KV cache in the {memory:,} bytes that are free for it"
+        if profiled is None:
+            assert start.kv_cache_memory is not None
+            memory, asked = start.kv_cache_memory, f"--kv-cache-memory {start.kv_cache_memory}"
         else:
-            asked = f"--kv-cache-memory {memory}"
+            memory = max(0, profiled.pool_bytes)
+            asked = f"a KV cache in the {memory:,} bytes that {profiled.step_bytes:,} bytes for steps leave for it"
         num_pages = memory // page_bytes
     if num_pages < MIN_PAGES:
         raise KVCacheTooSmallError(
             asked,
             f"that is {num_pages} pages of {page_bytes:,} bytes; page 0 is kept for padding, so {MIN_PAGES} are needed",
-            f"give at least {MIN_PAGES * page_bytes:,} bytes, or free memory",
+            f"give at least {MIN_PAGES * page_bytes:,} bytes, lower --max-num-batched-tokens, or free memory",
         )
     return num_pages

@@ -52,6 +52,9 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
             the same machine. What the machine has is shared by all; of several devices, this core's ranks are
             those from data_parallel_rank * size on.
         swap_space: bytes of host memory for swapped pages, on each rank.
+        kv_cache_dtype: of the pool's elements; None: `dtype`.
+        memory_utilization: the share of the device's memory that the engine may take, weights and all; what the profile
+            of a largest step leaves of it becomes pages, where neither pages nor their memory are given.
     """
 
     choices: tuple[Choice, ...]
@@ -72,6 +75,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_rank: int = 0
     data_parallel_size: int = 1
     swap_space: int = 0
+    kv_cache_dtype: str | None = None
+    memory_utilization: float | None = None
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +87,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
         weight_bytes, cache_bytes: memory taken; merged, the sum.
         num_parameters: of the weights on this rank; merged, the sum, in which what several ranks hold counts for each.
         load_seconds: from start to ready; merged, the longest.
+        step_bytes: memory that a largest step takes at its peak, as the profile found it; None where there was none.
+            Merged, the sum.
     """
 
     num_pages: int
@@ -89,6 +96,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int
     num_parameters: int
     load_seconds: float
+    step_bytes: int | None = None
 
 
 class CoreStart(msgspec.Struct, frozen=True, kw_only=True):

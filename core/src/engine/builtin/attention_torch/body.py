@@ -30,14 +30,14 @@ class TorchAttentionBody:
     """A plan's shapes follow the lengths of the step, so what it launches cannot be replayed for the next one."""
 
     def __init__(self, context: WorkerContext) -> None:
-        assert context.dtype is not None
-        self._dtype = context.dtype
+        del context
 
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
         """Views [num_pages, num_kv_heads, tokens_per_block, head_size] of uint8 pages [num_pages, layer_bytes]."""
+        dtype: torch.dtype = getattr(torch, need.kv_dtype)
         shape = (len(pages), 2, group.num_kv_heads, group.tokens_per_block, group.head_size)
         elements = shape[1] * shape[2] * shape[3] * shape[4]
-        both = pages[:, : elements * self._dtype.itemsize].view(self._dtype).unflatten(1, shape[1:])
+        both = pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, shape[1:])
         return LayerCache(both[:, 0], both[:, 1])
 
     def plan(self, batch: AttentionBatch, group: KVGroup, out: TorchPlan | None = None) -> TorchPlan:
@@ -49,11 +49,11 @@ class TorchAttentionBody:
     def write(
         self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: TorchPlan
     ) -> None:
-        """Store k, v [T, num_kv_heads, head_size]."""
+        """Store k, v [T, num_kv_heads, head_size], rounded to the cache's type where that is narrower."""
         del layer
         where = (plan.page, slice(None), plan.offset)
-        cache.k[where] = k
-        cache.v[where] = v
+        cache.k[where] = k.to(cache.k.dtype)
+        cache.v[where] = v.to(cache.v.dtype)
 
     def forward(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine.interfaces.attention import AttentionCard, AttentionNeed
 
-DTYPES = frozenset({"float32", "bfloat16", "float16", "float64"})
+DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+"""With the bytes of an element."""
 FEATURES = frozenset({"kv_index"})
 
 
@@ -25,7 +26,9 @@ class TorchAttention(AttentionCard):
             reasons.append(f"it computes with torch, not with {need.framework}")
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(sorted(DTYPES))}")
-        if need.kv_dtype != need.dtype:
-            reasons.append(f"a cache of {need.kv_dtype} under queries of {need.dtype} is not served")
+        if need.kv_dtype not in DTYPES:
+            reasons.append(f"a cache of {need.kv_dtype} is not served, only of {', '.join(sorted(DTYPES))}")
+        elif need.kv_dtype != need.dtype and DTYPES[need.kv_dtype] >= DTYPES.get(need.dtype, 0):
+            reasons.append(f"a cache of {need.kv_dtype} under queries of {need.dtype} saves no memory")
         reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
         return reasons

@@ -127,6 +127,9 @@ class Process:
             cache_bytes=sum(answer.cache_bytes for answer in ready),
             num_parameters=sum(answer.num_parameters for answer in ready),
             load_seconds=max(answer.load_seconds for answer in ready),
+            step_bytes=None
+            if any(answer.step_bytes is None for answer in ready)
+            else sum(answer.step_bytes or 0 for answer in ready),
         )
 
     def execute(self, plan: StepPlan) -> StepUnderWay:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from engine.builtin.platform_host.memory import free_memory
+from engine.builtin.platform_host.memory import free_memory, peak_growth, resident_memory, total_memory
+from engine.interfaces.platform import CacheMemory
 from engine.types.errors import KVCacheTooSmallError
 
 if TYPE_CHECKING:
@@ -52,10 +53,17 @@ class HostPlatformBody:
         """fn itself."""
         return fn
 
-    def kv_cache_bytes(self) -> int:
-        """The smaller of 4 GiB and a quarter of the free memory, divided by all ranks that share it."""
+    def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
+        """By default the smaller of 4 GiB and a quarter of what a largest step leaves free, divided by all ranks that
+        share the memory: the machine has other work. With `utilization`, what weights and steps leave of that share of
+        all memory, at most what is free."""
         ranks = self._start.size * self._start.data_parallel_size
-        return min(MAX_DEFAULT_POOL, free_memory() // 4) // ranks
+        step_bytes = peak_growth(largest_step)
+        left = free_memory() // ranks - step_bytes
+        if utilization is None:
+            return CacheMemory(min(MAX_DEFAULT_POOL // ranks, left // 4), step_bytes)
+        budget = int(total_memory() * utilization) // ranks - resident_memory() - step_bytes
+        return CacheMemory(min(budget, left), step_bytes)
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 [num_pages, page_bytes], zeroed. Raises KVCacheTooSmallError."""
