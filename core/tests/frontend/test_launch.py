@@ -8,14 +8,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from engine.builtin.models.card import Llama
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import attention_needs, choose_dtype, launch
 from engine.interfaces.platform import PlatformFacts
 from engine.plugin import Candidate, Registry
 from engine.types import wire
-from engine.types.errors import ConfigError, DriverNotFoundError, UnfitDriverError, UnsupportedModelError
+from engine.types.errors import (
+    ConfigError,
+    DriverNotFoundError,
+    PluginError,
+    UnfitDriverError,
+    UnsupportedModelError,
+)
 from engine.types.model import KVSpec, ModelDescription
 from engine.types.start import CoreStart
 
@@ -186,3 +194,31 @@ def test_attention_needs() -> None:
     other = KVSpec(kind="full", num_kv_heads=2, head_size=16)
     with pytest.raises(UnsupportedModelError, match="layer 1 differs"):
         attention_needs(describe(full, other), block_size=16, dtype="float32", facts=facts)
+
+
+@pytest.mark.parametrize("kind", ["mla", "state"])
+def test_a_kind_that_no_driver_serves_is_refused_at_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    spec = {
+        "mla": KVSpec(kind="mla", num_kv_heads=1, head_size=64),
+        "state": KVSpec(kind="state", num_kv_heads=0, head_size=0, state_bytes=512),
+    }[kind]
+    plain = Llama.describe
+
+    def mixed(config: dict[str, Any]) -> ModelDescription:
+        model = plain(config)
+        return msgspec.structs.replace(model, kv_specs=(*model.kv_specs[:-1], spec))
+
+    monkeypatch.setattr(Llama, "describe", mixed)
+    with pytest.raises(PluginError, match=rf"attention \({kind}\).*not {kind}"):
+        launch(EngineConfig(model=folder, dtype="float32"))
+
+
+def test_the_caches_element_type(folder: Path) -> None:
+    plain = launch(EngineConfig(model=folder, dtype="float32")).start.worker
+    narrow = launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype="bfloat16")).start.worker
+    assert (plain.kv_cache_dtype, narrow.kv_cache_dtype, narrow.dtype) == ("float32", "bfloat16", "float32")
+    assert plain.layout.page_bytes == 2 * narrow.layout.page_bytes
+    with pytest.raises(PluginError, match="a cache of float64 under queries of float32 saves no memory"):
+        launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype="float64"))

@@ -60,3 +60,54 @@ def test_no_layers_and_no_tokens_are_refused() -> None:
         make_layout([], block_size=16, kv_itemsize=2, tokens_per_page=UNIT)
     with pytest.raises(ConfigError):
         make_layout([FULL], block_size=0, kv_itemsize=2, tokens_per_page=UNIT)
+
+
+MLA = KVSpec(kind="mla", num_kv_heads=1, head_size=24)
+STATE = KVSpec(kind="state", num_kv_heads=0, head_size=0, state_bytes=5000)
+
+
+def test_a_latent_vector_is_kept_once_and_by_every_rank() -> None:
+    for size in (1, 2, 4):
+        layout = make_layout([MLA] * 3, block_size=16, kv_itemsize=2, tokens_per_page={}, size=size)
+        (group,) = layout.groups
+        assert group.layer_bytes == 24 * 2 * 16 and layout.page_bytes == 3 * group.layer_bytes
+        assert (group.num_kv_heads, group.window) == (1, None)
+
+
+def test_a_state_takes_the_same_room_after_any_number_of_tokens() -> None:
+    layout = make_layout([FULL, STATE, FULL, STATE], block_size=16, kv_itemsize=2, tokens_per_page={})
+    full, state = layout.groups
+    assert layout.page_bytes == 2 * 5000 == 2 * state.layer_bytes
+    assert full.tokens_per_block == 10000 // (2 * 4 * 8 * 2 * 2) // 16 * 16 == 32 and full.layers == (0, 2)
+    small = KVSpec(kind="state", num_kv_heads=0, head_size=0, state_bytes=64)
+    layout = make_layout([FULL, small, SLIDING], block_size=16, kv_itemsize=2, tokens_per_page={})
+    assert [group.tokens_per_block for group in layout.groups] == [16, 32, 32] and match_unit(layout) == 32
+    (alone,) = make_layout([STATE], block_size=16, kv_itemsize=2, tokens_per_page={}, size=2).groups
+    assert (alone.tokens_per_block, alone.layer_bytes, alone.window) == (16, 2500, 2)
+    with pytest.raises(ConfigError, match="state of 5000 bytes over 3 ranks"):
+        make_layout([STATE], block_size=16, kv_itemsize=2, tokens_per_page={}, size=3)
+
+
+def test_a_draft_models_layers_have_a_group_of_their_own() -> None:
+    draft = KVSpec(kind="full", num_kv_heads=4, head_size=8, draft=True)
+    layout = make_layout([FULL, FULL, draft], block_size=16, kv_itemsize=2, tokens_per_page=UNIT)
+    target, drafts = layout.groups
+    assert (target.layers, target.draft) == ((0, 1), False) and (drafts.layers, drafts.draft) == ((2,), True)
+    assert drafts.tokens_per_block == 32
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        KVSpec(kind="full", num_kv_heads=0, head_size=8),
+        KVSpec(kind="full", num_kv_heads=1, head_size=8, sliding_window=4),
+        KVSpec(kind="sliding", num_kv_heads=1, head_size=8),
+        KVSpec(kind="mla", num_kv_heads=2, head_size=8),
+        KVSpec(kind="state", num_kv_heads=0, head_size=0),
+        KVSpec(kind="full", num_kv_heads=1, head_size=8, state_bytes=8),
+        KVSpec(kind="cross", num_kv_heads=1, head_size=8),  # type: ignore[arg-type]
+    ],
+)
+def test_a_spec_that_contradicts_its_kind_is_refused(spec: KVSpec) -> None:
+    with pytest.raises(ConfigError, match="no form of kind"):
+        make_layout([spec], block_size=16, kv_itemsize=2, tokens_per_page={})

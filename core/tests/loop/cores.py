@@ -28,6 +28,11 @@ def sliding(window: int, heads: int = 2) -> KVSpec:
     return KVSpec(kind="sliding", num_kv_heads=heads, head_size=4, sliding_window=window)
 
 
+MLA = KVSpec(kind="mla", num_kv_heads=1, head_size=16)
+STATE = KVSpec(kind="state", num_kv_heads=0, head_size=0, state_bytes=128)
+DRAFT = KVSpec(kind="full", num_kv_heads=2, head_size=4, draft=True)
+
+
 def layout_of(*specs: KVSpec, block_size: int = 4) -> KVLayout:
     return make_layout(
         specs, block_size=block_size, kv_itemsize=4, tokens_per_page={"full": block_size, "sliding": block_size}
@@ -41,6 +46,11 @@ LAYOUTS = {
     "full and a wide sliding block": layout_of(FULL, sliding(5, heads=1), block_size=2),
     "a wide full block and sliding": layout_of(FULL, sliding(3, heads=4), sliding(9, heads=4), block_size=2),
     "sliding": layout_of(sliding(7)),
+    "latent": layout_of(MLA),
+    "state": layout_of(STATE),
+    "full and state": layout_of(FULL, STATE),
+    "latent and draft": layout_of(MLA, DRAFT, block_size=2),
+    "all kinds": layout_of(FULL, sliding(6), MLA, STATE, DRAFT),
     "sliding, window of 1": layout_of(FULL, sliding(1), block_size=3),
 }
 

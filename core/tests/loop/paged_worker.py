@@ -56,12 +56,15 @@ def alone(
     """The tokens that a request gets by itself, and why it ends."""
     tokens = list(prompt)
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
-    windows = [group.sliding_window for group in layout.groups]
     while True:
         positions = np.arange(len(tokens))
         x = mix(np.array(tokens, np.uint64), positions)
-        for g, window in enumerate(windows):
-            x = mix(x, _visible_sums(mix(mix(x, positions), g), positions, 0, window))
+        for g, group in enumerate(layout.groups):
+            cells = mix(mix(x, positions), g)
+            if group.kind == "state":
+                x = mix(x, fold(np.uint64(0), cells))
+            else:
+                x = mix(x, _visible_sums(cells, positions, 0, group.sliding_window))
         num_outputs = len(tokens) - len(prompt)
         token = draw(int(x[-1]), params, stops, num_outputs)
         tokens.append(token)
@@ -69,6 +72,14 @@ def alone(
             return tokens[len(prompt) :], "stop"
         if num_outputs + 1 == params.max_tokens or len(tokens) == max_model_len:
             return tokens[len(prompt) :], "length"
+
+
+def fold(state: np.uint64, cells: np.ndarray) -> np.ndarray:
+    """The state after each of these cells."""
+    states = np.empty_like(cells)
+    for i in range(cells.size):
+        state = states[i] = mix(np.array([state]), cells[i : i + 1])[0]
+    return states
 
 
 def _visible_sums(cells: np.ndarray, positions: np.ndarray, first: int, window: int | None) -> np.ndarray:
@@ -120,6 +131,7 @@ class PagedWorker:
         self.new_slot = [None] * slots
         self.max_num_batched_tokens = message.max_num_batched_tokens
         self.num_steps = self.num_copies = 0
+        self._states: dict[int, np.ndarray] = {}
         self.stopped = False
 
     def start(self) -> WorkerReady:
@@ -150,7 +162,11 @@ class PagedWorker:
             assert (pages > 0).all(), "a token has no page"
             places = pages * size + positions % size
             assert np.unique(places).size == places.size, "two tokens are written to one place"
-            self.cells[pages, positions % size] = mix(mix(x, positions), g)
+            cells = mix(mix(x, positions), g)
+            if group.kind == "state":
+                x = mix(x, self._scan(plan, g, cells, ends))
+                continue
+            self.cells[pages, positions % size] = cells
             x = mix(x, self._read(plan, g, positions, ends))
         result = self._sample(plan, x, ends)
         return Done(result if failed is None else msgspec.structs.replace(result, failed_pages=failed))
@@ -181,6 +197,32 @@ class PagedWorker:
             self.tokens[slot, at : at + len(drafts)] = drafts
         num_tokens = np.where(plan.num_drafts > 0, 1 + found, plan.num_tokens).astype(np.int32)
         return msgspec.structs.replace(plan, num_tokens=num_tokens, num_drafts=found)
+
+    def _scan(self, plan: StepPlan, g: int, cells: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """The states after each token; those at the ends of blocks, and the last, go into the pages. All states are
+        read before any is written: a row does not see what another row of its step leaves."""
+        size, table = self.layout.groups[g].tokens_per_block, self.block_tables[g]
+        states = np.empty_like(cells)
+        befores = []
+        for row, slot in enumerate(plan.slot_of_row.tolist()):
+            start = int(plan.num_computed[row])
+            befores.append(self.cells[table[slot, (start - 1) // size], 0] if start else np.uint64(0))
+        for row, slot in enumerate(plan.slot_of_row.tolist()):
+            start, n = int(plan.num_computed[row]), int(plan.num_tokens[row])
+            mine = slice(int(ends[row]) - n, int(ends[row]))
+            states[mine] = fold(befores[row], cells[mine])
+            last = np.append(np.arange((start // size + 1) * size, start + n, size), start + n) - 1
+            self.cells[table[slot, last // size], 0] = states[mine][last - start]
+        self._states[g] = states
+        return states
+
+    def _restore(self, plan: StepPlan, row: int, count: int, end: int) -> None:
+        """Of the row's drafts all but `count - 1` were rejected: the state after the last one that counts goes back."""
+        slot, kept = int(plan.slot_of_row[row]), int(plan.num_computed[row]) + count
+        for g, states in self._states.items():
+            size = self.layout.groups[g].tokens_per_block
+            page = self.block_tables[g][slot, (kept - 1) // size]
+            self.cells[page, 0] = states[end - int(plan.num_tokens[row]) + count - 1]
 
     def _read(self, plan: StepPlan, g: int, positions: np.ndarray, ends: np.ndarray) -> np.ndarray:
         group = self.layout.groups[g]
@@ -266,6 +308,8 @@ class PagedWorker:
                     asked.append((row, token, new.params.logprobs))
                 if i < k and token != drafts[i]:
                     break
+            if k:
+                self._restore(plan, row, i + 1, int(ends[row]))
         if plan.num_drafts is None:
             tokens = tokens[:, 0]
         logprobs = None
@@ -360,7 +404,7 @@ class HoldingExecutor:
         for slot, start, end in zip(plan.slot_of_row.tolist(), starts.tolist(), ends.tolist(), strict=True):
             named[slot] = set()
             for table, group in zip(self._tables, self.layout.groups, strict=True):
-                size, window = group.tokens_per_block, group.sliding_window
+                size, window = group.tokens_per_block, group.window
                 first = 0 if window is None else max(0, start - window + 1) // size
                 last = -(-end // size)
                 named[slot].update(table[slot, first:last].tolist())

@@ -163,7 +163,7 @@ def test_a_swapped_request_that_outgrows_the_cache_ends_with_a_typed_error() -> 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_only_what_a_window_still_sees_is_kept(layout: str) -> None:
-    scheduler = make_scheduler(LAYOUTS[layout], num_pages=60, swap_pages=100, max_num_seqs=2)
+    scheduler = make_scheduler(LAYOUTS[layout], num_pages=120, swap_pages=200, max_num_seqs=2)
     scheduler.add(request("a", [1] * 25, max_tokens=30))
     scheduler.add(request("b", [2] * 25, max_tokens=30))
     plan(scheduler)

@@ -80,7 +80,7 @@ def capacity(launch: Launch, worker: WorkerReady) -> tuple[int, float]:
     pages = worker.num_pages - 1  # the null page belongs to nobody
     chunk = min(start.max_num_batched_tokens, start.max_model_len)
     each = sum(BlockTable(group, 1, start.max_model_len).most_live(start.max_model_len, chunk) for group in groups)
-    one_kind = len(groups) == 1 and groups[0].sliding_window is None
+    one_kind = len(groups) == 1 and groups[0].window is None
     return pages * groups[0].tokens_per_block if one_kind else pages * start.max_model_len // each, pages / each
 
 

@@ -367,7 +367,7 @@ def attention_needs(
             kind=spec.kind,
             head_size=spec.head_size,
             num_q_heads=model.num_q_heads // size,
-            num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size),
+            num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size) if spec.kind != "state" else 0,
             dtype=dtype,
             kv_dtype=kv_dtype or dtype,
             device=facts.device,

@@ -20,8 +20,9 @@ def make_layout(
 ) -> KVLayout:
     """Cut one pool for all layers.
 
-    Layers with equal specs form a group. The group with the largest need fixes `page_bytes`; the other groups put as
-    many tokens into a page as fit, in whole multiples of the hash unit.
+    Layers with equal specs form a group; those of a draft model have theirs beside the target's. The group with the
+    largest need fixes `page_bytes`; the other groups put as many tokens into a page as fit, in whole multiples of the
+    hash unit.
 
     Args:
         kv_specs: one a layer, in order.
@@ -31,7 +32,8 @@ def make_layout(
         size: ranks over which KV heads are divided (replicated where there are fewer heads than ranks).
 
     Raises:
-        ConfigError: a size is not positive, or KV heads or tokens cannot be divided as asked.
+        ConfigError: a size is not positive, a spec contradicts its kind, or KV heads, states or tokens cannot be
+            divided as asked.
     """
     if block_size < 1 or kv_itemsize < 1 or not kv_specs:
         raise ConfigError(
@@ -41,25 +43,34 @@ def make_layout(
     for layer, spec in enumerate(kv_specs):
         layers_of.setdefault(spec, []).append(layer)
 
-    token_bytes = {  # of one token in one layer, K and V
-        spec: 2 * kv_heads_on_rank(spec.num_kv_heads, size) * spec.head_size * kv_itemsize for spec in layers_of
-    }
+    for spec in layers_of:
+        _check(spec)
     wanted = {spec: _wanted_tokens(spec, block_size, tokens_per_page) for spec in layers_of}
-    page_bytes = max(token_bytes[spec] * len(layers) * wanted[spec] for spec, layers in layers_of.items())
+    page_bytes = max(
+        _layer_bytes(spec, wanted[spec], kv_itemsize, size) * len(layers) for spec, layers in layers_of.items()
+    )
+    tokens = {
+        spec: page_bytes // (_layer_bytes(spec, wanted[spec], kv_itemsize, size) * len(layers)) * wanted[spec]
+        for spec, layers in layers_of.items()
+        if spec.kind != "state"
+    }
+    # A state takes the same room after any number of tokens: its blocks are as long as the longest of the others, so
+    # that it makes the match unit no longer.
+    longest = max(tokens.values(), default=0)
     groups = []
     for index, (spec, layers) in enumerate(layers_of.items()):
-        fitting = page_bytes // (token_bytes[spec] * len(layers))
-        tokens_per_block = fitting // wanted[spec] * wanted[spec]
+        tokens_per_block = tokens.get(spec) or max(longest, wanted[spec])
         groups.append(
             KVGroup(
                 index=index,
                 kind=spec.kind,
                 layers=tuple(layers),
-                num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size),
+                num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size) if spec.kind != "state" else 0,
                 head_size=spec.head_size,
                 sliding_window=spec.sliding_window,
                 tokens_per_block=tokens_per_block,
-                layer_bytes=tokens_per_block * token_bytes[spec],
+                layer_bytes=_layer_bytes(spec, tokens_per_block, kv_itemsize, size),
+                draft=spec.draft,
             )
         )
     return KVLayout(block_size=block_size, page_bytes=page_bytes, groups=tuple(groups))
@@ -68,6 +79,31 @@ def make_layout(
 def match_unit(layout: KVLayout) -> int:
     """Tokens of the shortest prefix that ends a block in every group: cached prefixes are multiples of it."""
     return math.lcm(layout.block_size, *(group.tokens_per_block for group in layout.groups))
+
+
+def _check(spec: KVSpec) -> None:
+    """Raise ConfigError where a spec contradicts its kind."""
+    attends = spec.num_kv_heads > 0 and spec.head_size > 0
+    fits = {
+        "full": attends and spec.sliding_window is None,
+        "sliding": attends and spec.sliding_window is not None and spec.sliding_window > 0,
+        "mla": spec.num_kv_heads == 1 and spec.head_size > 0 and spec.sliding_window is None,
+        "state": spec.num_kv_heads == spec.head_size == 0 and spec.sliding_window is None,
+    }
+    if not fits.get(spec.kind) or (spec.state_bytes > 0) != (spec.kind == "state"):
+        raise ConfigError(f"a KV cache for {spec}", f"that is no form of kind {spec.kind!r}", "tell the model's author")
+
+
+def _layer_bytes(spec: KVSpec, num_tokens: int, itemsize: int, size: int) -> int:
+    """Bytes of one layer of a rank in a page with so many tokens."""
+    if spec.kind == "state":
+        if spec.state_bytes % size:
+            raise ConfigError(
+                f"divide a state of {spec.state_bytes} bytes over {size} ranks", "it cannot be divided evenly"
+            )
+        return spec.state_bytes // size
+    vectors = 1 if spec.kind == "mla" else 2 * kv_heads_on_rank(spec.num_kv_heads, size)
+    return vectors * spec.head_size * itemsize * num_tokens
 
 
 def _wanted_tokens(spec: KVSpec, block_size: int, tokens_per_page: Mapping[str, int]) -> int:

@@ -221,7 +221,7 @@ class KVManager:
             pages = max(0, table.blocks(end) - self._blocks(table, slot, hit))
             self._promised[group] += pages
             total += pages
-            if commits:
+            if commits and table.group.kind != "state":  # a state is there when its step has ended, not before
                 tokens = table.tokens_per_block
                 keys = self.index.keys(hashes, group, start // tokens, end // tokens, tokens // self.block_size)
                 self._planned.update(keys)

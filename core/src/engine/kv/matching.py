@@ -1,6 +1,7 @@
 """How much of a prompt is cached: one matcher for each kind of cache, and the length that all groups agree on.
 
-full: every block of the prefix must be there. sliding: only those that the last window sees. The longest length that
+full, mla: every block of the prefix must be there. sliding: only those that the last window sees. state: only the
+last one, which holds the state that goes on. The longest length that
 ends a block in every group and satisfies all groups is taken, as vLLM's hybrid cache coordinator does.
 """
 

@@ -24,7 +24,7 @@ class BlockTable:
     def __init__(self, group: KVGroup, num_slots: int, max_tokens: int) -> None:
         self.group = group
         self.tokens_per_block = group.tokens_per_block
-        self.window = group.sliding_window
+        self.window = group.window
         max_blocks = -(-max_tokens // self.tokens_per_block)
         self.pages = np.zeros((num_slots, max_blocks), np.int32)
         self.num_blocks = np.zeros(num_slots, np.int32)

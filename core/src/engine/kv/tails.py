@@ -6,6 +6,7 @@ The request gets fresh pages, and the step copies the content into them before i
 
 The rule where groups have blocks of different lengths: a tail begins where blocks of all groups end, every group holds
 all its tokens, and every group copies all its pages that hold some of them. So a tail is shorter than the match unit.
+A model with a "state" group has no tails: of a block's tokens it keeps the state after the last one only.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class Tails:
     ) -> None:
         self._index, self._pool, self._tables, self._digest = index, pool, tables, digest
         self._block_size, self._unit = block_size, unit
+        self._any = all(table.group.kind != "state" for table in tables)
         num_slots = len(tables[0].num_blocks)
         self.tips = [NO_TIP] * num_slots
         self.limits = np.zeros(num_slots, np.int32)
@@ -95,7 +97,7 @@ class Tails:
     def extend(self, hit: Hit, sequence: Sequence, max_tokens: int, running: RunningTokens | None) -> Hit:
         """The hit with the longest tail that can be had, of at most `max_tokens` tokens in all."""
         start = hit.num_tokens
-        most = min(self._unit, max_tokens - start)
+        most = min(self._unit, max_tokens - start) if self._any else 0
         if sequence.media:
             most = first_media(sequence.media, start, start + most) - start
         if most < 1:
@@ -175,6 +177,8 @@ class Tails:
 
         sequence: its tokens as far as they are known and computed; hashes of all its full hash units.
         """
+        if not self._any:
+            return
         length, size = sequence.tokens.size, self._block_size
         start = length // self._unit * self._unit
         if start == length or any(table.first_block[slot] * table.tokens_per_block > start for table in self._tables):

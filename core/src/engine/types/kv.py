@@ -21,12 +21,14 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         index: its place in `KVLayout.groups`.
-        kind: "full" or "sliding".
+        kind: see `engine.types.model.KVKind`.
         layers: indices of the model's layers, in order.
         num_kv_heads, head_size: on this rank.
-        sliding_window: None for "full".
-        tokens_per_block: tokens in one page of this group; a whole multiple of `KVLayout.block_size`.
+        sliding_window: None but for "sliding".
+        tokens_per_block: tokens in one page of this group; a whole multiple of `KVLayout.block_size`. A page of a
+            "state" group holds one state: after the last token of its block, or after the last token computed.
         layer_bytes: bytes of one layer in one page.
+        draft: the layers are a draft model's.
     """
 
     index: int
@@ -37,6 +39,13 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     sliding_window: int | None
     tokens_per_block: int
     layer_bytes: int
+    draft: bool = False
+
+    @property
+    def window(self) -> int | None:
+        """Tokens whose blocks a query at position p needs, p - window + 1 .. p; None for all. After a "state" it is
+        two: the state after token p - 1 is read, that after token p is written."""
+        return 2 if self.kind == "state" else self.sliding_window
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,24 +6,35 @@ from typing import Any, Literal
 
 import msgspec
 
-KVKind = Literal["full", "sliding"]
-"""The kinds of KV cache: every token, or the last `sliding_window` tokens."""
+KVKind = Literal["full", "sliding", "mla", "state"]
+"""The kinds of KV cache.
+
+- `full`: keys and values of every token.
+- `sliding`: of the last `sliding_window` tokens.
+- `mla`: one latent vector of every token, from which keys and values are made (latent attention, DeepSeek-V2).
+- `state`: one state of fixed size after the last token (Mamba, linear attention).
+"""
 
 
 class KVSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The cache that one layer needs.
 
     Args:
-        kind: "full" or "sliding".
-        num_kv_heads: of the whole model, before it is divided over ranks.
-        head_size: elements of one head.
-        sliding_window: tokens that a query sees, itself included; None for "full".
+        kind: see `KVKind`.
+        num_kv_heads: of the whole model, before it is divided over ranks; 1 for "mla", whose vector every rank holds,
+            and 0 for "state".
+        head_size: elements of one head; of the vector for "mla", 0 for "state".
+        sliding_window: tokens that a query sees, itself included; None but for "sliding".
+        state_bytes: of one layer's state of the whole model, before it is divided over ranks; 0 but for "state".
+        draft: a layer of a draft model: it is in a group of its own, beside the target's of the same form.
     """
 
     kind: KVKind
     num_kv_heads: int
     head_size: int
     sliding_window: int | None = None
+    state_bytes: int = 0
+    draft: bool = False
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
