@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.frontend.banner import capacity
 from engine.frontend.client import EngineClient, InProcessClient
+from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.launch import Launch
 from engine.frontend.output_processor import OutputProcessor
@@ -50,6 +51,7 @@ def assemble_frontend(plan: Launch) -> Frontend:
         hooks,
         plan.logits_processors,
         orders_by_priority=plan.orders_by_priority,
+        constraints=ConstraintCheck(plan.grammar),
     )
     return Frontend(tokenizer, inputs, OutputProcessor(tokenizer), hooks)
 

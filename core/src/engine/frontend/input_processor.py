@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.processor_arguments import ProcessorArguments
 from engine.frontend.prompts import ParsedPrompt, TokensPrompt, parse_prompt
 from engine.interfaces.logits_processor import LogitsProcessorCard
@@ -58,6 +59,7 @@ class InputProcessor:
         hooks: the frontend's.
         orders_by_priority: whether requests may name a priority.
         processors: the cards of the logits processors at work.
+        constraints: refuses structured outputs that the grammar driver cannot enforce; None: all are refused.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class InputProcessor:
         processors: Sequence[type[LogitsProcessorCard]] = (),
         *,
         orders_by_priority: bool = False,
+        constraints: ConstraintCheck | None = None,
     ) -> None:
         self.tokenizer, self.max_model_len = tokenizer, max_model_len
         self.vocab_size = model.vocab_size
@@ -79,6 +82,7 @@ class InputProcessor:
         self._seeds = random.Random(seed)
         self._orders_by_priority = orders_by_priority
         self._hooks = hooks
+        self._constraints = constraints or ConstraintCheck(None)
         self._processors = ProcessorArguments(processors, tokenizer, model.vocab_size)
 
     def process(
@@ -116,6 +120,7 @@ class InputProcessor:
         ids = self._ids(parsed)
         room = self._room(ids)
         self._check_stop_ids(params.stop_token_ids)
+        self._constraints.check(params)
         if arrival_time is None:
             arrival_time = time.time()
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed

@@ -115,6 +115,12 @@ class Launch:
         return next((selection for selection in self.selections if selection.point == "router"), None)
 
     @property
+    def grammar(self) -> Selection:
+        """The grammar driver at work."""
+        (grammar,) = (selection for selection in self.selections if selection.point == "grammar")
+        return grammar
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of one request."""
         return self.start.worker.max_model_len
@@ -166,6 +172,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     executor = _one(config, registry, "executor", ExecutorNeed(world_size=config.tensor_parallel_size))
     evictor = _one(config, registry, "evictor", None)
     policy = _one(config, registry, "scheduling_policy", None)
+    grammar = _one(config, registry, "grammar", None)
     processors = _processors(config, registry, model, facts)
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     tokenizer = _one(config, registry, "tokenizer", TokenizerNeed(folder=tokenizer_folder))
@@ -188,7 +195,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
 
     selections = (
         *(platform, *communicators, *ops, *attention.values(), executor, evictor),
-        *(architecture, checkpoint, tokenizer, policy, *connectors, *drafter),
+        *(architecture, checkpoint, tokenizer, policy, grammar, *connectors, *drafter),
     )
     selections += (*processors, *_router(config, registry))
     manifest = Manifest.of(selections)
@@ -217,6 +224,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         in_flight=DEFAULT_IN_FLIGHT if config.in_flight is None else config.in_flight,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=preemption_mode(config),
+        tokenizer_folder=tokenizer_folder,
     )
     return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder)
 

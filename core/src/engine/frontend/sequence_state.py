@@ -67,7 +67,8 @@ class SequenceState:
         """
         ids, output = news.new_token_ids, self.output
         # The token that ended the sequence is kept among the ids, but its text is shown only on demand.
-        silent_last = news.finish_reason is FinishReason.STOP and not self.params.include_stop_str_in_output
+        stopped = news.finish_reason is FinishReason.STOP and not news.completed
+        silent_last = stopped and not self.params.include_stop_str_in_output
         taken, match = len(ids), None
         shown: list[str] = []
         if self._stream is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,23 @@ class CoreContext:
     num_pages: int = 0
     worker: str = ""
     swap_space: int = 0
+    options: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarContext:
+    """For the grammar's body, in the engine core's process.
+
+    Args:
+        options: the driver's validated `Options`, or None where its card declares none.
+        vocab_size: of the model's logits, which may be more than the tokenizer knows.
+        vocabulary: the bytes that each id stands for, as `Tokenizer.vocabulary` has them. The first call builds the
+            tokenizer, which takes a while: call it from `compile`, not when the body is built. Thread-safe; raises
+            TokenizerError.
+    """
+
+    vocab_size: int
+    vocabulary: Callable[[], Sequence[bytes | None]]
     options: Any = None
 
 

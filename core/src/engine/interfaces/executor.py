@@ -10,7 +10,7 @@ from engine.types.start import WorkerReady, WorkerStart
 
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
-    from engine.types.plan import StepPlan, StepResult
+    from engine.types.plan import Masks, StepPlan, StepResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,15 @@ class Executor(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepFuture:
-        """Start a step. Steps run in the order of the calls; the arrays of the plan must not be changed afterwards."""
+        """Start a step. Steps run in the order of the calls; the arrays of the plan must not be changed afterwards.
+
+        With `plan.masks_follow` the forward pass starts, and the future stays open until `sample` brings the masks.
+        """
+        ...
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """Let the last step draw, under these masks: called once for each step with `masks_follow`, before the next
+        `execute`. Returns at once; an error is the step's future's."""
         ...
 
     def call(self, method: str, *args: Any) -> list[Any]:
@@ -79,7 +87,11 @@ class Worker(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepFuture:
-        """Launch a step and return; the future's `result` waits for it."""
+        """Launch a step and return; the future's `result` waits for it. See `Executor.execute`."""
+        ...
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """See `Executor.sample`."""
         ...
 
     def shutdown(self) -> None:

@@ -49,6 +49,7 @@ OPERATIONS: tuple[str, ...] = (
     "prepare_inputs",
     "penalties",
     "mask_tokens",
+    "apply_bitmask",
     "sample",
     "reject",
     "verify",
@@ -233,6 +234,13 @@ class Ops(Protocol):
 
     def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Set logits[rows[i], tokens[i]] to -inf, in place. rows, tokens int64 [m]."""
+        ...
+
+    def apply_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+        """Set logits[rows[i], t] to -inf, in place, where bit t % 32 of bits[i, t // 32] is 0.
+
+        logits [R, V]; rows int64 [m]; bits int32 [m, ceil(V / 32)], whose bits past V are not read.
+        """
         ...
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:

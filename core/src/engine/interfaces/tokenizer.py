@@ -66,6 +66,14 @@ class Tokenizer(Protocol):
         """One id's text alone, for logprobs; incomplete characters as U+FFFD."""
         ...
 
+    def vocabulary(self) -> Sequence[bytes | None]:
+        """[vocab_size]; the bytes that each id adds to a text that has begun. None: an id that adds none, as special
+        ids do, or that the tokenizer does not know. Slow; called once, for grammars.
+
+        Raises TokenizerError where tokens do not stand for bytes: what one adds depends on its neighbours.
+        """
+        ...
+
     def stream(self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()) -> TextStream:
         """Begin an incremental decode. The prompt's last ids may be needed to decide about a leading space."""
         ...

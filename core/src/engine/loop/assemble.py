@@ -1,17 +1,19 @@
-"""The one place in the core's process where drivers are built: executor, evictor, scheduling policy, the
-scheduler half of a connector."""
+"""The one place in the core's process where drivers are built: executor, evictor, scheduling policy, grammar, the
+tokenizer whose vocabulary grammars read, and the scheduler half of a connector."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, cast
 
-from engine.interfaces.context import CoreContext
+from engine.interfaces.context import CoreContext, GrammarContext
 from engine.interfaces.drafter import DrafterOptions
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
+from engine.loop.vocabulary import Vocabulary
 from engine.plugin import HookRelay, Manifest, Registry, load_body
 from engine.plugin.manifest import restore_choice
+from engine.scheduling.constraints import Constraints
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Speculation
 from engine.scheduling.swapping import Swapping
@@ -74,6 +76,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             speculation=_speculation(start, registry),
             long_prefill_token_threshold=start.long_prefill_token_threshold,
             swapping=_swapping(start, registry, context, kv),
+            constraints=_constraints(start, registry),
         )
         return EngineCore(
             scheduler=scheduler,
@@ -99,6 +102,16 @@ def _speculation(start: CoreStart, registry: Registry) -> Speculation | None:
     return Speculation(start.worker.max_num_seqs, options.num_tokens, options.adaptive)
 
 
+def _constraints(start: CoreStart, registry: Registry) -> Constraints | None:
+    """The grammar driver at work; None where the manifest names none."""
+    if not any(choice.point == "grammar" for choice in start.worker.choices):
+        return None
+    (tokenizer,) = (choice for choice in start.worker.choices if choice.point == "tokenizer")
+    vocab_size = start.worker.model.vocab_size
+    context = GrammarContext(vocab_size=vocab_size, vocabulary=Vocabulary(tokenizer, start, registry))
+    return Constraints(_build("grammar", start, registry, context), vocab_size)
+
+
 def _swapping(start: CoreStart, registry: Registry, context: CoreContext, kv: KVManager) -> Swapping | None:
     """Where preempted requests leave their pages; None where they are computed again."""
     if start.preemption_mode != "swap":
@@ -108,7 +121,9 @@ def _swapping(start: CoreStart, registry: Registry, context: CoreContext, kv: KV
     return Swapping(kv, connector, name, _build("scheduling_policy", start, registry, context))
 
 
-def _build(point: str, start: CoreStart, registry: Registry, context: CoreContext, half: str | None = None) -> Any:
+def _build(
+    point: str, start: CoreStart, registry: Registry, context: CoreContext | GrammarContext, half: str | None = None
+) -> Any:
     """The body (or this half of it) of the driver that the manifest names for a point."""
     choices = [choice for choice in start.worker.choices if choice.point == point]
     if len(choices) != 1:

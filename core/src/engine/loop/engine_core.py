@@ -16,11 +16,14 @@ from engine.types.request import EngineRequest
 if TYPE_CHECKING:
     from engine.interfaces.executor import Executor, StepFuture
     from engine.plugin import HookRelay
+    from engine.types.plan import StepPlan
     from engine.types.start import WorkerReady
 
 logger = logging.getLogger(__name__)
 
 NO_SWAP = SwapUsage(0, 0)
+COMPILE_WAIT_SECONDS = 0.005
+"""How long a step with nothing to do waits for a constraint that is being compiled."""
 
 
 class EngineCore:
@@ -50,6 +53,7 @@ class EngineCore:
         if hooks is not None and hooks.kv_events:
             scheduler.kv.record_events()
         self._futures: deque[StepFuture] = deque()
+        self._unmasked: StepPlan | None = None  # the last step, where its masks have not been sent
         self._outputs: list[CoreOutput] = []
         self._num_tokens = 0
         self._dead: EngineDeadError | None = None
@@ -78,7 +82,8 @@ class EngineCore:
     # -- the loop -----------------------------------------------------------------------------------------------------
     def step(self) -> CoreOutputs:
         """Take every finished result, plan the next step and send it; wait for the oldest step only where nothing can
-        be planned or `in_flight` steps are under way.
+        be planned or `in_flight` steps are under way. A step whose masks follow gets them as soon as the tokens before
+        it are known, and before the next is planned.
 
         Returns what is new since the last call, perhaps nothing. Where the executor fails, every unfinished request
         ends here with an error, and the engine is dead.
@@ -90,9 +95,14 @@ class EngineCore:
             raise self._dead
         try:
             self._take_finished()
-            plan = self.scheduler.schedule()
+            plan = None if self._unmasked is not None else self.scheduler.schedule()
             if plan is not None:
                 self._futures.append(self.executor.execute(plan))
+                if plan.masks_follow:
+                    self._unmasked = plan
+                    self._send_masks()
+            elif not self._futures:
+                self.scheduler.wait_for_constraints(COMPILE_WAIT_SECONDS)
             if self._futures and (plan is None or len(self._futures) >= self.in_flight):
                 self._take_oldest()
             self._take_finished()
@@ -119,8 +129,18 @@ class EngineCore:
         if plan.num_drafts is not None and result.num_drafts is not None:
             self._num_tokens -= int(plan.num_drafts.sum() - result.num_drafts.sum())  # the drafter found fewer
         self._outputs += self.scheduler.update(result)
+        if self._unmasked is not None:
+            self._send_masks()
         if self._hooks is not None and self._hooks.step_done:
             self._hooks.step_done(stats=self.stats())
+
+    def _send_masks(self) -> None:
+        """Let the last step draw, if all tokens that its masks depend on are known."""
+        assert self._unmasked is not None
+        masks = self.scheduler.masks(self._unmasked)
+        if masks is not None:
+            step_id, self._unmasked = self._unmasked.step_id, None
+            self.executor.sample(step_id, masks)
 
     def _news(self) -> CoreOutputs:
         outputs, self._outputs = self._outputs + self.scheduler.take_notices(), []
@@ -137,6 +157,7 @@ class EngineCore:
         )
         self._dead.__cause__ = error
         self._futures.clear()
+        self._unmasked = None
         self.scheduler.fail_all(self._dead)
 
     # -- state --------------------------------------------------------------------------------------------------------
@@ -209,4 +230,6 @@ class EngineCore:
     def shutdown(self) -> None:
         """Stop the executor. Idempotent."""
         self._futures.clear()
+        if self.scheduler.constraints is not None:
+            self.scheduler.constraints.shutdown()
         self.executor.shutdown()

@@ -161,6 +161,12 @@ POINTS: Mapping[str, Point] = _declare(
         "one",
         "which of several engine cores (--data-parallel-size) takes a request",
     ),
+    Point(
+        "grammar",
+        "engine.interfaces.grammar:GrammarCard",
+        "one",
+        "constraints on outputs (structured outputs): which tokens may come next",
+    ),
 )
 """Every point, in the order in which they are listed."""
 

@@ -5,6 +5,8 @@ rows into the fixed buffers; token ids, positions and slot mappings from the tab
 group; the model (captured for decode steps where the platform has buckets); logits of the positions that draw; the
 sampler, which also writes the drawn tokens where the next step reads them; how many of them count; and the copy back,
 which nobody waits for here.
+
+A step whose masks follow stops before the sampler and goes on there when they come, see `open_step`.
 """
 
 from __future__ import annotations
@@ -25,15 +27,16 @@ from engine.interfaces.platform import Platform
 from engine.runner.buffers import Frame, SlotTables, StepBuffers
 from engine.runner.drafting import ChosenDrafter, Drafting, StepDrafts
 from engine.runner.futures import DraftedStep, FailedStep, RunningStep
+from engine.runner.open_step import OpenStep
 from engine.runner.page_copies import copy_pages
 from engine.runner.paged_attention import Attention
 from engine.runner.prompt_logprobs import PromptScorer, PromptScores
 from engine.runner.walk import PlainWalk
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import Processor, ProcessorChain
-from engine.sampling.sampler import SampledRows, Sampler
+from engine.sampling.sampler import SampledMasks, SampledRows, Sampler
 from engine.types.kv import KVLayout
-from engine.types.plan import StepPlan
+from engine.types.plan import Masks, StepPlan
 from engine.types.start import WorkerStart
 
 
@@ -95,16 +98,26 @@ class ModelRunner:
         self._sampler = Sampler(ops, platform, tokens, self._parameters, self._processors)
         self._scorer = PromptScorer(ops, platform, model, tokens, start.model.vocab_size)
         self._drafting = None if drafter is None else Drafting(drafter, ops, platform, tokens)
+        self._open: OpenStep | None = None
         self._captured: dict[int, _Step] = {}
         self._eager = _Step(self._buffers.frame(1, 1), [None] * self._num_groups)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepFuture:
         """Launch a step. An error of the launch is the future's."""
+        assert self._open is None, "a step is sampled before the next is launched"
         try:
             return self._execute(plan)
         except Exception as error:
             return FailedStep(error)
+
+    @torch.inference_mode()
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """Go on with the step whose masks follow. An error is its future's, as is that of its launch."""
+        step, self._open = self._open, None
+        if step is not None:
+            assert step.step_id == step_id
+            step.sample(masks)
 
     def _execute(self, plan: StepPlan) -> StepFuture:
         if plan.copies is not None:
@@ -143,9 +156,15 @@ class ModelRunner:
         if not len(rows):
             fetch = None if scores is None else self._platform.to_host(scores.tensors)
             return RunningStep(plan, rows, fetch, None, scores)
+        draw: Callable[[Masks | None], StepFuture]
         if drafts is not None:
-            return self._sample_drafted(step, plan, drafts, scores)
-        return self._sample(step, plan, rows, scores)
+            draw = partial(self._sample_drafted, step, plan, drafts, scores)
+        else:
+            draw = partial(self._sample, step, plan, rows, scores)
+        if not plan.masks_follow:
+            return draw(None)
+        self._open = OpenStep(plan.step_id, draw)  # the buffers stay as they are until the next step is launched
+        return self._open
 
     @property
     def _num_groups(self) -> int:
@@ -199,14 +218,17 @@ class ModelRunner:
         assert step.hidden is not None
         return self._scorer.score(step.hidden, plan, wanted)
 
-    def _sample(self, step: _Step, plan: StepPlan, rows: np.ndarray, scores: PromptScores | None) -> StepFuture:
+    def _sample(
+        self, step: _Step, plan: StepPlan, rows: np.ndarray, scores: PromptScores | None, masks: Masks | None
+    ) -> StepFuture:
         """Draw the rows' tokens and start their copy to the host."""
         assert step.logits is not None
         logits = step.logits[: len(rows)]  # a bucket's padding rows come last
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
         seq_lens = step.frame.batches[0].seq_lens_bound
-        tokens, logprobs = self._sampler(logits, SampledRows(plan.slot_of_row[rows], seq_lens[rows]))
+        sampled = SampledRows(plan.slot_of_row[rows], seq_lens[rows])
+        tokens, logprobs = self._sampler(logits, sampled, masks=_placed(masks, rows))
         tensors: tuple[torch.Tensor, ...] = (tokens,)
         logprob_rows = None
         if logprobs is not None:
@@ -217,7 +239,7 @@ class ModelRunner:
         return RunningStep(plan, rows, self._platform.to_host(tensors), logprob_rows, scores)
 
     def _sample_drafted(
-        self, step: _Step, plan: StepPlan, drafts: StepDrafts, scores: PromptScores | None
+        self, step: _Step, plan: StepPlan, drafts: StepDrafts, scores: PromptScores | None, masks: Masks | None
     ) -> StepFuture:
         """As `_sample`, at all positions of rows with drafts; and how many of the draws count."""
         assert step.logits is not None and self._drafting is not None
@@ -227,7 +249,8 @@ class ModelRunner:
             logits = logits.float()
         num_tokens = step.frame.batches[0].seq_lens_bound[at.row] - at.ahead
         rejected = drafts.sampled if self._drafting.rejects else None
-        tokens, logprobs = self._sampler(logits, SampledRows(plan.slot_of_row[at.row], num_tokens), rejected)
+        sampled = SampledRows(plan.slot_of_row[at.row], num_tokens)
+        tokens, logprobs = self._sampler(logits, sampled, rejected, _placed(masks, at.row))
         counts = self._drafting.verify(drafts, tokens)
         tensors: tuple[torch.Tensor, ...] = (tokens, counts)
         places = None
@@ -242,3 +265,8 @@ class ModelRunner:
         out = torch.empty(array.shape, dtype=torch.int64, device=self._platform.device)
         self._platform.to_device(torch.from_numpy(array), out)
         return out
+
+
+def _placed(masks: Masks | None, row: np.ndarray) -> SampledMasks | None:
+    """The masks by their places among the sampled rows, whose rows of the plan, ascending, are `row`."""
+    return None if masks is None else SampledMasks(np.searchsorted(row, masks.row), masks.bits)

@@ -16,7 +16,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.profile import profile_step
 from engine.runner.transfers import Transfers
 from engine.types.errors import EngineDeadError, KVCacheTooSmallError
-from engine.types.plan import StepPlan
+from engine.types.plan import Masks, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
 
 MIN_PAGES = 2
@@ -80,6 +80,12 @@ class Worker:
             assert self._transfers is not None
             return self._transfers.execute(plan, self._runner.execute)
         return self._runner.execute(plan)
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """Let the last step draw. Raises EngineDeadError before `start` and after `shutdown`."""
+        if self._runner is None:
+            raise EngineDeadError("sample a step", "the worker is not started, or shut down", "start an engine anew")
+        self._runner.sample(step_id, masks)
 
     def shutdown(self) -> None:
         """Let go of the model, the pool and the other ranks. Idempotent."""

@@ -38,6 +38,18 @@ class SampledDrafts(NamedTuple):
     probs: torch.Tensor | None
 
 
+class SampledMasks(NamedTuple):
+    """Masks of some of the sampled rows, on the host.
+
+    Args:
+        places: int64 [m]; where they stand among the sampled rows.
+        bits: int32 [m, ceil(V / 32)]; as `engine.types.plan.Masks` has them.
+    """
+
+    places: np.ndarray
+    bits: np.ndarray
+
+
 class SampledLogprobs(NamedTuple):
     """Log probabilities of the m rows that asked for them.
 
@@ -91,7 +103,11 @@ class Sampler:
         self._uploaded: _Uploaded | None = None
 
     def __call__(
-        self, logits: torch.Tensor, rows: SampledRows, rejected: SampledDrafts | None = None
+        self,
+        logits: torch.Tensor,
+        rows: SampledRows,
+        rejected: SampledDrafts | None = None,
+        masks: SampledMasks | None = None,
     ) -> tuple[torch.Tensor, SampledLogprobs | None]:
         """Draw one token for each row.
 
@@ -99,6 +115,7 @@ class Sampler:
             logits: float32 or float64 [n, V]; modified.
             rows: the n rows.
             rejected: drafts that rejection sampling keeps or replaces; None draws every token.
+            masks: what constrained rows may draw; applied last, so that nothing else allows a token again.
 
         Returns:
             int32 [n], and the log probabilities, from the logits as they came, of the rows that asked for them.
@@ -118,6 +135,8 @@ class Sampler:
         penalised = np.flatnonzero(parameters.penalised[slots])
         if len(penalised):
             self._penalise(logits, rows, penalised)
+        if masks is not None and len(masks.places):
+            self._ops.apply_bitmask(logits, self._to_device(masks.places), self._to_device(masks.bits))
         sampling = SamplingRows(
             uploaded.temperature, uploaded.top_k, uploaded.top_p, uploaded.min_p, uploaded.seed, position
         )

@@ -111,6 +111,7 @@ def build_plan(
         slot_of_row, num_computed, num_tokens = slot_of_row[place], num_computed[place], num_tokens[place]
         samples, num_drafts = samples[place], num_drafts[place]
     slots.last_step[slot_of_row] = step_id
+    masks_follow = slots.num_matched > 0 and bool((slots.matched[slot_of_row] & samples).any())
     return StepPlan(
         step_id=step_id,
         slot_of_row=slot_of_row,
@@ -124,6 +125,7 @@ def build_plan(
         host_tokens=_host_tokens(batch.decodes, slots),
         copies=kv.take_copies(step_id),
         kv_metadata=None if swapping is None else swapping.plan_metadata(),
+        masks_follow=masks_follow,
     )
 
 

@@ -14,12 +14,14 @@ from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
+    from engine.interfaces.grammar import Matcher
     from engine.scheduling.slots import SlotTable
 
 
 class Status(enum.Enum):
     """Where a request is.
 
+    COMPILING  waits for the matcher of its constraint
     HELD       waits for a sibling to compute the prompt that they share
     WAITING    in the policy's queue
     RUNNING    in a slot, planned step by step
@@ -28,6 +30,7 @@ class Status(enum.Enum):
     FINISHED   ended; nobody looks at it again
     """
 
+    COMPILING = enum.auto()
     HELD = enum.auto()
     WAITING = enum.auto()
     RUNNING = enum.auto()
@@ -54,6 +57,7 @@ class Request:
         queued_at, admitted_at: seconds of `time.monotonic()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
         timeout: see `EngineRequest`.
+        matcher: its place in its constraint, behind the tokens that were accepted; None where it has no constraint.
     """
 
     __slots__ = (
@@ -64,6 +68,7 @@ class Request:
         "host_tokens",
         "limit",
         "lora_id",
+        "matcher",
         "media",
         "num_cached_tokens",
         "num_prompt_scored",
@@ -107,6 +112,7 @@ class Request:
         # By how old it is now, so that requests keep their order when somebody sets the machine's time.
         self.arrival_time = self.queued_at - max(0.0, time.time() - request.arrival_time)
         self.num_prompt_scored = 0
+        self.matcher: Matcher | None = None
 
     @property
     def num_tokens(self) -> int:

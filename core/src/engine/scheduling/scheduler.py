@@ -6,6 +6,9 @@ the number of computed tokens. Decodes come first, then prompts under way, then 
 Plans are made ahead: a token that no result has brought yet is a placeholder, counted in `placed`. A request is never
 planned beyond its known length; one that ends earlier (end of sequence) leaves a surplus token that is dropped.
 
+A request with a constraint (structured outputs) is planned ahead as any other; the masks of its steps follow, see
+`constraints`.
+
 With a drafter, a decode may compute drafts after its token. How many of them stay is known only when the result is
 back, and until then that request is not planned again; the others go on.
 """
@@ -25,6 +28,7 @@ from engine.kv.manager import KVManager
 from engine.kv.matching import Hit
 from engine.kv.tails import RunningTokens
 from engine.scheduling.batch import Batch, Chunk, build_plan
+from engine.scheduling.constraints import Constraints
 from engine.scheduling.deadlines import Deadlines, timed_out
 from engine.scheduling.failed_loads import spoilt
 from engine.scheduling.long_prompts import share_budget
@@ -38,7 +42,7 @@ from engine.scheduling.swapping import Return, Swapping
 from engine.scheduling.update import accept
 from engine.types.errors import EngineError, InvalidRequestError, KVCacheTooSmallError, PromptTooLongError
 from engine.types.outputs import CoreOutput
-from engine.types.plan import StepPlan, StepResult
+from engine.types.plan import Masks, StepPlan, StepResult
 from engine.types.request import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
@@ -59,6 +63,7 @@ class Scheduler:
         speculation: how many drafts requests get; None where there is no drafter.
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
         swapping: where preempted requests leave their pages; None: they are computed again.
+        constraints: those of requests with structured outputs; None where there is no grammar driver.
 
     Attributes:
         outstanding: plans that were made and whose results have not come back, oldest first.
@@ -79,11 +84,12 @@ class Scheduler:
         speculation: Speculation | None = None,
         long_prefill_token_threshold: int = 0,
         swapping: Swapping | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         self.swapping = swapping
         self.preemptions = Preemptions()
         self.long_prefill_token_threshold = long_prefill_token_threshold
-        self.speculation = speculation
+        self.speculation, self.constraints = speculation, constraints
         self.kv, self.policy = kv, policy
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -125,6 +131,10 @@ class Scheduler:
                 f"with at least one token to generate it exceeds max_model_len={self.max_model_len}",
                 "shorten the prompt",
             )
+        if request.params.structured_outputs is not None and self.constraints is None:
+            raise InvalidRequestError(
+                f"add request {request.request_id!r} with structured_outputs", "this engine has no grammar driver"
+            )
         most = request.params.max_tokens
         limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
         new = Request(request, self.slots, limit, self.kv.root_hash(request.cache_salt))
@@ -133,9 +143,25 @@ class Scheduler:
             self.deadlines.add(new, new.timeout)
         if not self.kv.fits_at_all(n):
             self._fail(new, self._too_small(new))
-        elif not self.kv.enable_prefix_caching or self.siblings.join(new):
-            new.status = Status.WAITING
-            self.policy.push(new)
+        elif self.constraints is not None and new.params.structured_outputs is not None:
+            new.status = Status.COMPILING
+            self.constraints.compile(new)
+        else:
+            self._enter_queue(new)
+
+    def _enter_queue(self, request: Request) -> None:
+        """A request that has all it needs waits for a slot, or for a sibling."""
+        request.status = Status.HELD
+        if not self.kv.enable_prefix_caching or self.siblings.join(request):
+            request.status = Status.WAITING
+            self.policy.push(request)
+
+    def _take_compiled(self, constraints: Constraints) -> None:
+        for request, error in constraints.take_compiled():
+            if error is None:
+                self._enter_queue(request)
+            else:
+                self._fail(request, error)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests in whatever state they are; ids that are not (or no longer) known are ignored."""
@@ -153,6 +179,8 @@ class Scheduler:
         self.deadlines.clear()
         if self.swapping is not None:
             self.swapping.clear()
+        if self.constraints is not None:
+            self.constraints.shutdown()
 
     def take_notices(self) -> list[CoreOutput]:
         """Outputs of requests that ended between results, since the last call."""
@@ -185,6 +213,8 @@ class Scheduler:
         if self.deadlines:
             for request in self.deadlines.late():
                 self._fail(request, timed_out(request))
+        if self.constraints is not None and self.constraints.num_compiling:
+            self._take_compiled(self.constraints)
         while True:
             preempted = self.num_preemptions
             batch = Batch(self.max_num_batched_tokens)
@@ -264,6 +294,8 @@ class Scheduler:
         drafts = self.speculation.drafts(ready, s.placed[ready], s.limit[ready], s.order[ready], room)
         if s.num_waits:
             drafts[s.waits[ready]] = 0  # who reads tokens on the host has not seen the drafts before a position
+        if s.num_matched:
+            drafts[s.matched[ready]] = 0  # nor has a matcher
         return drafts if drafts.any() else None
 
     def _oldest_that_fit(self, ready: np.ndarray, need: np.ndarray) -> np.ndarray:
@@ -431,6 +463,16 @@ class Scheduler:
             self._fail(stuck, self._too_small(stuck))
         return stuck is not None
 
+    def masks(self, plan: StepPlan) -> Masks | None:
+        """The masks of an outstanding plan with `masks_follow`; None while they depend on tokens not seen yet."""
+        assert self.constraints is not None
+        return self.constraints.masks(plan, self.slots)
+
+    def wait_for_constraints(self, seconds: float) -> None:
+        """Wait for a constraint that is being compiled, at most so long; where there is none, not at all."""
+        if self.constraints is not None and self.constraints.num_compiling:
+            self.constraints.wait(seconds)
+
     # -- results ------------------------------------------------------------------------------------------------------
     def update(self, result: StepResult) -> list[CoreOutput]:
         """Take in the result of the oldest plan that is outstanding.
@@ -512,6 +554,8 @@ class Scheduler:
             self._leave_running(request)
         elif request.status is Status.DRAINING:
             self.draining.remove(request)
+        elif request.status is Status.COMPILING and self.constraints is not None:
+            self.constraints.forget(request)
         if self.swapping is not None:
             self.swapping.ended(request)
         if request.slot >= 0:
@@ -551,6 +595,7 @@ class Scheduler:
         assert by_status[Status.SWAPPED] == self.num_swapped
         if self.swapping is not None:
             self.swapping.check_integrity(idle=not self.requests)
+        assert by_status[Status.COMPILING] == (0 if self.constraints is None else self.constraints.num_compiling)
         assert self.prefilling.keys() <= self.running.keys()
         for request in self.running.values():
             slot = request.slot

@@ -37,6 +37,8 @@ class SlotTable:
         accepts: bool; a token that returns belongs to the request (False: it has ended, the token is surplus).
         waits: bool; no token is planned before the one before it is known: somebody reads tokens on the host.
         num_waits: how many of these there are.
+        matched: bool; the request has a matcher: masks follow its steps.
+        num_matched: how many of these there are.
         last_step: int64; the last step that names the slot.
         order: int64; counts admissions up, so that the oldest can be told.
         tokens: int32 [num_slots, max_tokens]; ids, valid up to `known`.
@@ -56,6 +58,8 @@ class SlotTable:
         self.accepts = np.zeros(num_slots, bool)
         self.waits = np.zeros(num_slots, bool)
         self.num_waits = 0
+        self.matched = np.zeros(num_slots, bool)
+        self.num_matched = 0
         self.last_step = np.zeros(num_slots, np.int64)
         self.order = np.zeros(num_slots, np.int64)
         self.tokens = np.empty((num_slots, max_tokens), np.int32)  # memory is taken as far as it is written
@@ -87,6 +91,8 @@ class SlotTable:
         self.accepts[slot] = True
         self.waits[slot] = request.host_tokens
         self.num_waits += request.host_tokens
+        self.matched[slot] = request.matcher is not None
+        self.num_matched += request.matcher is not None
         self.last_step[slot] = 0
         self._admissions += 1
         self.order[slot] = self._admissions
@@ -111,6 +117,8 @@ class SlotTable:
         self.drafts[slot] = 0
         self.num_waits -= int(self.waits[slot])
         self.waits[slot] = False
+        self.num_matched -= int(self.matched[slot])
+        self.matched[slot] = False
         self.wide_stops.pop(slot, None)
         last = int(self.last_step[slot])
         if last > done_step:
@@ -139,4 +147,5 @@ class SlotTable:
                 assert self.computed[slot] < self.placed[slot] == self.known[slot]
         assert not self.drafts[[*pending, *self._free]].any()
         assert self.num_waits == np.count_nonzero(self.waits)
+        assert self.num_matched == np.count_nonzero(self.matched)
         assert not self.phase[[*pending, *self._free]].any() and not self.accepts[[*pending, *self._free]].any()

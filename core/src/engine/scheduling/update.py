@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.kv.manager import KVManager
+from engine.scheduling.constraints import follow
 from engine.scheduling.prompt_scores import take_prompt_scores
 from engine.scheduling.request import Request
 from engine.scheduling.slots import DECODE, SlotTable
@@ -99,6 +100,10 @@ def accept(
     over = known >= slots.limit[row_slots]
     over[stopped] = True
     by_stop = set(stopped.tolist())
+    if slots.num_matched:
+        followed = follow(row_slots, outputs, by_stop, slots)
+        ended += [_request(slots, row_slots[i]) for i in followed]
+        over[followed] = False
     for i in over.nonzero()[0].tolist():
         request = _request(slots, row_slots[i])
         token = outputs[i].new_token_ids[-1]

@@ -10,6 +10,7 @@ from typing_extensions import TypeAliasType
 
 from engine.plugin.near import did_you_mean
 from engine.types.params import SamplingParams
+from engine.types.structured_outputs import StructuredOutputsParams
 
 _RENAMED = frozenset({"max_tokens", "logprobs"})
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -50,6 +51,21 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
+class StructuredOutputsBody(Body):
+    """A constraint on the output. Exactly one, which `StructuredOutputsParams.verify` checks."""
+
+    choice: Strings | None = None
+    regex: str | None = None
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    grammar: str | None = None
+    structural_tag: str | None = None
+
+    def params(self) -> StructuredOutputsParams:
+        """The same for the engine."""
+        return StructuredOutputsParams(**self.model_dump(by_alias=True))
+
+
 class SamplingBody(Body):
     """What completions and chat have in common. Ranges are checked by `SamplingParams.verify`.
 
@@ -84,6 +100,7 @@ class SamplingBody(Body):
     prompt_logprobs: int | None = None
     extra_args: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputsBody | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> SamplingBody:
@@ -101,6 +118,8 @@ class SamplingBody(Body):
         """The request's parameters, verified. Raises InvalidRequestError."""
         names = set(SamplingParams.__struct_fields__) & set(type(self).model_fields) - _RENAMED
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.structured_outputs is not None:
+            given["structured_outputs"] = self.structured_outputs.params()
         params = SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
         params.verify()
         return params

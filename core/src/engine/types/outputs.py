@@ -41,6 +41,7 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         queue_time: seconds from its arrival in the core to its first admission; sent with the first token.
         prefill_time: seconds from there to the first token; sent with it.
         error: (code, asked, found, remedy) of a typed error where `finish_reason` is "error".
+        completed: it ended ("stop") because its constraint was complete: the last token belongs to the text.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     queue_time: float = 0.0
     prefill_time: float = 0.0
     error: tuple[str, str, str, str] | None = None
+    completed: bool = False
 
 
 class StepStats(msgspec.Struct, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from engine.types.errors import InvalidRequestError
+from engine.types.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 64
 """The most alternatives per position that a request may ask for."""
@@ -59,6 +60,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
         bad_words_token_ids: the same in token ids, taken as they are. The frontend adds the ids of `bad_words` to them.
         allowed_token_ids: None, or the only ids that may be drawn.
         extra_args: arguments of logits processors, by the key that the processor claims.
+        structured_outputs: None, or a constraint on the output. Where it is complete the request ends, whatever
+            `min_tokens` says.
 
     Raises (from `verify`): InvalidRequestError naming the parameter, the value and the range.
     """
@@ -88,6 +91,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
     bad_words_token_ids: list[list[int]] = msgspec.field(default_factory=list)
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -163,6 +167,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
                     "allowed_token_ids=[]", "no token could be drawn", "name the ids, or leave it out to allow all"
                 )
         self._verify_extra_args()
+        self._verify_structured_outputs()
 
     def _verify_stops(self) -> None:
         if not isinstance(self.stop, list) or not all(isinstance(s, str) for s in self.stop):
@@ -243,6 +248,17 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
                 f"it holds what does not travel: {error}",
                 "pass numbers, strings, lists and mappings",
             ) from error
+
+    def _verify_structured_outputs(self) -> None:
+        if self.structured_outputs is None:
+            return
+        if not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise InvalidRequestError(
+                f"structured_outputs={self.structured_outputs!r:.80}",
+                "it is no StructuredOutputsParams",
+                "pass StructuredOutputsParams(choice=[...])",
+            )
+        self.structured_outputs.verify()
 
 
 def _id_of(token: Any) -> Any:

@@ -105,6 +105,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
             read before.
         kv_metadata: what connectors' scheduler halves tell their worker halves, by driver; before anything is computed
             each saves and loads the pages that it names. None where there is nothing to do.
+        masks_follow: rows are constrained by masks that may depend on tokens not seen yet. The forward pass runs at
+            once; the step draws when `Executor.sample` brings the masks. No constrained row has drafts.
     """
 
     step_id: int
@@ -119,6 +121,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     host_tokens: HostTokens | None = None
     copies: PageCopies | None = None
     kv_metadata: dict[str, bytes] | None = None
+    masks_follow: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -129,6 +132,19 @@ class StepPlan(msgspec.Struct, kw_only=True):
     def total_tokens(self) -> int:
         """The sum of `num_tokens`, at most `max_num_batched_tokens`."""
         return int(self.num_tokens.sum())
+
+
+class Masks(msgspec.Struct, kw_only=True):
+    """Which tokens the constrained rows of a step may draw. Comes after its plan, see `StepPlan.masks_follow`.
+
+    Args:
+        row: int32 [m], ascending; rows of the plan. A constrained row whose request has ended meanwhile may be missing:
+            what it draws is dropped.
+        bits: int32 [m, ceil(vocab_size / 32)]; bit t % 32 of word t // 32 says that token t is allowed.
+    """
+
+    row: Int32
+    bits: np.ndarray
 
 
 class LogprobRows(msgspec.Struct, kw_only=True):

@@ -110,6 +110,7 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
         prefix_caching_hash_algo: the hash function that names cached blocks, "xxhash" or "sha256".
         preemption_mode: "recompute" or "swap"; for the latter `worker.choices` names a connector.
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
+        tokenizer_folder: where the tokenizer's files lie: grammars read its vocabulary.
     """
 
     worker: WorkerStart
@@ -119,3 +120,4 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching_hash_algo: str = "xxhash"
     long_prefill_token_threshold: int = 0
     preemption_mode: str = "recompute"
+    tokenizer_folder: str = ""

@@ -10,7 +10,7 @@ from engine.types.errors import EngineDeadError
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
     from engine.interfaces.executor import StepFuture, Worker
-    from engine.types.plan import StepPlan
+    from engine.types.plan import Masks, StepPlan
     from engine.types.start import WorkerReady, WorkerStart
 
 
@@ -34,6 +34,10 @@ class Inline:
     def execute(self, plan: StepPlan) -> StepFuture:
         """See the interface."""
         return self._living().execute(plan)
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """See the interface."""
+        self._living().sample(step_id, masks)
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """See the interface."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import numpy as np
 
-from engine.builtin.executor_process.messages import Answer, Call, Done, Failed, Ready, Step
+from engine.builtin.executor_process.messages import Answer, Call, Done, Failed, Ready, Sample, Step
 from engine.builtin.executor_process.processes import Ranks
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 from engine.types.start import WorkerReady, WorkerStart
@@ -24,7 +24,7 @@ from engine.types.start import WorkerReady, WorkerStart
 if TYPE_CHECKING:
     from engine.builtin.executor_process.card import ProcessOptions
     from engine.interfaces.context import CoreContext
-    from engine.types.plan import StepPlan, StepResult
+    from engine.types.plan import Masks, StepPlan, StepResult
 
 WAIT_SECONDS = 0.05
 """How long one wait lasts before it is looked who lives."""
@@ -138,6 +138,10 @@ class Process:
         step = self._steps[plan.step_id] = StepUnderWay(self, plan.step_id, ranks.size)
         ranks.send(Step(plan))
         return step
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """See the interface."""
+        self._living().send(Sample(step_id, masks))
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """See the interface. Answers are plain data. Raises the first rank's error, after which the ranks go on."""

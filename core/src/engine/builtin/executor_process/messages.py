@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.types.plan import StepPlan, StepResult
+from engine.types.plan import Masks, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
 
@@ -34,6 +34,13 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     plan: StepPlan
 
 
+class Sample(msgspec.Struct, frozen=True, tag="sample"):
+    """Let the last step draw, under these masks."""
+
+    step_id: int
+    masks: Masks
+
+
 class Call(msgspec.Struct, frozen=True, tag="call"):
     """Call a method of the worker, after the steps before it have been launched."""
 
@@ -46,7 +53,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Leave."""
 
 
-Order = Step | Call | Stop
+Order = Step | Sample | Call | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

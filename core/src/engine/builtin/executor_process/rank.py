@@ -30,6 +30,7 @@ from engine.builtin.executor_process.messages import (
     Order,
     RankStart,
     Ready,
+    Sample,
     Step,
     Stop,
 )
@@ -82,6 +83,8 @@ class Rank:
             while not isinstance(order := self._next_order(), Stop):
                 if isinstance(order, Step):
                     self._launch(worker, order.plan)
+                elif isinstance(order, Sample):
+                    self._sample(worker, order)
                 else:
                     self._tell(self._answer(worker, order))
             worker.shutdown()
@@ -101,6 +104,12 @@ class Rank:
             self._under_way.append((plan, worker.execute(plan)))
         except Exception as error:
             self._failed(error, f"compute step {plan.step_id}")
+
+    def _sample(self, worker: Worker, order: Sample) -> None:
+        try:
+            worker.sample(order.step_id, order.masks)
+        except Exception as error:
+            self._failed(error, f"sample step {order.step_id}")
 
     def _next_order(self) -> Order:
         """Tell what is done until an order comes."""

@@ -41,6 +41,16 @@ class Logits:
         """Set logits[rows[i], tokens[i]] to -inf, in place. rows, tokens int64 [m]."""
         logits[rows, tokens] = -torch.inf
 
+    def apply_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+        """Set logits[rows[i], t] to -inf, in place, where bit t % 32 of bits[i, t // 32] is 0.
+
+        logits [R, V]; rows int64 [m]; bits int32 [m, ceil(V / 32)].
+        """
+        place = torch.arange(32, dtype=torch.int32, device=bits.device)
+        allowed = (bits.unsqueeze(2) >> place) & 1
+        forbidden = allowed.flatten(1)[:, : logits.shape[1]] == 0
+        logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+
     def logprobs(
         self, logits: torch.Tensor, tokens: torch.Tensor, k: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

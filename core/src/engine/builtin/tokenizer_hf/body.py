@@ -12,6 +12,7 @@ from engine.builtin.tokenizer_hf.pieces import compile_pieces
 from engine.builtin.tokenizer_hf.template import ChatTemplates, find_templates
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tokenizer import TextStream
+from engine.types.errors import TokenizerError
 
 
 class HFTokenizerBody:
@@ -54,6 +55,17 @@ class HFTokenizerBody:
 
     def token(self, token_id: int) -> str:
         return self._decoder.token(token_id)
+
+    def vocabulary(self) -> Sequence[bytes | None]:
+        decoder = self._decoder
+        if not isinstance(decoder, PieceDecoder):
+            raise TokenizerError(
+                "tell the bytes of each token",
+                "this tokenizer's decoder does not work token by token",
+                "structured outputs need one that does, as those of most language models",
+            )
+        special = self._special_ids
+        return [None if i in special else decoder.piece(i) or None for i in range(self._vocab_size)]
 
     def stream(self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()) -> TextStream:
         return self._decoder.stream(self._skip(skip_special_tokens), prompt_token_ids)

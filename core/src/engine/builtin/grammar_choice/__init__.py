@@ -1,0 +1,1 @@
+"""Grammar `choice`: the output is one of some texts."""

@@ -1,0 +1,152 @@
+"""Constraints on outputs at work: compiled beside the loop, followed token by token, written as masks for each step.
+
+A request with a constraint first waits for its matcher (state COMPILING), which a thread compiles; others go on. Then
+it is a request as any other, planned ahead with placeholders: only the sampling of its steps waits for the masks. Its
+matcher hears of a token when it is accepted, and stays with the request through preemption: what is computed again has
+been heard of.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.types.errors import EngineError
+from engine.types.outputs import CoreOutput
+from engine.types.plan import Masks, StepPlan
+from engine.types.request import FinishReason
+
+if TYPE_CHECKING:
+    from engine.interfaces.grammar import Grammar, Matcher
+    from engine.scheduling.request import Request
+    from engine.scheduling.slots import SlotTable
+
+logger = logging.getLogger(__name__)
+
+COMPILE_THREADS = 2
+"""One constraint that takes long does not keep all others waiting."""
+
+
+class Constraints:
+    """The grammar driver in the hands of the scheduler. All calls come from the scheduler's thread.
+
+    Args:
+        grammar: at work.
+        vocab_size: of the model.
+    """
+
+    def __init__(self, grammar: Grammar, vocab_size: int) -> None:
+        self._grammar = grammar
+        self._words = -(-vocab_size // 32)
+        self._threads: ThreadPoolExecutor | None = None
+        self._compiling: dict[str, tuple[Request, Future[Matcher]]] = {}
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their matcher."""
+        return len(self._compiling)
+
+    # -- compile ------------------------------------------------------------------------------------------------------
+    def compile(self, request: Request) -> None:
+        """Begin to compile a request's constraint."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
+        constraint, ends = request.params.structured_outputs, tuple(sorted(request.eos_token_ids))
+        assert constraint is not None
+        future = self._threads.submit(self._grammar.compile, constraint, ends)
+        self._compiling[request.request_id] = request, future
+
+    def forget(self, request: Request) -> None:
+        """The request ended before its matcher was there; what is compiled for it is dropped."""
+        if request.request_id in self._compiling:
+            _, future = self._compiling.pop(request.request_id)
+            future.cancel()
+
+    def take_compiled(self) -> list[tuple[Request, EngineError | None]]:
+        """The requests that now have their matcher, or never will, in the order in which they came."""
+        done = [(request, future) for request, future in self._compiling.values() if future.done()]
+        taken: list[tuple[Request, EngineError | None]] = []
+        for request, future in done:
+            del self._compiling[request.request_id]
+            error = future.exception()
+            if error is None:
+                request.matcher = future.result()
+                taken.append((request, None))
+            elif isinstance(error, EngineError):
+                taken.append((request, error))
+            else:
+                logger.error("the grammar driver failed on a constraint", exc_info=error)
+                asked = f"compile the structured_outputs of request {request.request_id!r}"
+                taken.append((request, EngineError(asked, f"{type(error).__name__}: {error}")))
+        return taken
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long for a matcher, where nothing else can be done."""
+        wait([future for _, future in self._compiling.values()], seconds, FIRST_COMPLETED)
+
+    def shutdown(self) -> None:
+        """Compile nothing more. Idempotent."""
+        self._compiling.clear()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- step by step -------------------------------------------------------------------------------------------------
+    def masks(self, plan: StepPlan, slots: SlotTable) -> Masks | None:
+        """The masks of a plan with `masks_follow`; None while a token before one of them has not come back."""
+        rows = np.flatnonzero(plan.samples & slots.matched[plan.slot_of_row]).astype(np.int32)
+        row_slots = plan.slot_of_row[rows]
+        if (slots.known[row_slots] < plan.num_computed[rows] + plan.num_tokens[rows]).any():
+            return None
+        bits = np.empty((rows.size, self._words), np.int32)
+        if rows.size:
+            matchers = [_matcher(slots, slot) for slot in row_slots.tolist()]
+            self._grammar.fill_masks(matchers, np.arange(rows.size, dtype=np.int32), bits)
+        return Masks(row=rows, bits=bits)
+
+
+def follow(row_slots: np.ndarray, outputs: list[CoreOutput], stopped: set[int], slots: SlotTable) -> list[int]:
+    """Let the matchers hear of a step's tokens; say in its output where a request ends by that.
+
+    Args:
+        row_slots: int [n]; of the rows that got tokens.
+        outputs: [n].
+        stopped: places whose request ends with its last token, so that nothing is asked of its matcher any more.
+
+    Returns:
+        Places whose request ends because its constraint is complete, or because its token breaks it.
+    """
+    ended: list[int] = []
+    for i in np.flatnonzero(slots.matched[row_slots]).tolist():
+        if i in stopped:
+            continue
+        matcher, output = _matcher(slots, row_slots[i]), outputs[i]
+        accepted = matcher.accept(output.new_token_ids)
+        if accepted < len(output.new_token_ids):
+            ended.append(i)
+            _refuse(output, accepted)
+        elif matcher.finished:
+            ended.append(i)
+            output.completed = True
+            output.finish_reason = FinishReason.STOP
+    return ended
+
+
+def _refuse(output: CoreOutput, accepted: int) -> None:
+    """A row whose constraint and other parameters leave no token draws one all the same: it is not shown."""
+    token = output.new_token_ids[accepted]
+    del output.new_token_ids[accepted:], output.new_logprobs[accepted:]
+    output.finish_reason = FinishReason.ERROR
+    output.error = EngineError(
+        f"go on with request {output.request_id!r} under its structured_outputs",
+        f"no token is left that the constraint and the other sampling parameters allow (token {token} was drawn)",
+        "drop what forbids further tokens: min_tokens, bad_words, allowed_token_ids, logit_bias",
+    ).parts
+
+
+def _matcher(slots: SlotTable, slot: int) -> Matcher:
+    request = slots.requests[slot]
+    assert request is not None and request.matcher is not None
+    return request.matcher
