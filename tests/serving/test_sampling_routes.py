@@ -136,3 +136,29 @@ def test_async_llm_gives_what_llm_gives(llm: LLM) -> None:
         best = len(offline_output.outputs) > 1
         assert len(outputs) == 1 if best else len(outputs) > 1
         assert outputs[-1].num_discarded_tokens == offline_output.num_discarded_tokens
+
+
+def test_structured_outputs(client: openai.OpenAI) -> None:
+    texts = ["blue", "green", "it depends"]
+    extra = {"structured_outputs": {"choice": texts}}
+    answer = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=30, temperature=1.0, n=4, extra_body=extra
+    )
+    assert {choice.message.content for choice in answer.choices} <= {*texts}
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+    stream = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=30, temperature=1.0, stream=True, extra_body=extra
+    )
+    assert "".join(event.choices[0].text for event in stream if event.choices) in texts
+    for wrong, message in (
+        ({"regex": "a+"}, "structured_outputs.regex"),
+        ({"json": {"type": "object"}}, "structured_outputs.json"),
+        ({"choice": ["a"], "regex": "a"}, "exactly one"),
+        ({"choices": ["a"]}, "choice"),
+        ({"choice": "a"}, "list"),
+        ({}, "exactly one"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            client.completions.create(
+                model="tiny", prompt=PROMPT, max_tokens=3, extra_body={"structured_outputs": wrong}
+            )

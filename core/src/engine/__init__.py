@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.types.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from engine.types.outputs import CompletionOutput, RequestOutput
     from engine.types.params import SamplingParams
+    from engine.types.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -30,6 +31,7 @@ __all__ = [
     "LLMEngine",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
     "errors",
 ]
@@ -41,6 +43,7 @@ _HOMES = {
     "EngineArgs": "engine.config.settings",
     "EngineConfig": "engine.config.settings",
     "SamplingParams": "engine.types.params",
+    "StructuredOutputsParams": "engine.types.structured_outputs",
     "BeamSearchParams": "engine.types.beam",
     "BeamSearchOutput": "engine.types.beam",
     "BeamSearchSequence": "engine.types.beam",

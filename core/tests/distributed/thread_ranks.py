@@ -23,7 +23,7 @@ from engine.interfaces.context import CoreContext
 from engine.interfaces.executor import ExecutorCard, ExecutorNeed
 from engine.plugin import Candidate, Registry
 from engine.plugin.loading import load_body
-from engine.types.plan import StepPlan, StepResult
+from engine.types.plan import Masks, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
 SECONDS = 60
@@ -126,8 +126,24 @@ class ThreadExecutor:
             return result
 
         self.overlaps += self._last is not None and not self._last.done()
+        if plan.masks_follow:
+            self._open = [t.submit(w.execute, plan) for t, w in zip(self._threads, self.workers, strict=True)]
+            self._last = MergedStep([Future() for _ in self.workers])
+            return self._last
         self._last = MergedStep([t.submit(run, worker) for t, worker in zip(self._threads, self.workers, strict=True)])
         return self._last
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        def run(worker: Any, launched: Future[Any], future: Future[StepResult]) -> None:
+            try:
+                worker.sample(step_id, masks)
+                future.set_result(launched.result().result())
+            except BaseException as error:
+                future.set_exception(error)
+
+        assert self._last is not None
+        for thread, *rank in zip(self._threads, self.workers, self._open, self._last.futures, strict=True):
+            thread.submit(run, *rank)
 
     def call(self, method: str, *args: Any) -> list[Any]:
         futures = [

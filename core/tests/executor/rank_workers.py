@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.types.errors import InvalidRequestError, KVCacheTooSmallError
-from engine.types.plan import LogprobRows, StepPlan, StepResult
+from engine.types.plan import LogprobRows, Masks, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
 
@@ -76,7 +76,19 @@ class EchoWorker:
             row=ones, chosen=np.full(1, -0.5, np.float32), rank=ones, top_ids=np.ones((1, 2), np.int32),
             top_values=np.zeros((1, 2), np.float32),
         )  # fmt: skip
+        if plan.masks_follow:
+            self.open = plan.step_id, tokens, Future()
+            return self.open[2]
         return LateStep(StepResult(step_id=plan.step_id, tokens=tokens, logprobs=logprobs), 0.15 * self.late)
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """Adds each row's first word of bits to its token."""
+        assert self.open[0] == step_id
+        if self.fate == "cannot sample" and self.rank == 1:
+            raise RuntimeError("the device fell off the bus")
+        tokens = self.open[1].copy()
+        tokens[masks.row] += masks.bits[:, 0]
+        self.open[2].set_result(StepResult(step_id=step_id, tokens=tokens))
 
     @property
     def late(self) -> bool:

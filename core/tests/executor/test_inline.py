@@ -35,6 +35,15 @@ def test_it_starts_the_worker_that_its_context_names() -> None:
         executor.call("start")
 
 
+def test_it_brings_masks_to_the_worker() -> None:
+    executor = inline("inline_sampling:SamplingWorker")
+    with pytest.raises(EngineDeadError):
+        executor.sample(1, "masks")  # type: ignore[arg-type]
+    executor.start(worker_start(LAYOUTS["full"], SETTINGS))
+    executor.sample(1, "masks")  # type: ignore[arg-type]
+    assert executor.call("heard") == [[(1, "masks")]]
+
+
 def test_a_worker_that_fails_to_start_is_shut_down() -> None:
     import inline_broken
 

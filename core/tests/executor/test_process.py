@@ -27,7 +27,7 @@ from engine.interfaces.context import CoreContext
 from engine.interfaces.executor import ExecutorNeed
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError
 from engine.types.params import SamplingParams
-from engine.types.plan import NewBlocks, NewSlot, StepPlan
+from engine.types.plan import Masks, NewBlocks, NewSlot, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
 
 HERE = Path(__file__).parent
@@ -163,6 +163,31 @@ def test_done_is_honest_and_steps_overlap(start: Starter) -> None:
     for launches in executor.call("launches"):
         (_, one), (_, two) = launches
         assert two - one < 0.14
+
+
+def masks(first_word: int) -> Masks:
+    return Masks(row=np.zeros(1, np.int32), bits=np.array([[first_word, 7]], np.int32))
+
+
+def test_a_step_stays_open_until_its_masks_come_to_every_rank(start: Starter) -> None:
+    executor = start(size=3).executor
+    future = executor.execute(msgspec.structs.replace(plan(0, new=True), masks_follow=True))
+    assert executor.call("who")[2][0] == 2, "calls are answered meanwhile"
+    assert not future.done()
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.05)
+    executor.sample(0, masks(-(2**31)))  # the bits keep their sign
+    after = executor.execute(plan(1))
+    assert future.result(timeout=20).tokens.tolist() == [token(0) - 2**31]
+    assert after.result(timeout=20).tokens.tolist() == [token(1)]
+
+
+def test_a_rank_that_cannot_sample(start: Starter) -> None:
+    executor = start("cannot sample").executor
+    future = executor.execute(msgspec.structs.replace(plan(0, new=True), masks_follow=True))
+    executor.sample(0, masks(1))
+    with pytest.raises(EngineDeadError, match="sample step 0 on rank 1 of 2.*fell off the bus"):
+        future.result(timeout=20)
 
 
 def test_threads_are_an_option(start: Starter) -> None:

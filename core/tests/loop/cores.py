@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import drafting
-from paged_worker import VOCAB, HoldingExecutor, PagedWorker
+from paged_worker import VOCAB, HoldingExecutor, PagedWorker, make_grammar
 from schedules import Settings
 
 from engine.builtin.connector_host.scheduler_half import HostScheduler
@@ -14,6 +16,7 @@ from engine.interfaces.scheduling_policy import SchedulingPolicy
 from engine.kv.layout import make_layout
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
+from engine.scheduling.constraints import Constraints
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Speculation
 from engine.scheduling.swapping import Swapping
@@ -89,7 +92,7 @@ def speculation(settings: Settings) -> Speculation | None:
 
 
 def make_core(
-    layout: KVLayout, settings: Settings, evictor: type = LRU, policy: type = FCFS
+    layout: KVLayout, settings: Settings, evictor: type = LRU, policy: type = FCFS, grammar: Any = None
 ) -> tuple[EngineCore, HoldingExecutor]:
     """A core, and the executor that it drives."""
     message = worker_start(layout, settings)
@@ -127,6 +130,7 @@ def make_core(
         speculation=speculation(settings),
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         swapping=swapping(kv, context, policy(context)),
+        constraints=Constraints(grammar or make_grammar(), VOCAB),
     )
     ready = executor.start(message)
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)

@@ -25,7 +25,8 @@ def check_outcome(core: EngineCore, request: Planned, outcome: Outcome) -> None:
         assert outcome.tokens == tokens[: len(outcome.tokens)]
         assert not kv.fits_at_all(len(request.prompt) + len(tokens) - 1), "it would have fitted"
     else:
-        assert (outcome.tokens, outcome.finish_reason) == (tokens, reason)
+        assert (outcome.tokens, outcome.finish_reason) == (tokens, "stop" if reason == "complete" else reason)
+        assert outcome.completed == (reason == "complete")
         if reason == "stop":
             last = None if tokens[-1] in request.eos and not request.params.ignore_eos else tokens[-1]
             assert outcome.stop_reason == last

@@ -10,11 +10,15 @@ block table, a page reused too early, a stale cell, or a lost or doubled token c
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 from drafting import Propose
+from masking import ScriptedGrammar
 
 from engine.builtin.connector_host.metadata import Copies
 from engine.builtin.connector_host.worker_half import HostWorker
@@ -22,10 +26,15 @@ from engine.interfaces.context import WorkerContext
 from engine.types import wire
 from engine.types.kv import KVLayout
 from engine.types.params import SamplingParams
-from engine.types.plan import LogprobRows, PageCopies, StepPlan, StepResult
+from engine.types.plan import LogprobRows, Masks, PageCopies, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
 VOCAB = 13
+
+
+def make_grammar(delay: Callable[[str], Any] = lambda seed: None) -> ScriptedGrammar:
+    """Of these workers. Id 11 is always allowed: no schedule makes it a stop id."""
+    return ScriptedGrammar(VOCAB, 11, delay)
 
 
 def mix(a: np.ndarray, b: np.ndarray | int) -> np.ndarray:
@@ -37,10 +46,12 @@ def mix(a: np.ndarray, b: np.ndarray | int) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def draw(state: int, params: SamplingParams, stops: set[int], num_outputs: int) -> int:
-    """The token that a state gives: no stop id before `min_tokens` outputs."""
+def draw(
+    state: int, params: SamplingParams, stops: set[int], num_outputs: int, allowed: Collection[int] = range(VOCAB)
+) -> int:
+    """The token that a state gives: no stop id before `min_tokens` outputs, and none that a mask forbids."""
     token = state % VOCAB
-    while num_outputs < params.min_tokens and token in stops:
+    while token not in allowed or (num_outputs < params.min_tokens and token in stops):
         token = (token + 1) % VOCAB
     return token
 
@@ -56,6 +67,9 @@ def alone(
     """The tokens that a request gets by itself, and why it ends."""
     tokens = list(prompt)
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
+    matcher = None
+    if params.structured_outputs is not None:
+        matcher = make_grammar().compile(params.structured_outputs, eos)
     while True:
         positions = np.arange(len(tokens))
         x = mix(np.array(tokens, np.uint64), positions)
@@ -66,10 +80,14 @@ def alone(
             else:
                 x = mix(x, _visible_sums(cells, positions, 0, group.sliding_window))
         num_outputs = len(tokens) - len(prompt)
-        token = draw(int(x[-1]), params, stops, num_outputs)
+        token = draw(int(x[-1]), params, stops, num_outputs, range(VOCAB) if matcher is None else matcher.allowed)
         tokens.append(token)
         if token in stops and num_outputs + 1 >= params.min_tokens:
             return tokens[len(prompt) :], "stop"
+        if matcher is not None:
+            assert matcher.accept([token]) == 1
+            if matcher.finished:
+                return tokens[len(prompt) :], "complete"
         if num_outputs + 1 == params.max_tokens or len(tokens) == max_model_len:
             return tokens[len(prompt) :], "length"
 
@@ -90,16 +108,17 @@ def _visible_sums(cells: np.ndarray, positions: np.ndarray, first: int, window: 
 
 
 class Done:
-    """A step's future, done at once."""
+    """A step's future, done once it was sampled: at once where no masks follow."""
 
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
+    def __init__(self, result: StepResult | None) -> None:
+        self.step_result = result
 
     def done(self) -> bool:
-        return True
+        return self.step_result is not None
 
     def result(self, timeout: float | None = None) -> StepResult:
-        return self._result
+        assert self.step_result is not None, "a step is waited for that has no masks yet"
+        return self.step_result
 
 
 class PagedWorker:
@@ -132,6 +151,7 @@ class PagedWorker:
         self.max_num_batched_tokens = message.max_num_batched_tokens
         self.num_steps = self.num_copies = 0
         self._states: dict[int, np.ndarray] = {}
+        self._open: tuple[int, Done, Callable[..., StepResult]] | None = None
         self.stopped = False
 
     def start(self) -> WorkerReady:
@@ -141,6 +161,7 @@ class PagedWorker:
         self.stopped = True
 
     def execute(self, plan: StepPlan) -> Done:
+        assert self._open is None, "a step is launched before the one before it was sampled"
         self._check_form(plan)
         self._take_in(plan)
         failed: np.ndarray | None = None
@@ -168,8 +189,27 @@ class PagedWorker:
                 continue
             self.cells[pages, positions % size] = cells
             x = mix(x, self._read(plan, g, positions, ends))
-        result = self._sample(plan, x, ends)
-        return Done(result if failed is None else msgspec.structs.replace(result, failed_pages=failed))
+        if not plan.masks_follow:
+            return Done(self._result(plan, x, ends, failed, {}))
+        future = Done(None)
+        self._open = plan.step_id, future, partial(self._result, plan, x, ends, failed)
+        return future
+
+    def _result(
+        self, plan: StepPlan, x: np.ndarray, ends: np.ndarray, failed: np.ndarray | None, masks: dict[int, set[int]]
+    ) -> StepResult:
+        result = self._sample(plan, x, ends, masks)
+        return result if failed is None else msgspec.structs.replace(result, failed_pages=failed)
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        assert self._open is not None
+        open_id, future, rest = self._open
+        assert open_id == step_id and masks.row.dtype == masks.bits.dtype == np.int32
+        assert masks.bits.shape == (masks.row.size, -(-VOCAB // 32))
+        bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
+        of_row = {row: set(np.flatnonzero(b).tolist()) for row, b in zip(masks.row.tolist(), bits, strict=True)}
+        self._open = None
+        future.step_result = rest(of_row)
 
     def _load(self, step_id: int, metadata: bytes) -> np.ndarray:
         """Load, and spoil some of the pages again: they failed."""
@@ -290,7 +330,7 @@ class PagedWorker:
     def _group_of(self, table: np.ndarray) -> int:
         return next(g for g, other in enumerate(self.block_tables) if other is table)
 
-    def _sample(self, plan: StepPlan, states: np.ndarray, ends: np.ndarray) -> StepResult:
+    def _sample(self, plan: StepPlan, states: np.ndarray, ends: np.ndarray, masks: dict[int, set[int]]) -> StepResult:
         num_drafts = np.zeros(plan.num_rows, np.int32) if plan.num_drafts is None else plan.num_drafts
         tokens = np.full((plan.num_rows, 1 + int(num_drafts.max())), -1, np.int32)
         asked = []
@@ -299,9 +339,12 @@ class PagedWorker:
             new, first = self.new_slot[slot], int(plan.num_computed[row] + plan.num_tokens[row]) - k
             stops = set(new.stop_token_ids.tolist())
             drafts = self.tokens[slot, first : first + k].tolist()
+            # A constrained row without a mask belongs to a request that has ended: what it draws is dropped.
+            allowed = masks.get(row, range(VOCAB))
+            assert row not in masks or (k == 0 and new.params.structured_outputs is not None)
             self.tokens[slot, first : first + k] = -1
             for i, state in enumerate(states[ends[row] - 1 - k : ends[row]].tolist()):
-                token = draw(state, new.params, stops, first + i - new.num_prompt_tokens)
+                token = draw(state, new.params, stops, first + i - new.num_prompt_tokens, allowed)
                 assert self.tokens[slot, first + i] == -1, "a known token is drawn again"
                 self.tokens[slot, first + i] = tokens[row, i] = token
                 if new.params.logprobs is not None:
@@ -354,12 +397,15 @@ class HoldingExecutor:
     Attributes:
         num_placeholders: rows that computed a token whose id the host had not seen.
         most_in_flight: steps under way at once.
+        num_ahead: steps launched before the tokens were known that their masks depend on.
     """
 
     def __init__(self, worker: object, layout: KVLayout, max_num_seqs: int, max_model_len: int, hold: int = 1) -> None:
         self.worker, self.layout, self.hold = worker, layout, hold
         self.num_placeholders = 0
-        self.most_in_flight = 0
+        self.most_in_flight = self.num_ahead = 0
+        self._unsampled: StepPlan | None = None
+        self._taken = self._taken_at_launch = 0
         self._host_known = np.zeros(max_num_seqs, np.int64)
         self._ids = [""] * max_num_seqs
         self._copied: list[set[tuple[int, int]]] = [set() for _ in self._ids]  # (step, page) copied from each slot's
@@ -372,7 +418,16 @@ class HoldingExecutor:
     def start(self, message: WorkerStart) -> WorkerReady:
         return self.worker.start()
 
+    def sample(self, step_id: int, masks: Masks) -> None:
+        assert self._unsampled is not None and self._unsampled.step_id == step_id
+        self.num_ahead += self._taken > self._taken_at_launch
+        self._unsampled = None
+        self.worker.sample(step_id, masks)
+
     def execute(self, plan: StepPlan) -> Held:
+        assert self._unsampled is None, "sample(N) comes before execute(N + 1)"
+        self._unsampled = plan if plan.masks_follow else None
+        self._taken_at_launch = self._taken
         self._check(plan)
         future = Held(self, plan, self.worker.execute(plan))
         self._held.append(future)
@@ -425,6 +480,7 @@ class HoldingExecutor:
         self.most_in_flight = max(self.most_in_flight, len(self._under_way))
 
     def taken(self, plan: StepPlan, result: StepResult) -> None:
+        self._taken += 1
         first, ids, _ = self._under_way.popleft()
         assert first is plan, "results are taken out of order"
         counts = (result.tokens.reshape(plan.num_rows, -1) >= 0).sum(axis=1).tolist()

@@ -108,6 +108,7 @@ class Outcome:
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     error: tuple[str, str, str, str] | None = None
+    completed: bool = False
 
     def take(self, output: CoreOutput) -> None:
         """Add one output. Nothing may follow the last."""
@@ -119,7 +120,7 @@ class Outcome:
         self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
         if output.finish_reason is not None:
             self.finish_reason, self.stop_reason = str(output.finish_reason), output.stop_reason
-            self.error = output.error
+            self.error, self.completed = output.error, output.completed
 
 
 @st.composite

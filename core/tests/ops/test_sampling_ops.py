@@ -177,6 +177,27 @@ def test_mask_tokens() -> None:
     assert logits.isneginf().tolist() == [[False, True, False, True], [True, False, False, False]]
 
 
+@given(vocab=st.integers(1, 100), num_rows=st.integers(1, 6), half=st.booleans(), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=60)
+def test_apply_bitmask(vocab: int, num_rows: int, half: bool, seed: int) -> None:
+    """Rows that are not named stay; bits past the vocabulary mean nothing; a row that is left without a finite logit
+    draws what its mask forbids."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(num_rows + 2, vocab))
+    logits[generator.random(logits.shape) < 0.3] = -np.inf
+    rows = generator.permutation(num_rows + 2)[:num_rows]
+    allowed = generator.random((num_rows, -(-vocab // 32) * 32)) < generator.choice([0.0, 0.1, 0.5, 1.0])
+    bits = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+    actual = torch.from_numpy(logits).to(torch.float32 if half else torch.float64)
+    expected = actual.clone().numpy()
+    OPS.apply_bitmask(actual, torch.from_numpy(rows), torch.from_numpy(bits))
+    for row, may in zip(rows, allowed[:, :vocab], strict=True):
+        expected[row, ~may] = -np.inf
+        if (expected[row] == -np.inf).all():
+            expected[row, ~may] = 0
+    np.testing.assert_array_equal(actual.numpy(), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("k", [0, 1, 5, 20])
 def test_logprobs(k: int, dtype: torch.dtype) -> None:

@@ -239,6 +239,9 @@ class Ops(Protocol):
     def apply_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
         """Set logits[rows[i], t] to -inf, in place, where bit t % 32 of bits[i, t // 32] is 0.
 
+        A row that is left without a finite logit gets 0 at the ids that its mask forbids: one of them is then drawn,
+        by which the core sees that nothing was left, and ends the request with an error.
+
         logits [R, V]; rows int64 [m]; bits int32 [m, ceil(V / 32)], whose bits past V are not read.
         """
         ...

@@ -42,14 +42,17 @@ class Logits:
         logits[rows, tokens] = -torch.inf
 
     def apply_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-        """Set logits[rows[i], t] to -inf, in place, where bit t % 32 of bits[i, t // 32] is 0.
+        """Set logits[rows[i], t] to -inf, in place, where bit t % 32 of bits[i, t // 32] is 0; to 0 in a row that is
+        left without a finite logit.
 
         logits [R, V]; rows int64 [m]; bits int32 [m, ceil(V / 32)].
         """
         place = torch.arange(32, dtype=torch.int32, device=bits.device)
         allowed = (bits.unsqueeze(2) >> place) & 1
         forbidden = allowed.flatten(1)[:, : logits.shape[1]] == 0
-        logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+        x = logits[rows].masked_fill_(forbidden, -torch.inf)
+        stuck = torch.isneginf(x).all(dim=1, keepdim=True)
+        logits[rows] = x.masked_fill_(forbidden & stuck, 0.0)
 
     def logprobs(
         self, logits: torch.Tensor, tokens: torch.Tensor, k: int

@@ -1,0 +1,90 @@
+"""A grammar for tests: which tokens may come next depends on every token before, so a mask that is late, stale or given
+to another row changes the output. Its constraint is the text of `structured_outputs.regex`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from schedules import Schedule
+
+from engine.types.errors import InvalidRequestError
+from engine.types.params import SamplingParams
+from engine.types.structured_outputs import StructuredOutputsParams
+
+BROKEN = "broken"
+"""A constraint that cannot be compiled."""
+
+
+class ScriptedMatcher:
+    """Follows a script that is made from its seed and the tokens so far."""
+
+    def __init__(self, seed: str, vocab: int, always: int) -> None:
+        self._seed, self._vocab, self._always = seed, vocab, always
+        self.tokens: list[int] = []
+        self._read()
+
+    def _read(self) -> None:
+        rng = random.Random(f"{self._seed} {self.tokens}")
+        self.allowed = {self._always, *rng.sample(range(self._vocab), rng.randint(1, self._vocab // 2))}
+        self._ends = len(self.tokens) > 1 and rng.random() < 0.08
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        for count, token in enumerate(tokens):
+            if token not in self.allowed:
+                return count
+            self.tokens.append(token)
+            self._read()
+        return len(tokens)
+
+    @property
+    def finished(self) -> bool:
+        return self._ends
+
+    def row(self) -> np.ndarray:
+        """int32 [ceil(vocab / 32)]; beyond the vocabulary every bit is set."""
+        bits = np.ones(-(-self._vocab // 32) * 32, np.uint8)
+        bits[: self._vocab] = 0
+        bits[list(self.allowed)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+class ScriptedGrammar:
+    """Args: vocab: of the model. always: an id that is always allowed. delay: called in each compilation."""
+
+    def __init__(self, vocab: int, always: int, delay: Callable[[str], Any] = lambda seed: None) -> None:
+        self._vocab, self._always, self._delay = vocab, always, delay
+        self.num_masks = 0
+
+    def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> ScriptedMatcher:
+        assert constraint.regex is not None
+        self._delay(constraint.regex)
+        if constraint.regex == BROKEN:
+            raise InvalidRequestError("structured_outputs.regex='broken'", "so it is")
+        return ScriptedMatcher(constraint.regex, self._vocab, self._always)
+
+    def fill_masks(self, matchers: Sequence[Any], rows: np.ndarray, out: np.ndarray) -> None:
+        assert len({id(matcher) for matcher in matchers}) == len(matchers) == len(rows)
+        self.num_masks += len(rows)
+        out.fill(0)
+        for matcher, row in zip(matchers, rows, strict=True):
+            out[row] = matcher.row()
+
+
+def constrained(params: SamplingParams, seed: str) -> SamplingParams:
+    """The same parameters under a constraint."""
+    return msgspec.structs.replace(params, structured_outputs=StructuredOutputsParams(regex=seed))
+
+
+def with_masks(schedule: Schedule, seed: int, share: float = 0.5) -> Schedule:
+    """The same schedule, with constraints on some of its requests."""
+    rng = random.Random(seed)
+    requests = [
+        replace(r, params=constrained(r.params, str(rng.random()))) if rng.random() < share else r
+        for r in schedule.requests
+    ]
+    return replace(schedule, requests=tuple(requests))

@@ -1,0 +1,257 @@
+"""Constrained requests beside others: masks that follow their step, compilation beside the loop, and every end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import drafting
+import pytest
+from cores import LAYOUTS, make_core
+from hypothesis import event, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from masking import BROKEN, constrained, with_masks
+from outcomes import check_outcome
+from paged_worker import VOCAB, alone, make_grammar
+from schedules import Outcome, Planned, Schedule, Settings, run_schedule, schedules
+
+from engine.loop.engine_core import EngineCore
+from engine.types.params import SamplingParams
+from engine.types.plan import Masks, StepPlan
+
+PLAIN = Settings(
+    num_pages=100, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, in_flight=2, enable_prefix_caching=True
+)
+
+
+def planned(request_id: str, seed: str = "", max_tokens: int = 12, **changes: Any) -> Planned:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, seed=0)
+    if seed:
+        params = constrained(params, seed)
+    return Planned(request_id=request_id, prompt=(1, 2, 3), params=params, **changes)
+
+
+def finish(core: EngineCore, outcomes: dict[str, Outcome] | None = None) -> dict[str, Outcome]:
+    outcomes = {} if outcomes is None else outcomes
+    deadline = time.monotonic() + 30
+    while core.has_work():
+        assert time.monotonic() < deadline, "it hangs"
+        for output in core.step().outputs:
+            outcomes.setdefault(output.request_id, Outcome()).take(output)
+        core.check_integrity()
+    return outcomes
+
+
+def expect(core: EngineCore, request: Planned, outcomes: dict[str, Outcome]) -> None:
+    check_outcome(core, request, outcomes[request.request_id])
+
+
+# -- any schedule ------------------------------------------------------------------------------------------------------
+@given(
+    schedule=schedules(VOCAB, drafters=("", "", *drafting.KINDS)),
+    layout=st.sampled_from(sorted(LAYOUTS)),
+    seed=st.integers(0, 2**32),
+)
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, layout: str, seed: int) -> None:
+    schedule = with_masks(schedule, seed)
+    core, executor = make_core(LAYOUTS[layout], schedule.settings)
+    outcomes = run_schedule(core, schedule)
+    for request in schedule.requests:
+        check_outcome(core, request, outcomes[request.request_id])
+    event(f"preemptions: {min(core.stats().num_preemptions, 3)}")
+    event(f"sampled after the step before came back: {executor.num_ahead > 0}")
+    event(f"completed: {any(outcome.completed for outcome in outcomes.values())}")
+
+
+@pytest.mark.parametrize(("in_flight", "hold"), [(1, True), (2, True), (3, True), (2, False)])
+def test_the_forward_pass_runs_ahead_of_the_masks(in_flight: int, hold: bool) -> None:
+    core, executor = make_core(LAYOUTS["full and sliding"], replace(PLAIN, in_flight=in_flight, hold=hold))
+    requests = tuple(planned(f"r{i}", f"{i}" if i % 2 else "", 20) for i in range(6))
+    outcomes = run_schedule(core, Schedule(settings=PLAIN, requests=requests))
+    for request in requests:
+        expect(core, request, outcomes)
+    # A step waits for its masks before the next is planned, so a third is never under way.
+    assert executor.most_in_flight == (min(in_flight, 2) if hold else 1)
+    assert (executor.num_ahead > 10) == (in_flight > 1 and hold)
+
+
+def test_one_mask_for_each_token() -> None:
+    """None for rows without a constraint, and none twice."""
+    grammar = make_grammar()
+    core, _ = make_core(LAYOUTS["full"], PLAIN, grammar=grammar)
+    requests = [planned("a", "1"), planned("free"), planned("b", "2")]
+    for request in requests:
+        core.add_request(request.to_request())
+    outcomes = finish(core)
+    wanted = sum(len(outcomes[name].tokens) for name in ("a", "b"))
+    # A step that was planned when a request reached its end is masked no more, one planned before is.
+    assert wanted <= grammar.num_masks <= wanted + 2
+
+
+def test_steps_without_constrained_rows_have_no_masks() -> None:
+    core, executor = make_core(LAYOUTS["full"], PLAIN)
+    plans: list[StepPlan] = []
+    execute = executor.execute
+
+    def recorded(plan: StepPlan) -> Any:
+        plans.append(plan)
+        return execute(plan)
+
+    executor.execute = recorded  # type: ignore[method-assign]
+    core.add_request(planned("a", "1", max_tokens=3).to_request())
+    finish(core)
+    core.add_request(planned("free").to_request())
+    finish(core)
+    follow = [plan.masks_follow for plan in plans]
+    assert follow == sorted(follow, reverse=True) and not follow[-1] and follow[0]
+
+
+def test_preemption_keeps_the_matcher() -> None:
+    settings = replace(PLAIN, num_pages=16, max_num_seqs=5, max_num_batched_tokens=17, max_model_len=40)
+    core, _ = make_core(LAYOUTS["full"], settings)
+    requests = tuple(planned(f"r{i}", f"s{i}" if i != 2 else "", 30, arrives=i) for i in range(6))
+    outcomes = run_schedule(core, Schedule(settings=settings, requests=requests))
+    assert core.stats().num_preemptions > 2
+    for request in requests:
+        expect(core, request, outcomes)
+
+
+# -- compilation -------------------------------------------------------------------------------------------------------
+def test_others_run_while_a_constraint_is_compiled() -> None:
+    go = threading.Event()
+    grammar = make_grammar(lambda seed: go.wait(30) if seed == "slow" else None)
+    core, _ = make_core(LAYOUTS["full"], PLAIN, grammar=grammar)
+    requests = {r.request_id: r for r in (planned("slow", "slow"), planned("free"), planned("quick", "quick"))}
+    for request in requests.values():
+        core.add_request(request.to_request())
+    outcomes: dict[str, Outcome] = {}
+    while not {"free", "quick"} <= {name for name, outcome in outcomes.items() if outcome.finish_reason}:
+        for output in core.step().outputs:
+            outcomes.setdefault(output.request_id, Outcome()).take(output)
+        core.check_integrity()
+    assert "slow" not in outcomes and core.has_work()
+    began, cpu = time.monotonic(), time.thread_time()
+    for _ in range(20):
+        core.step()
+    assert time.monotonic() - began > 0.05 and time.thread_time() - cpu < 0.5 * (time.monotonic() - began)
+    go.set()
+    finish(core, outcomes)
+    for request in requests.values():
+        expect(core, request, outcomes)
+
+
+def test_a_constraint_that_cannot_be_compiled_ends_its_request_alone() -> None:
+    def delay(seed: str) -> None:
+        if seed == "crash":
+            raise ZeroDivisionError("in the driver")
+
+    core, _ = make_core(LAYOUTS["full"], PLAIN, grammar=make_grammar(delay))
+    good = planned("good", "1")
+    for request in (planned("bad", BROKEN), good, planned("crash", "crash")):
+        core.add_request(request.to_request())
+    outcomes = finish(core)
+    assert outcomes["bad"].error == ("invalid_request", "structured_outputs.regex='broken'", "so it is", "")
+    assert outcomes["crash"].error is not None and "ZeroDivisionError: in the driver" in outcomes["crash"].error[2]
+    expect(core, good, outcomes)
+    core.add_request(good.to_request())
+    expect(core, good, finish(core))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_abort_of_a_request_whose_constraint_is_compiled(when: str) -> None:
+    go = threading.Event()
+    core, _ = make_core(LAYOUTS["full"], PLAIN, grammar=make_grammar(lambda seed: go.wait(30)))
+    core.add_request(planned("a", "1").to_request())
+    core.add_request(planned("b", "2").to_request())
+    core.step()
+    if when == "after":
+        go.set()
+        time.sleep(0.1)  # compiled, and not taken in
+    core.abort(["a"])
+    core.check_integrity()
+    go.set()
+    outcomes = finish(core)
+    assert outcomes["a"].finish_reason == "abort" and not outcomes["a"].tokens
+    expect(core, planned("b", "2"), outcomes)
+
+
+def test_a_dead_engine_forgets_what_it_compiles() -> None:
+    go = threading.Event()
+    core, executor = make_core(LAYOUTS["full"], PLAIN, grammar=make_grammar(lambda seed: go.wait(30)))
+    core.add_request(planned("free").to_request())
+    core.add_request(planned("slow", "1").to_request())
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("the device fell off the bus")
+
+    executor.execute = fail  # type: ignore[method-assign]
+    news = core.step()
+    assert Counter(output.error[0] for output in news.outputs if output.error) == {"engine_dead": 2}
+    assert not core.has_work()
+    go.set()
+    core.shutdown()
+
+
+def test_siblings_share_their_prompt() -> None:
+    core, _ = make_core(LAYOUTS["full"], PLAIN)
+    siblings = [planned(f"s-{i}", f"seed {i}", parent="s") for i in range(4)]
+    siblings = [replace(s, prompt=tuple(range(12))) for s in siblings]
+    for request in siblings:
+        core.add_request(request.to_request())
+    outcomes = finish(core)
+    for request in siblings:
+        expect(core, request, outcomes)
+    assert sorted(outcome.num_cached_tokens for outcome in outcomes.values()) == [0, 8, 8, 8]
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+def test_a_token_that_the_matcher_refuses_ends_the_request_with_an_error() -> None:
+    """As where the other parameters leave nothing that the mask allows: the token is not shown."""
+    core, executor = make_core(LAYOUTS["full"], PLAIN)
+    free, request = planned("free"), planned("a", "1")
+    truth, _ = alone(core.scheduler.kv.layout, [1, 2, 3], request.params, [], 64)
+    sample = executor.sample
+    rounds = 0
+
+    def spoilt(step_id: int, masks: Masks) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 4 and masks.row.size:
+            masks.bits[:] = ~masks.bits
+        sample(step_id, masks)
+
+    executor.sample = spoilt  # type: ignore[method-assign]
+    core.add_request(request.to_request())
+    core.add_request(free.to_request())
+    outcomes = finish(core)
+    assert len(truth) > 4 and outcomes["a"].tokens == truth[:3]
+    assert outcomes["a"].error is not None and "no token is left" in outcomes["a"].error[2]
+    expect(core, free, outcomes)
+
+
+def test_an_engine_without_a_grammar_refuses() -> None:
+    core, _ = make_core(LAYOUTS["full"], PLAIN)
+    core.scheduler.constraints = None
+    with pytest.raises(ValueError, match="no grammar driver"):
+        core.add_request(planned("a", "1").to_request())
+    assert not core.has_work()
+
+
+def test_an_error_of_sample_ends_the_engine() -> None:
+    core, executor = make_core(LAYOUTS["full"], PLAIN)
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("the device fell off the bus")
+
+    executor.sample = fail  # type: ignore[method-assign]
+    core.add_request(planned("a", "1").to_request())
+    outcomes: dict[str, Outcome] = {}
+    while core.has_work():
+        for output in core.step().outputs:
+            outcomes.setdefault(output.request_id, Outcome()).take(output)
+    assert outcomes["a"].error is not None and outcomes["a"].error[0] == "engine_dead"
