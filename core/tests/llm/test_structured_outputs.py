@@ -130,7 +130,7 @@ def test_async(folder: Path) -> None:
     """With the core in its own process: the tokenizer is read there."""
 
     async def run() -> list[str]:
-        engine = AsyncLLM.from_engine_args(EngineArgs(model=folder, **SETTINGS))
+        engine = AsyncLLM(EngineArgs(model=folder, **SETTINGS))
         try:
 
             async def one(index: int) -> str:
