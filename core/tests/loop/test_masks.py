@@ -206,7 +206,8 @@ def test_siblings_share_their_prompt() -> None:
     outcomes = finish(core)
     for request in siblings:
         expect(core, request, outcomes)
-    assert sorted(outcome.num_cached_tokens for outcome in outcomes.values()) == [0, 8, 8, 8]
+    first, *others = sorted(outcome.num_cached_tokens for outcome in outcomes.values())
+    assert first == 0 and min(others) >= 8
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------

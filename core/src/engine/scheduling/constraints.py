@@ -137,7 +137,9 @@ def follow(row_slots: np.ndarray, outputs: list[CoreOutput], stopped: set[int], 
 def _refuse(output: CoreOutput, accepted: int) -> None:
     """A row whose constraint and other parameters leave no token draws one all the same: it is not shown."""
     token = output.new_token_ids[accepted]
-    del output.new_token_ids[accepted:], output.new_logprobs[accepted:]
+    del output.new_token_ids[accepted:]
+    if output.new_logprobs:
+        del output.new_logprobs[accepted:]
     output.finish_reason = FinishReason.ERROR
     output.error = EngineError(
         f"go on with request {output.request_id!r} under its structured_outputs",
