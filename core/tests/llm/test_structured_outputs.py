@@ -131,6 +131,7 @@ def test_async(folder: Path) -> None:
 
     async def run() -> list[str]:
         engine = AsyncLLM(EngineArgs(model=folder, **SETTINGS))
+        await engine.start()
         try:
 
             async def one(index: int) -> str:

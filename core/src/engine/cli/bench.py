@@ -260,6 +260,31 @@ def _overhead(arguments: argparse.Namespace, merged: Merged) -> Report:
     return measure_overhead(_config(merged), OverheadOptions(**{name: getattr(arguments, name) for name in names}))
 
 
+# -- overlap -----------------------------------------------------------------------------------------------------------
+def _overlap_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measurement")
+    _count(group, "--running", 256, "requests that decode")
+    _count(group, "--constrained", 0, "of these, under a constraint of grammar `choice`", low=0)
+    _number(group, "--step-ms", 2.0, "milliseconds that the simulated device takes for a step")
+    _count(group, "--steps", 300, "steps of a round")
+    _count(group, "--rounds", 5, "of which the best and the median are told")
+    _count(group, "--input-len", 32, "tokens of a prompt")
+    group.add_argument("--in-flight", metavar="N", dest=_PREFIX + "in_flight", help="most steps under way at once")
+
+
+def _overlap(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.bench.overlap import OverlapOptions, measure_overlap
+
+    if not 0 < arguments.step_ms < math.inf:
+        raise ConfigError(f"--step-ms {arguments.step_ms:g}", "it is out of range", "give a number above 0")
+    if arguments.constrained > arguments.running:
+        raise ConfigError(
+            f"--constrained {arguments.constrained}", f"only {arguments.running} are running", "constrain fewer"
+        )
+    names = ("running", "constrained", "step_ms", "steps", "rounds", "input_len")
+    return measure_overlap(_config(merged), OverlapOptions(**{name: getattr(arguments, name) for name in names}))
+
+
 # -- eviction ----------------------------------------------------------------------------------------------------------
 def _eviction_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measurement", "the trace: tenants with system prompts, conversations of turns")
@@ -371,6 +396,7 @@ _KINDS: dict[str, tuple[_Measure, Callable[[argparse.ArgumentParser], None], str
     "overhead": (_overhead, _overhead_flags, "which part of a step is spent outside the executor"),
     "scheduler": (_scheduler, _scheduler_flags, "the engine core's own work in a step, without a model"),
     "soak": (_soak, _soak_flags, "a great many requests through an engine core without a model: is anything lost?"),
+    "overlap": (_overlap, _overlap_flags, "how much of a device's time the engine's own work leaves unused"),
     "eviction": (_eviction, _eviction_flags, "hit rates of the evictors on a trace, beside the optimum"),
     "routing": (_routing, _routing_flags, "hit rates and balance of the routers on a trace, over simulated ranks"),
 }

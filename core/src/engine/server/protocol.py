@@ -32,10 +32,11 @@ class Body(BaseModel):
     def _known_and_set(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
         for name in data:
-            if name not in cls.model_fields:
+            if name not in known:
                 shown = str(name)[:64]
-                hint = did_you_mean(shown, cls.model_fields) or "leave it out"
+                hint = did_you_mean(shown, known) or "leave it out"
                 message = "the parameter '{name}' is not supported by this server; {hint}"
                 raise PydanticCustomError("unsupported_parameter", message, {"name": shown, "hint": hint})
         return {key: value for key, value in data.items() if value is not None}
