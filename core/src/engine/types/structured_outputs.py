@@ -53,7 +53,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
             )
         (kind,) = kinds
         value = getattr(self, kind)
-        if kind == "choice":
+        if self.choice is not None:
             return self._verify_choice()
         wanted = {"json": (str, dict), "json_object": (bool,)}.get(kind, (str,))
         if not isinstance(value, wanted):
