@@ -65,8 +65,8 @@ def test_decisions(folder: Path) -> None:
     assert plan.tokenizer_folder == str(folder)
     points = {selection.point for selection in plan.selections}
     assert points == {
-        "platform", "ops", "attention", "executor", "evictor", "model", "checkpoint", "tokenizer", "grammar", "scheduling_policy",
-        "logits_processor",
+        "platform", "ops", "attention", "executor", "evictor", "model", "checkpoint", "tokenizer", "scheduling_policy",
+        "logits_processor", "grammar",
     }  # fmt: skip
     assert all(selection.verdicts for selection in plan.selections)  # the reasons are kept
     assert tuple(selection.choice() for selection in plan.selections) == plan.manifest.choices == worker.choices
