@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.interfaces.executor import Executor, StepFuture
-    from engine.types.plan import StepPlan, StepResult
+    from engine.types.plan import Masks, StepPlan, StepResult
     from engine.types.start import WorkerReady, WorkerStart
 
 
@@ -36,6 +36,11 @@ class TimedExecutor:
         """See the interface."""
         with self._clock():
             return _TimedFuture(self, self._executor.execute(plan))
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """See the interface."""
+        with self._clock():
+            self._executor.sample(step_id, masks)
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """See the interface."""

@@ -95,7 +95,9 @@ class EngineCore:
             raise self._dead
         try:
             self._take_finished()
-            plan = None if self._unmasked is not None else self.scheduler.schedule()
+            while self._unmasked is not None:
+                self._take_oldest()
+            plan = self.scheduler.schedule()
             if plan is not None:
                 self._futures.append(self.executor.execute(plan))
                 if plan.masks_follow:
