@@ -96,7 +96,8 @@ class Constraints:
     # -- step by step -------------------------------------------------------------------------------------------------
     def masks(self, plan: StepPlan, slots: SlotTable) -> Masks | None:
         """The masks of a plan with `masks_follow`; None while a token before one of them has not come back."""
-        rows = np.flatnonzero(plan.samples & slots.matched[plan.slot_of_row]).astype(np.int32)
+        of_row = plan.slot_of_row  # what a slot draws that accepts nothing is dropped
+        rows = np.flatnonzero(plan.samples & slots.matched[of_row] & slots.accepts[of_row]).astype(np.int32)
         row_slots = plan.slot_of_row[rows]
         if (slots.known[row_slots] < plan.num_computed[rows] + plan.num_tokens[rows]).any():
             return None
