@@ -103,8 +103,8 @@ class EngineCore:
                 if plan.masks_follow:
                     self._unmasked = plan
                     self._send_masks()
-            elif not self._futures:
-                self.scheduler.wait_for_constraints(COMPILE_WAIT_SECONDS)
+            elif not self._futures and self.scheduler.constraints is not None:
+                self.scheduler.constraints.wait(COMPILE_WAIT_SECONDS)
             if self._futures and (plan is None or len(self._futures) >= self.in_flight):
                 self._take_oldest()
             self._take_finished()
@@ -138,8 +138,8 @@ class EngineCore:
 
     def _send_masks(self) -> None:
         """Let the last step draw, if all tokens that its masks depend on are known."""
-        assert self._unmasked is not None
-        masks = self.scheduler.masks(self._unmasked)
+        assert self._unmasked is not None and self.scheduler.constraints is not None
+        masks = self.scheduler.constraints.masks(self._unmasked, self.scheduler.slots)
         if masks is not None:
             step_id, self._unmasked = self._unmasked.step_id, None
             self.executor.sample(step_id, masks)

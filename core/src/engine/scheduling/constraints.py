@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.types.errors import EngineError
+from engine.types.errors import EngineError, InvalidRequestError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import Masks, StepPlan
-from engine.types.request import FinishReason
+from engine.types.request import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
     from engine.interfaces.grammar import Grammar, Matcher
@@ -84,7 +84,7 @@ class Constraints:
         return taken
 
     def wait(self, seconds: float) -> None:
-        """Wait so long for a matcher, where nothing else can be done."""
+        """Wait at most so long for a matcher, where nothing else can be done; not at all where none is compiled."""
         wait([future for _, future in self._compiling.values()], seconds, FIRST_COMPLETED)
 
     def shutdown(self) -> None:
@@ -106,6 +106,12 @@ class Constraints:
             matchers = [_matcher(slots, slot) for slot in row_slots.tolist()]
             self._grammar.fill_masks(matchers, np.arange(rows.size, dtype=np.int32), bits)
         return Masks(row=rows, bits=bits)
+
+
+def unserved(request: EngineRequest) -> InvalidRequestError:
+    """The error for a constrained request in an engine without a grammar driver."""
+    asked = f"add request {request.request_id!r} with structured_outputs"
+    return InvalidRequestError(asked, "this engine has no grammar driver", "start it with --grammar DRIVER")
 
 
 def follow(row_slots: np.ndarray, outputs: list[CoreOutput], stopped: set[int], slots: SlotTable) -> list[int]:

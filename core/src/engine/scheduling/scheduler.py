@@ -28,7 +28,7 @@ from engine.kv.manager import KVManager
 from engine.kv.matching import Hit
 from engine.kv.tails import RunningTokens
 from engine.scheduling.batch import Batch, Chunk, build_plan
-from engine.scheduling.constraints import Constraints
+from engine.scheduling.constraints import Constraints, unserved
 from engine.scheduling.deadlines import Deadlines, timed_out
 from engine.scheduling.failed_loads import spoilt
 from engine.scheduling.long_prompts import share_budget
@@ -42,7 +42,7 @@ from engine.scheduling.swapping import Return, Swapping
 from engine.scheduling.update import accept
 from engine.types.errors import EngineError, InvalidRequestError, KVCacheTooSmallError, PromptTooLongError
 from engine.types.outputs import CoreOutput
-from engine.types.plan import Masks, StepPlan, StepResult
+from engine.types.plan import StepPlan, StepResult
 from engine.types.request import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
@@ -132,9 +132,7 @@ class Scheduler:
                 "shorten the prompt",
             )
         if request.params.structured_outputs is not None and self.constraints is None:
-            raise InvalidRequestError(
-                f"add request {request.request_id!r} with structured_outputs", "this engine has no grammar driver"
-            )
+            raise unserved(request)
         most = request.params.max_tokens
         limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
         new = Request(request, self.slots, limit, self.kv.root_hash(request.cache_salt))
@@ -462,16 +460,6 @@ class Scheduler:
         if stuck is not None:
             self._fail(stuck, self._too_small(stuck))
         return stuck is not None
-
-    def masks(self, plan: StepPlan) -> Masks | None:
-        """The masks of an outstanding plan with `masks_follow`; None while they depend on tokens not seen yet."""
-        assert self.constraints is not None
-        return self.constraints.masks(plan, self.slots)
-
-    def wait_for_constraints(self, seconds: float) -> None:
-        """Wait for a constraint that is being compiled, at most so long; where there is none, not at all."""
-        if self.constraints is not None and self.constraints.num_compiling:
-            self.constraints.wait(seconds)
 
     # -- results ------------------------------------------------------------------------------------------------------
     def update(self, result: StepResult) -> list[CoreOutput]:
