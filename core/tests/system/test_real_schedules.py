@@ -29,6 +29,7 @@ from engine.runner.worker import Worker
 from engine.scheduling.constraints import Constraints
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Speculation
+from engine.types.errors import EngineError
 from engine.types.outputs import StepStats
 from engine.types.params import SamplingParams
 from engine.types.start import WorkerReady
@@ -149,7 +150,7 @@ def check(request: Planned, got: Outcome) -> None:
     expected = alone(request)
     if got.finish_reason in ("abort", "error"):
         assert got.tokens == expected.tokens[: len(got.tokens)]
-        if got.error is not None and got.error[0] != "kv_cache_too_small":  # its constraint left nothing to draw
+        if got.error is not None and got.error[0] == EngineError.code:  # its constraint left nothing to draw
             assert (got.error, got.tokens) == (expected.error, expected.tokens)
     else:
         assert (got.tokens, got.finish_reason, got.stop_reason) == (
