@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from engine.types.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from engine.types.outputs import CompletionOutput, RequestOutput
     from engine.types.params import SamplingParams
+    from engine.types.pooled import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
+    from engine.types.pooling import PoolingParams
     from engine.types.structured_outputs import StructuredOutputsParams
 
 __all__ = [
@@ -25,12 +32,17 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "EngineConfig",
     "LLMEngine",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "__version__",
     "errors",
@@ -49,6 +61,11 @@ _HOMES = {
     "BeamSearchSequence": "engine.types.beam",
     "RequestOutput": "engine.types.outputs",
     "CompletionOutput": "engine.types.outputs",
+    "PoolingParams": "engine.types.pooling",
+    "PoolingRequestOutput": "engine.types.pooled",
+    "EmbeddingRequestOutput": "engine.types.pooled",
+    "ClassificationRequestOutput": "engine.types.pooled",
+    "ScoringRequestOutput": "engine.types.pooled",
 }
 
 

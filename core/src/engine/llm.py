@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from engine.frontend.assemble import Frontend, assemble_frontend, start_client
 from engine.frontend.beam_search import search_beams
 from engine.frontend.client import EngineClient
-from engine.frontend.input_processor import ProcessedRequest
+from engine.frontend.input_processor import InputProcessor, ProcessedRequest
 from engine.frontend.interrupt import DeferredInterrupt
 from engine.frontend.launch import Launch, launch
 from engine.frontend.output_processor import OutputKind, refusal
+from engine.frontend.pooling_calls import PoolingCalls
 from engine.frontend.progress import Progress
 from engine.frontend.prompts import Prompt, as_prompts
 from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.types.outputs import Logprob, RequestOutput, StepStats
 from engine.types.params import SamplingParams
+from engine.types.pooling import PoolingParams
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
@@ -71,7 +73,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         *,
         arrival_time: float | None = None,
         output_kind: OutputKind = OutputKind.CUMULATIVE,
@@ -83,7 +85,7 @@ class LLMEngine:
         Args:
             request_id: unique among unfinished requests.
             prompt: text, token ids, or a dict with either.
-            params: None means `SamplingParams()`.
+            params: None means `SamplingParams()`. With PoolingParams one output comes, at the end, with `pooled`.
             arrival_time: seconds of `time.time()`; None means now.
             priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
             timeout: seconds until it ends with a RequestTimeoutError, its pages given back; None for no limit.
@@ -185,7 +187,7 @@ class LLMEngine:
         self.shutdown()
 
 
-class LLM:
+class LLM(PoolingCalls):
     """A model for offline use.
 
         llm = LLM(model="/models/llama", dtype="bfloat16", max_num_seqs=64)
@@ -391,6 +393,15 @@ class LLM:
             sequence.text = inputs.tokenizer.decode(sequence.tokens)
         return [BeamSearchOutput(sequences) for sequences in found]
 
+    @property
+    def _inputs(self) -> InputProcessor:
+        return self.llm_engine.frontend.inputs
+
+    def _pool(
+        self, prompts: Sequence[Any], params: Sequence[PoolingParams], use_tqdm: bool | Callable[..., Any]
+    ) -> list[RequestOutput]:
+        return self._run(self._process(prompts, params), use_tqdm)
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer at work."""
         return self.llm_engine.get_tokenizer()
@@ -402,7 +413,7 @@ class LLM:
     def _process(
         self,
         prompts: Sequence[Any],
-        params: Sequence[SamplingParams],
+        params: Sequence[SamplingParams | PoolingParams],
         priority: Sequence[int] | None = None,
         timeouts: Sequence[float | None] | None = None,
     ) -> list[ProcessedRequest]:

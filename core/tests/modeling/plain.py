@@ -50,6 +50,19 @@ class PlainOps:
 
         return rotate(q), rotate(k)
 
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a + b
+
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        return cap * torch.tanh(x / cap)
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps) * weight + bias
+
+    def gelu(self, x: torch.Tensor, tanh: bool) -> torch.Tensor:
+        return torch.nn.functional.gelu(x, approximate="tanh" if tanh else "none")
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
@@ -105,14 +118,13 @@ def make_context(
     def attention(layer: int, scale: float) -> PagedAttention:
         return DenseAttention(scale, model.kv_specs[layer].sliding_window, model.soft_cap)
 
+    fields: dict[str, Any] = {"ops": PlainOps(), "attention": attention, **more}
     return ModelContext(
         description=model,
-        ops=PlainOps(),  # type: ignore[arg-type]
-        attention=attention,
         dtype=dtype,
         device=torch.device("cpu"),
         max_model_len=max_model_len or model.max_model_len,
-        **more,
+        **fields,
     )
 
 

@@ -1,5 +1,7 @@
 """Each operation of a model's layers against plain numpy in float64."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -78,6 +80,26 @@ def test_norms(dtype: torch.dtype) -> None:
     normed, total = OPS.add_rms_norm(x, residual, weight[0, 0], 1e-5)
     check(total, plain(x) + plain(residual), dtype)
     check(normed, norm(plain(x + residual)), dtype)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 0.1])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm(dtype: torch.dtype, eps: float) -> None:
+    x, weight, bias = random(4, 3, 8, dtype=dtype), random(8, dtype=dtype, seed=1), random(8, dtype=dtype, seed=2)
+    wide = plain(x)
+    normed = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + eps)
+    check(OPS.layer_norm(x, weight, bias, eps), normed * plain(weight) + plain(bias), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu(dtype: torch.dtype) -> None:
+    x = random(5, 8, dtype=dtype) * 3
+    wide = plain(x)
+    phi = np.vectorize(lambda value: 0.5 * (1 + math.erf(value / math.sqrt(2))))(wide)
+    check(OPS.gelu(x, False), wide * phi, dtype)
+    near = 0.5 * wide * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
+    check(OPS.gelu(x, True), near, dtype)
+    assert not np.allclose(wide * phi, near, atol=1e-6)
 
 
 @pytest.mark.parametrize("rotary_dim", [8, 4])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 PREEMPTION_MODES = ("auto", "recompute", "swap")
+RUNNERS = ("auto", "generate", "pooling")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -48,6 +49,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("served_model_name", "text", None, "the model's name in the API (default: --model as given)"),
     Setting("dtype", "text", "auto", "type of weights and activations", choices=DTYPES),
     Setting("kv_cache_dtype", "text", "auto", "type of the KV cache (default: that of activations)", choices=DTYPES),
+    Setting(
+        "runner", "text", "auto", "what the engine is for: to write text, or to embed and classify", choices=RUNNERS
+    ),
     Setting("max_model_len", "integer", None, "most tokens of one request, prompt and output (default: the model's)"),
     Setting("max_num_seqs", "integer", 256, "most requests that run at once"),
     Setting("max_num_batched_tokens", "integer", 2048, "most tokens that one step computes"),

@@ -38,6 +38,7 @@ class EngineConfig(BaseModel):
     served_model_name: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    runner: Literal["auto", "generate", "pooling"] = "auto"
     max_model_len: Positive | None = None
     max_num_seqs: Positive = 256
     max_num_batched_tokens: Positive = 2048

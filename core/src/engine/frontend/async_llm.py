@@ -18,6 +18,7 @@ from engine.frontend.launch import Launch, launch
 from engine.frontend.measures import Measures
 from engine.frontend.merged_stats import merge_ready
 from engine.frontend.output_processor import OutputKind, refusal
+from engine.frontend.pooling_calls import pooling_output
 from engine.frontend.prompts import Prompt, TokensPrompt
 from engine.frontend.rank_calls import RankCalls
 from engine.frontend.rank_starts import rank_starts
@@ -27,6 +28,8 @@ from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Outputs, Reply
 from engine.types.outputs import CoreOutputs, RequestOutput, StepStats
 from engine.types.params import SamplingParams
+from engine.types.pooled import PoolingRequestOutput
+from engine.types.pooling import PoolingParams
 from engine.types.start import WorkerReady
 
 LONG_PROMPT = 16384
@@ -126,7 +129,7 @@ class AsyncLLM:
     def submit(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str | None = None,
         kind: OutputKind = OutputKind.CUMULATIVE,
         priority: int = 0,
@@ -138,7 +141,7 @@ class AsyncLLM:
             prompt: text or token ids.
             params: left unchanged.
             request_id: unique among unfinished requests; None makes one up.
-            kind: what its outputs hold.
+            kind: what its outputs hold; a request that pools has one, at the end.
             priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
             timeout: seconds until it ends with a RequestTimeoutError, from its arrival in the core; None for no limit.
 
@@ -154,7 +157,7 @@ class AsyncLLM:
     async def process(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
@@ -202,6 +205,26 @@ class AsyncLLM:
         try:
             async for output in stream:
                 yield output
+        finally:
+            stream.close()
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        params: PoolingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> PoolingRequestOutput:
+        """Pool one prompt: its embedding, its tokens' embeddings, or its labels, as `params` (or the model) say.
+
+        Cancelling aborts the request. Raises as `submit`, and the typed error that ended the request.
+        """
+        params = PoolingParams() if params is None else params
+        processed = await self.process(prompt, params, request_id, priority, timeout)
+        stream = self.enqueue(processed, OutputKind.FINAL)
+        try:
+            return pooling_output(await stream.final())
         finally:
             stream.close()
 

@@ -29,19 +29,22 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
     """
     start = launch.start.worker
     model = launch.model
-    tokens, full_length = capacity(launch, worker)
-    at_once = min(full_length, start.max_num_seqs)
     ranks = launch.config.data_parallel_size
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
-    cache = f"{amount(worker.cache_bytes)}, {tokens:,} tokens in blocks of {start.layout.block_size}"
-    if start.kv_cache_dtype not in (None, start.dtype):
-        cache += f", {start.kv_cache_dtype}"
+    tokens, full_length = capacity(launch, worker)
+    at_once, cache = min(full_length, start.max_num_seqs), "none: the model keeps nothing"
+    if start.layout.groups:
+        cache = f"{amount(worker.cache_bytes)}, {tokens:,} tokens in blocks of {start.layout.block_size}"
+        if start.kv_cache_dtype not in (None, start.dtype):
+            cache += f", {start.kv_cache_dtype}"
+        cache += each
+        cache += "" if launch.start.enable_prefix_caching else ", prefix caching off"
     facts = [
         ("model", f"{launch.model_name} ({model.architecture}, {_count(worker.num_parameters)} parameters)"),
         ("folder", launch.files.folder),
         ("dtype", f"{start.dtype} on {start.device}" + _stored_as(launch)),
         ("weights", f"{amount(worker.weight_bytes)}, loaded in {worker.load_seconds:.2f} s"),
-        ("KV cache", cache + each + ("" if launch.start.enable_prefix_caching else ", prefix caching off")),
+        ("KV cache", cache),
         *(
             [("steps", f"{amount(worker.step_bytes)} at most, by a profile of the largest")]
             if worker.step_bytes is not None
@@ -73,10 +76,12 @@ def capacity(launch: Launch, worker: WorkerReady) -> tuple[int, float]:
 
     Returns:
         Tokens (of requests at full length, where layers of several kinds share the pool), and how many requests of
-        `max_model_len` tokens fit at once.
+        `max_model_len` tokens fit at once; (0, as many as run) for a model that keeps nothing.
     """
     start = launch.start.worker
     groups = start.layout.groups
+    if not groups:
+        return 0, float(start.max_num_seqs)
     pages = worker.num_pages - 1  # the null page belongs to nobody
     chunk = min(start.max_num_batched_tokens, start.max_model_len)
     each = sum(BlockTable(group, 1, start.max_model_len).most_live(start.max_model_len, chunk) for group in groups)

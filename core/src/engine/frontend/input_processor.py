@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from engine.frontend.constraint_check import ConstraintCheck
+from engine.frontend.pooling_inputs import check_pooling
 from engine.frontend.processor_arguments import ProcessorArguments
 from engine.frontend.prompts import ParsedPrompt, TokensPrompt, parse_prompt
 from engine.interfaces.logits_processor import LogitsProcessorCard
@@ -19,6 +20,7 @@ from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import InvalidRequestError, PromptTooLongError
 from engine.types.model import ModelDescription
 from engine.types.params import MAX_SEED, SamplingParams
+from engine.types.pooling import PoolingParams
 from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ class ProcessedRequest(NamedTuple):
         prompt: its text, None where ids were given without.
         prompt_token_ids: its ids.
         params: the user's, verified.
-        requests: what the core gets: one for each of n (or of `best_of`), in order.
+        requests: what the core gets: one for each of n (or of `best_of`), in order. One for a request that pools, whose
+            `params` say nothing.
     """
 
     request_id: str
@@ -75,6 +78,7 @@ class InputProcessor:
         constraints: ConstraintCheck | None = None,
     ) -> None:
         self.tokenizer, self.max_model_len = tokenizer, max_model_len
+        self.model = model
         self.vocab_size = model.vocab_size
         eos = dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids))
         # An id that the model cannot draw ends nothing, and is no index into its logits.
@@ -89,12 +93,12 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         priority: int = 0,
         timeout: float | None = None,
     ) -> ProcessedRequest:
-        """Validate and tokenise one prompt, and cut it into n (or `best_of`) engine requests.
+        """Validate and tokenise one prompt, and cut it into n (or `best_of`) engine requests; one where it is to pool.
 
         Args:
             request_id: not empty; the parts, where there are several, are called "<request_id>#<index>".
@@ -105,14 +109,23 @@ class InputProcessor:
             timeout: seconds until it ends with a RequestTimeoutError, from its arrival in the core; None for no limit.
 
         Raises:
-            InvalidRequestError: a parameter or the prompt makes no sense, or a token id is outside the vocabulary.
+            InvalidRequestError: a parameter or the prompt makes no sense, or a token id is outside the vocabulary; or
+                the engine generates and is asked to pool, or the other way round.
             PromptTooLongError: the prompt leaves no room for one token within `max_model_len`.
         """
         if not isinstance(request_id, str) or not request_id:
             raise InvalidRequestError(f"request_id={request_id!r:.80}", "it is not a string with content")
+        if isinstance(params, PoolingParams):
+            return self._process_pooling(request_id, prompt, params, arrival_time, priority, timeout)
         if not isinstance(params, SamplingParams):
             kind = type(params).__name__
             raise InvalidRequestError("generate", f"the sampling params are a {kind}", "pass SamplingParams(...)")
+        if not self.model.generates:
+            raise InvalidRequestError(
+                f"generate with {self.model.architecture}",
+                "this engine was started to pool: it gives vectors or labels, no text",
+                f"ask for {' or '.join(self.model.pooler.tasks)}, or start it with a model that generates",
+            )
         params.verify()
         self._check_priority(priority)
         _check_timeout(timeout)
@@ -145,6 +158,63 @@ class InputProcessor:
             for index in range(count)
         ]
         return ProcessedRequest(request_id, parsed.text, ids, params, requests)
+
+    def _process_pooling(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: PoolingParams,
+        arrival_time: float | None,
+        priority: int,
+        timeout: float | None,
+    ) -> ProcessedRequest:
+        complete = check_pooling(params, self.model)
+        self._check_priority(priority)
+        _check_timeout(timeout)
+        parsed = parse_prompt(prompt)
+        if self.model.pooler.lower_case and parsed.token_ids is None and parsed.text is not None:
+            parsed = parsed._replace(text=parsed.text.lower())
+        ids = self._ids(parsed)
+        if len(ids) > self.max_model_len:
+            raise PromptTooLongError(
+                f"a prompt of {len(ids)} tokens",
+                f"the longest has {self.max_model_len} tokens",
+                "shorten the prompt, or raise max_model_len where the model has the positions",
+            )
+        carrier = SamplingParams(max_tokens=None, seed=0, detokenize=False)
+        request = EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=ids,
+            params=carrier,
+            arrival_time=time.time() if arrival_time is None else arrival_time,
+            priority=priority,
+            cache_salt=parsed.cache_salt,
+            timeout=timeout,
+            pooling=complete,
+        )
+        return ProcessedRequest(request_id, parsed.text, ids, carrier, [request])
+
+    def pair(self, first: Any, second: Any) -> tuple[TokensPrompt, int | None]:
+        """Two texts as one prompt, and where the tokens of the second type begin (None: nowhere).
+
+        Raises InvalidRequestError where they are no texts, or the tokenizer knows no pairs.
+        """
+        for text in (first, second):
+            if not isinstance(text, str):
+                raise InvalidRequestError(
+                    f"score a {type(text).__name__}", "a pair that is read as one prompt is two texts", "pass strings"
+                )
+        encode_pair = getattr(self.tokenizer, "encode_pair", None)
+        if encode_pair is None:
+            kind = type(self.tokenizer).__name__
+            raise InvalidRequestError("score a pair of texts", f"the tokenizer {kind} knows no pairs", "use another")
+        if self.model.pooler.lower_case:
+            first, second = first.lower(), second.lower()
+        try:
+            ids, second_start = encode_pair(first, second)
+        except (UnicodeError, TypeError) as error:
+            raise InvalidRequestError("tokenise a pair", f"it is no valid Unicode text: {error}") from error
+        return TokensPrompt(prompt_token_ids=ids), second_start
 
     def announce(self, processed: ProcessedRequest) -> None:
         """Fire the hook `request_received`: the requests are about to be sent."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from engine.frontend.connectors import choose_connectors, preemption_mode
+from engine.frontend.pooling_launch import check_whole_prompts, decide_runner
 from engine.interfaces.attention import AttentionCard, AttentionNeed
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.communicator import CommunicatorNeed
@@ -149,7 +150,9 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     architecture, model = _model(config, registry, files, facts)
     dtype = choose_dtype(config.dtype, model.dtype, facts)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    model = decide_runner(config, files, model)
     max_model_len = _max_model_len(config, model)
+    check_whole_prompts(model, max_model_len, config)
 
     needs = attention_needs(
         model,
@@ -219,7 +222,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     start = CoreStart(
         worker=worker,
         worker_class=cast("type[PlatformCard]", platform.card).worker or CORE_WORKER,
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=config.enable_prefix_caching and not model.whole_prompts,
         prefix_caching_hash_algo=config.prefix_caching_hash_algo,
         in_flight=DEFAULT_IN_FLIGHT if config.in_flight is None else config.in_flight,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
@@ -329,7 +332,7 @@ def _token_ids(value: object) -> tuple[int, ...]:
 
 def _max_model_len(config: EngineConfig, model: ModelDescription) -> int:
     if config.max_model_len is None:
-        return model.max_model_len
+        return min(model.max_model_len, model.pooler.max_tokens or model.max_model_len)
     if config.max_model_len > model.max_model_len:
         raise ConfigError(
             f"max_model_len={config.max_model_len}",

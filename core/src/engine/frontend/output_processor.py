@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from engine.frontend.best_of import best_of
 from engine.frontend.input_processor import ProcessedRequest
+from engine.frontend.pooled_sequence import PooledSequence
 from engine.frontend.prompt_scores import PromptScores
 from engine.frontend.sequence_state import SequenceState
 from engine.frontend.stop_scanner import StopStrings
@@ -33,7 +34,7 @@ class OutputKind(enum.Enum):
     """With every news, only what is new: text, token ids, logprobs of those completions that have news. Refused where
     `best_of` chooses."""
     FINAL = "final"
-    """Once, when all completions have ended."""
+    """Once, when all completions have ended. So it is for every request that pools."""
 
 
 class Processed(NamedTuple):
@@ -125,6 +126,8 @@ class OutputProcessor:
             SequenceState(request.request_id, index, params, processed.prompt_token_ids, self._tokenizer, stops)
             for index, request in enumerate(processed.requests)
         ]
+        if processed.requests[0].pooling is not None:
+            kind, sequences = OutputKind.FINAL, [PooledSequence(processed.request_id, params, self._tokenizer)]
         request = _Request(processed, kind, sequences, len(sequences))
         if params.prompt_logprobs is not None:
             request.prompt_scores = PromptScores(processed.prompt_token_ids, self._tokenizer)
@@ -230,6 +233,7 @@ class OutputProcessor:
             error=request.error,
             prompt_logprobs=prompt_logprobs,
             num_discarded_tokens=num_discarded,
+            pooled=request.sequences[0].pooled,
         )
 
 

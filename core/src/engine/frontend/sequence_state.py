@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from engine.frontend.prompt_scores import readable
 from engine.frontend.stop_scanner import StopMatch, StopScanner, StopStrings
 from engine.interfaces.tokenizer import Tokenizer
@@ -49,6 +51,11 @@ class SequenceState:
     def finished(self) -> bool:
         """True once there is a finish reason."""
         return self.output.finish_reason is not None
+
+    @property
+    def pooled(self) -> np.ndarray | None:
+        """What was pooled: nothing, where text is generated."""
+        return None
 
     @property
     def text(self) -> str:

@@ -23,7 +23,7 @@ class AttentionNeed:
     """What the engine asks of attention for one kind of layer.
 
     Args:
-        kind: "full" or "sliding".
+        kind: "full", "sliding" or "encoder".
         head_size: elements of one head.
         num_q_heads, num_kv_heads: on this rank; the first is a multiple of the second.
         dtype: of queries and outputs; `kv_dtype`: of the cache.
@@ -162,5 +162,9 @@ class AttentionBackend(Protocol):
         out like q, written in full (padding too, with finite values); lse float32 [T, num_q_heads], the natural
         logarithm of the sum of exponentials of the scores, where given. A query at kv_index i sees keys max(0, i -
         sliding_window + 1) .. i.
+
+        Layers of kind "encoder" keep nothing: `cache` and `write` are not called, `cache` is empty here, the batch's
+        block table has no column and its slot mapping means nothing. Each row is whole, and each of its queries sees
+        all of its keys, before and after.
         """
         ...

@@ -49,7 +49,8 @@ class State(dict[str, "torch.Tensor"]):
     """A named set of token-major tensors, [T, ...] each: what goes from layer to layer.
 
     `hidden` [T, H] is always there after the embedding, `token_ids` int32 [T] and `positions` int64 [T] from the
-    start; `residual` [T, H] where the layers keep one.
+    start, `token_type_ids` int32 [T] too where the description has `num_token_types`; `residual` [T, H] where the
+    layers keep one.
     """
 
 
@@ -62,7 +63,7 @@ class Walk(Protocol):
 
 
 class PagedAttention(Protocol):
-    """One layer's attention with its cache, in the runner's hands."""
+    """One layer's attention with its cache (if it keeps one), in the runner's hands."""
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, Hq, D], k and v [T, Hkv, D] (rotated) -> [T, Hq * D]; stores k and v first."""
@@ -119,7 +120,15 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, H] -> [R, vocab_size], in the model's dtype: the same on every rank, bit by bit."""
+        """hidden [R, H] -> [R, vocab_size], in the model's dtype: the same on every rank, bit by bit.
+
+        Not called where the description says that the model does not generate.
+        """
+        ...
+
+    def classify(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The classification head: hidden [R, H], of the token that the description's pooler names -> [R, num_labels],
+        in the model's dtype. Called only where the description has labels."""
         ...
 
     def num_parameters(self) -> int:

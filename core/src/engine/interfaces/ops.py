@@ -42,8 +42,10 @@ OPERATIONS: tuple[str, ...] = (
     "soft_cap",
     "rms_norm",
     "add_rms_norm",
+    "layer_norm",
     "rope",
     "silu_mul",
+    "gelu",
     "pack_linear",
     "linear",
     "prepare_inputs",
@@ -183,6 +185,13 @@ class Ops(Protocol):
         """(rms_norm(x + residual), x + residual). A driver may write both into its inputs' memory."""
         ...
 
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension; x [..., H], weight and bias [H].
+
+        Mean and (biased) variance in float32 at least (Ba, Kiros, Hinton 2016).
+        """
+        ...
+
     def rope(
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,6 +204,10 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [T, 2 * I] -> silu(gate) * up, [T, I]."""
+        ...
+
+    def gelu(self, x: torch.Tensor, tanh: bool) -> torch.Tensor:
+        """x * Phi(x), with the normal distribution's Phi; with `tanh` by its approximation (Hendrycks, Gimpel 2016)."""
         ...
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:

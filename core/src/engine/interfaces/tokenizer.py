@@ -58,6 +58,13 @@ class Tokenizer(Protocol):
         """Text to ids; with `add_special_tokens`, those that the tokenizer puts around a text (BOS)."""
         ...
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+        """Two texts as one sequence, with the special tokens that the tokenizer puts around and between a pair.
+
+        Returns the ids, and the place of the first that has token type 1; None where all have type 0.
+        """
+        ...
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Ids to text, all at once."""
         ...

@@ -20,9 +20,9 @@ def make_layout(
 ) -> KVLayout:
     """Cut one pool for all layers.
 
-    Layers with equal specs form a group; those of a draft model have theirs beside the target's. The group with the
-    largest need fixes `page_bytes`; the other groups put as many tokens into a page as fit, in whole multiples of the
-    hash unit.
+    Layers with equal specs form a group; those of a draft model have theirs beside the target's, and those of kind
+    "encoder", which keep nothing, none. The group with the largest need fixes `page_bytes`; the other groups put as
+    many tokens into a page as fit, in whole multiples of the hash unit.
 
     Args:
         kv_specs: one a layer, in order.
@@ -41,7 +41,10 @@ def make_layout(
         )
     layers_of: dict[KVSpec, list[int]] = {}
     for layer, spec in enumerate(kv_specs):
-        layers_of.setdefault(spec, []).append(layer)
+        if spec.kind != "encoder":
+            layers_of.setdefault(spec, []).append(layer)
+    if not layers_of:
+        return KVLayout(block_size=block_size, page_bytes=0, groups=())
 
     for spec in layers_of:
         _check(spec)

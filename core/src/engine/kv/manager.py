@@ -81,7 +81,7 @@ class KVManager:
         self._planned: set[BlockKey] = set()
         self._taken: list[np.ndarray] = []
         self.digest = HASH_FUNCTIONS[hash_algo]
-        self.tails = Tails(self.index, self.pool, self.tables, self.block_size, self.unit, self.digest)
+        self.tails = Tails(self.index, self.pool, self.tables, self.block_size, self.unit, self.digest, max_num_seqs)
         self._unit_hashes = self.unit // self.block_size
         self.events: KVEventLog | None = None
         self._copies: list[tuple[int, np.ndarray, np.ndarray]] = []  # (group, sources, destinations)

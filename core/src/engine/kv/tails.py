@@ -70,6 +70,7 @@ class Tails:
         block_size: tokens of the hash unit.
         unit: tokens; tails begin at multiples of it.
         digest: the hash function.
+        num_slots: slots.
 
     Attributes:
         tips: for each slot the hash after its last committed unit; `NO_TIP` where it may not be copied from.
@@ -85,11 +86,11 @@ class Tails:
         block_size: int,
         unit: int,
         digest: Digest,
+        num_slots: int,
     ) -> None:
         self._index, self._pool, self._tables, self._digest = index, pool, tables, digest
         self._block_size, self._unit = block_size, unit
         self._any = all(table.group.kind != "state" for table in tables)
-        num_slots = len(tables[0].num_blocks)
         self.tips = [NO_TIP] * num_slots
         self.limits = np.zeros(num_slots, np.int32)
 

@@ -77,6 +77,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             long_prefill_token_threshold=start.long_prefill_token_threshold,
             swapping=_swapping(start, registry, context, kv),
             constraints=_constraints(start, registry),
+            whole_prompts=worker.model.whole_prompts,
         )
         return EngineCore(
             scheduler=scheduler,

@@ -11,25 +11,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.modeling.attention import Attention
+    from engine.modeling.body import Body
     from engine.modeling.decoder import Decoder
     from engine.modeling.embedding import Embedding, LMHead
     from engine.modeling.guard import DispatchGuard
-    from engine.modeling.linear import ColumnParallelLinear, MergedColumnLinear, QKVLinear, RowParallelLinear
+    from engine.modeling.layer_norm import LayerNorm
+    from engine.modeling.linear import ColumnParallelLinear, Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
     from engine.modeling.mlp import GatedMLP
     from engine.modeling.module import Module, Slot
     from engine.modeling.norm import RMSNorm
     from engine.modeling.rotary import Rotary
     from engine.modeling.safetensors import read_safetensors
+    from engine.modeling.table import Table
     from engine.modeling.weights import load_weights
 
 __all__ = [
     "Attention",
+    "Body",
     "ColumnParallelLinear",
     "Decoder",
     "DispatchGuard",
     "Embedding",
     "GatedMLP",
     "LMHead",
+    "LayerNorm",
+    "Linear",
     "MergedColumnLinear",
     "Module",
     "QKVLinear",
@@ -37,18 +43,22 @@ __all__ = [
     "Rotary",
     "RowParallelLinear",
     "Slot",
+    "Table",
     "load_weights",
     "read_safetensors",
 ]
 
 _HOMES = {
     "Attention": "attention",
+    "Body": "body",
     "ColumnParallelLinear": "linear",
     "Decoder": "decoder",
     "DispatchGuard": "guard",
     "Embedding": "embedding",
     "GatedMLP": "mlp",
     "LMHead": "embedding",
+    "LayerNorm": "layer_norm",
+    "Linear": "linear",
     "MergedColumnLinear": "linear",
     "Module": "module",
     "QKVLinear": "linear",
@@ -56,6 +66,7 @@ _HOMES = {
     "Rotary": "rotary",
     "RowParallelLinear": "linear",
     "Slot": "module",
+    "Table": "table",
     "load_weights": "weights",
     "read_safetensors": "safetensors",
 }

@@ -24,6 +24,7 @@ from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed
 from engine.interfaces.platform import Platform, PlatformNeed
 from engine.plugin import Manifest, Registry, Selection
 from engine.runner.drafting import ChosenDrafter
+from engine.runner.groups import attention_groups
 from engine.runner.paged_attention import Attention
 from engine.sampling.processors import Processor
 from engine.types.errors import ManifestError, UnfitDriverError
@@ -176,7 +177,8 @@ def _drafter(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Cho
 def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Attention:
     needs = []
     backends: dict[str, AttentionBackend] = {}
-    for group in start.layout.groups:
+    groups = attention_groups(start.layout, start.model, start.size)
+    for group in groups:
         need = AttentionNeed(
             kind=group.kind,
             head_size=group.head_size,
@@ -191,7 +193,7 @@ def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> A
         )
         needs.append(need)
         backends[group.kind] = chosen.build("attention", group.kind, need, context)
-    return Attention(start.layout, tuple(needs), backends)
+    return Attention(groups, tuple(needs), backends)
 
 
 def _processors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> tuple[Processor, ...]:

@@ -59,13 +59,16 @@ class Frame:
     Args:
         num_rows, num_tokens: R and T.
         inputs: for `Ops.prepare_inputs`.
-        batches: one for each KV group. Their host arrays change from step to step.
+        batches: one for each KV group, then for each that keeps nothing. Their host arrays change from step to step.
+        query_start_loc_host, seq_lens_bound: these host arrays: numpy int32 [R + 1] and [R].
     """
 
     num_rows: int
     num_tokens: int
     inputs: StepInputs
     batches: tuple[AttentionBatch, ...]
+    query_start_loc_host: np.ndarray
+    seq_lens_bound: np.ndarray
 
 
 class StepBuffers:
@@ -75,9 +78,12 @@ class StepBuffers:
         platform: the worker's.
         tables: the slots'.
         max_rows, max_tokens: padding included.
+        num_uncached: groups of layers that keep nothing.
     """
 
-    def __init__(self, platform: Platform, tables: SlotTables, max_rows: int, max_tokens: int) -> None:
+    def __init__(
+        self, platform: Platform, tables: SlotTables, max_rows: int, max_tokens: int, num_uncached: int = 0
+    ) -> None:
         self._platform, self._scratch_slot = platform, tables.scratch_slot
         device = platform.device
         # slot_of_row, num_computed, seq_lens and query_start_loc travel in one copy a step.
@@ -93,6 +99,10 @@ class StepBuffers:
         self._slot_mappings = tuple(
             torch.zeros(max_tokens, dtype=torch.int64, device=device) for _ in tables.tables.blocks
         )
+        # What stands in the place of block tables and slot mappings where there is no cache.
+        self._uncached = (
+            (torch.zeros((max_rows, 0), dtype=torch.int32, device=device), torch.zeros_like(self._positions)),
+        ) * num_uncached
 
     def frame(self, num_rows: int, num_tokens: int) -> Frame:
         """Views for R rows and T tokens. All frames lie on the same memory: one step uses one of them."""
@@ -106,7 +116,11 @@ class StepBuffers:
             block_tables=tuple(table[:num_rows] for table in self._block_tables),
             slot_mappings=tuple(mapping[:num_tokens] for mapping in self._slot_mappings),
         )
-        query_start_loc = self._host[3, : num_rows + 1]
+        query_start_loc, seq_lens_bound = self._host[3, : num_rows + 1], self._host[2, :num_rows]
+        caches = [
+            *zip(inputs.block_tables, inputs.slot_mappings, strict=True),
+            *((table[:num_rows], mapping[:num_tokens]) for table, mapping in self._uncached),
+        ]
         batches = tuple(
             AttentionBatch(
                 num_rows=num_rows,
@@ -115,14 +129,14 @@ class StepBuffers:
                 query_start_loc=inputs.query_start_loc,
                 query_start_loc_host=query_start_loc,
                 seq_lens=inputs.seq_lens,
-                seq_lens_bound=self._host[2, :num_rows],
+                seq_lens_bound=seq_lens_bound,
                 block_table=block_table,
                 slot_mapping=slot_mapping,
                 kv_index=inputs.positions,  # queries are contiguous: a token's position is its key's place
             )
-            for block_table, slot_mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
+            for block_table, slot_mapping in caches
         )
-        return Frame(num_rows, num_tokens, inputs, batches)
+        return Frame(num_rows, num_tokens, inputs, batches, query_start_loc, seq_lens_bound)
 
     def fill(self, frame: Frame, plan: StepPlan) -> None:
         """Write the plan's rows, and padding rows of one token each up to the frame's, and send them to the device."""

@@ -30,12 +30,13 @@ from engine.runner.futures import DraftedStep, FailedStep, RunningStep
 from engine.runner.open_step import OpenStep
 from engine.runner.page_copies import copy_pages
 from engine.runner.paged_attention import Attention
+from engine.runner.pooler import Pooler
 from engine.runner.prompt_logprobs import PromptScorer, PromptScores
+from engine.runner.token_types import TokenTypes
 from engine.runner.walk import PlainWalk
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import Processor, ProcessorChain
 from engine.sampling.sampler import SampledMasks, SampledRows, Sampler
-from engine.types.kv import KVLayout
 from engine.types.plan import Masks, StepPlan
 from engine.types.start import WorkerStart
 
@@ -48,9 +49,10 @@ class _Step:
         frame: the inputs.
         plans: attention's, one for each group; refilled step after step where the step is captured.
         select: int64 [n]; tokens whose logits are wanted, None for all.
-        hidden: [T, H], kept where prompt tokens are to be scored.
+        hidden: [T, H], kept where prompt tokens are to be scored or pooled.
         logits: [n, V], where `run` leaves them. A replay fills the tensor that the capture left.
         run: the launch.
+        token_types: int32 [T], for models that have them: a view of a fixed buffer.
     """
 
     frame: Frame
@@ -59,6 +61,7 @@ class _Step:
     hidden: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     run: Callable[[], None] | None = None
+    token_types: torch.Tensor | None = None
 
 
 class ModelRunner:
@@ -86,12 +89,16 @@ class ModelRunner:
         capture: bool = True,
     ) -> None:
         self._platform, self._ops, self._attention, self._model = platform, ops, attention, model
-        self._layout: KVLayout = start.layout
+        self._groups = attention.groups
         self._walk: Walk = PlainWalk() if walk is None else walk
         self._buckets = platform.buckets(start.max_num_seqs) if capture and attention.can_capture_decodes() else ()
         max_rows = max(start.max_num_seqs, *self._buckets, 1)
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
-        self._buffers = StepBuffers(platform, self._slots, max_rows, max(start.max_num_batched_tokens, max_rows))
+        max_tokens, uncached = max(start.max_num_batched_tokens, max_rows), len(self._groups) - len(start.layout.groups)
+        self._buffers = StepBuffers(platform, self._slots, max_rows, max_tokens, uncached)
+        self._pooler = None if start.model.generates else Pooler(platform, model, start.model)
+        types = start.model.num_token_types
+        self._token_types = TokenTypes(platform, start.max_num_seqs, max_tokens) if types else None
         self._parameters = SlotParameters(start.max_num_seqs, start.model.vocab_size)
         tokens = self._slots.tables.tokens
         self._processors = ProcessorChain(processors, platform, tokens)
@@ -100,7 +107,7 @@ class ModelRunner:
         self._drafting = None if drafter is None else Drafting(drafter, ops, platform, tokens)
         self._open: OpenStep | None = None
         self._captured: dict[int, _Step] = {}
-        self._eager = _Step(self._buffers.frame(1, 1), [None] * self._num_groups)
+        self._eager = _Step(self._buffers.frame(1, 1), [None] * len(self._groups))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepFuture:
@@ -127,6 +134,10 @@ class ModelRunner:
             self._parameters.enter(new)
             self._processors.enter(new)
             self._scorer.enter(new)
+            if self._pooler is not None:
+                self._pooler.enter(new)
+            if self._token_types is not None:
+                self._token_types.enter(new)
         if plan.host_tokens is not None:
             self._processors.take_host_tokens(plan.host_tokens)
         self._slots.apply(plan)
@@ -141,7 +152,7 @@ class ModelRunner:
         step = self._eager_step(plan) if bucket is None else self._captured_step(bucket)
         self._prepare(step, plan, keep_plans=bucket is not None)
         if len(rows) != plan.num_rows or step.frame.num_tokens != step.frame.num_rows:
-            ends = step.frame.batches[0].query_start_loc_host[1:]
+            ends = step.frame.query_start_loc_host[1:]
             if drafts is None:
                 drawing = ends[rows].astype(np.int64) - 1
             else:
@@ -152,6 +163,9 @@ class ModelRunner:
         if step.run is None:
             step.run = self._platform.capture(partial(self._forward, step), bucket)
         step.run()
+        if self._pooler is not None:
+            assert step.hidden is not None
+            return self._pooler.pool(step.hidden, plan)
         scores = self._score_prompts(step, plan)
         if not len(rows):
             fetch = None if scores is None else self._platform.to_host(scores.tensors)
@@ -165,10 +179,6 @@ class ModelRunner:
             return draw(None)
         self._open = OpenStep(plan.step_id, draw)  # the buffers stay as they are until the next step is launched
         return self._open
-
-    @property
-    def _num_groups(self) -> int:
-        return len(self._layout.groups)
 
     def _bucket(self, plan: StepPlan) -> int | None:
         """The padded number of rows of a step of decodes alone; None for a step that runs as it is."""
@@ -188,14 +198,16 @@ class ModelRunner:
         """The step for this number of rows; it is captured when it first runs."""
         step = self._captured.get(bucket)
         if step is None:
-            step = self._captured[bucket] = _Step(self._buffers.frame(bucket, bucket), [None] * self._num_groups)
+            step = self._captured[bucket] = _Step(self._buffers.frame(bucket, bucket), [None] * len(self._groups))
         return step
 
     def _prepare(self, step: _Step, plan: StepPlan, keep_plans: bool) -> None:
         """Fill the inputs and plan attention."""
         self._buffers.fill(step.frame, plan)
         self._ops.prepare_inputs(self._slots.tables, step.frame.inputs)
-        for group, batch in zip(self._layout.groups, step.frame.batches, strict=True):
+        if self._token_types is not None:
+            step.token_types = self._token_types.fill(plan, step.frame.num_tokens)
+        for group, batch in zip(self._groups, step.frame.batches, strict=True):
             earlier = step.plans[group.index] if keep_plans else None
             step.plans[group.index] = self._attention.backend(group).plan(batch, group, earlier)
         self._attention.plans[:] = step.plans
@@ -204,6 +216,8 @@ class ModelRunner:
         """The part of a step that is captured: the model's own work, through ops and attention only."""
         inputs = step.frame.inputs
         state = State(token_ids=inputs.token_ids, positions=inputs.positions)
+        if step.token_types is not None:
+            state["token_type_ids"] = step.token_types
         step.hidden = hidden = self._model.forward(state, self._walk)
         if step.select is None:
             step.logits = self._model.logits(hidden)
@@ -226,7 +240,7 @@ class ModelRunner:
         logits = step.logits[: len(rows)]  # a bucket's padding rows come last
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
-        seq_lens = step.frame.batches[0].seq_lens_bound
+        seq_lens = step.frame.seq_lens_bound
         sampled = SampledRows(plan.slot_of_row[rows], seq_lens[rows])
         tokens, logprobs = self._sampler(logits, sampled, masks=_placed(masks, rows))
         tensors: tuple[torch.Tensor, ...] = (tokens,)
@@ -247,7 +261,7 @@ class ModelRunner:
         logits = step.logits[: len(at.row)]
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
-        num_tokens = step.frame.batches[0].seq_lens_bound[at.row] - at.ahead
+        num_tokens = step.frame.seq_lens_bound[at.row] - at.ahead
         rejected = drafts.sampled if self._drafting.rejects else None
         sampled = SampledRows(plan.slot_of_row[at.row], num_tokens)
         tokens, logprobs = self._sampler(logits, sampled, rejected, _placed(masks, at.row))

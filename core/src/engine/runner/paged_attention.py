@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from engine.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, LayerCache
-from engine.types.kv import KVGroup, KVLayout
+from engine.types.kv import KVGroup
 
 
 class LayerAttention:
@@ -38,13 +38,26 @@ class LayerAttention:
         return out.view(len(q), -1)
 
 
+class EncoderAttention(LayerAttention):
+    """The attention of a layer that keeps nothing."""
+
+    __slots__ = ()
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq * D]."""
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        nothing = LayerCache(k[:0], v[:0])
+        self._backend.forward(self._layer, q, k, v, nothing, self._plans[self._layer.group.index], out)
+        return out.view(len(q), -1)
+
+
 class Attention:
     """All attention of a worker: makes the layers', and holds the step's plans.
 
     Implements `engine.interfaces.model.AttentionFactory`.
 
     Args:
-        layout: which layer belongs to which group.
+        groups: all of them, see `engine.runner.groups`.
         needs: of each group.
         backends: the body for each kind of layer.
 
@@ -54,18 +67,19 @@ class Attention:
     """
 
     def __init__(
-        self, layout: KVLayout, needs: tuple[AttentionNeed, ...], backends: dict[str, AttentionBackend]
+        self, groups: tuple[KVGroup, ...], needs: tuple[AttentionNeed, ...], backends: dict[str, AttentionBackend]
     ) -> None:
-        self.groups, self._needs, self._backends = layout.groups, needs, backends
-        self._group_of = {layer: group for group in layout.groups for layer in group.layers}
+        self.groups, self._needs, self._backends = groups, needs, backends
+        self._group_of = {layer: group for group in groups for layer in group.layers}
         self._layers: list[LayerAttention] = []
-        self.plans: list[Any] = [None] * len(layout.groups)
+        self.plans: list[Any] = [None] * len(groups)
         self.pool: torch.Tensor | None = None
 
     def __call__(self, layer: int, scale: float) -> LayerAttention:
         """The attention of the model's layer of this index."""
         group = self._group_of[layer]
-        made = LayerAttention(
+        kind = EncoderAttention if group.kind == "encoder" else LayerAttention
+        made = kind(
             AttentionLayer(index=layer, group=group, need=self._needs[group.index], scale=scale),
             self.backend(group),
             self.plans,
@@ -81,6 +95,8 @@ class Attention:
         """Give every layer its cache: its bytes of each page of its group. pool: uint8 [num_pages, page_bytes]."""
         self.pool = pool
         for made in self._layers:
+            if isinstance(made, EncoderAttention):
+                continue
             group, need = made.layer.group, made.layer.need
             start = group.layers.index(made.layer.index) * group.layer_bytes
             made.bind(self.backend(group).cache(need, group, pool[:, start : start + group.layer_bytes]))

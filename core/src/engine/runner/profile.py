@@ -1,8 +1,8 @@
 """A largest step, run once at start on two pages: the platform sees how much memory steps take beside the cache.
 
 It computes `max_num_batched_tokens` tokens: as many decodes as there are slots but one, the rest as prompts. Every row
-draws a token, with filters and log probabilities. One layer of each kind runs, since a layer's activations are given
-back before the next: the profile takes a fraction of a step's time, and finds the same peak.
+draws a token, with filters and log probabilities, or is pooled. One layer of each kind runs, since a layer's
+activations are given back before the next: the profile takes a fraction of a step's time, and finds the same peak.
 
 What it does not see: attention over contexts longer than the step's own prompts (drivers compute those in pieces of a
 bounded size), and the work of drafters and of logits processors.
@@ -20,6 +20,7 @@ from engine.runner.assemble import Assembly
 from engine.runner.model_runner import ModelRunner
 from engine.types.params import SamplingParams
 from engine.types.plan import NewBlocks, NewSlot, StepPlan
+from engine.types.pooling import PoolingParams
 from engine.types.start import WorkerStart
 
 PROFILE_PAGES = 2
@@ -63,14 +64,15 @@ def largest_step(start: WorkerStart) -> StepPlan:
         prompts.append(min(rest, longest))
     num_tokens = np.array([1] * num_decodes + sorted(prompts), np.int32)
     slots = np.arange(num_tokens.size, dtype=np.int32)
+    pooling = None if start.model.generates else PoolingParams(task=start.model.pooler.tasks[0])
     params = SamplingParams(temperature=1.0, top_p=0.9, top_k=20, logprobs=1, repetition_penalty=1.1, seed=0)
     return StepPlan(
         step_id=1,
         slot_of_row=slots,
         num_computed=np.zeros_like(num_tokens),
         num_tokens=num_tokens,
-        samples=np.ones(num_tokens.size, bool),
-        num_decodes=num_decodes,
+        samples=np.full(num_tokens.size, pooling is None),
+        num_decodes=num_decodes if pooling is None else 0,
         new_slots=[
             NewSlot(
                 slot=slot,
@@ -79,6 +81,7 @@ def largest_step(start: WorkerStart) -> StepPlan:
                 num_prompt_tokens=n,
                 params=params,
                 stop_token_ids=np.empty(0, np.int32),
+                pooling=pooling,
             )
             for slot, n in enumerate(num_tokens.tolist())
         ],

@@ -95,8 +95,8 @@ class Worker:
 
 
 def _profile(start: WorkerStart, parts: Assembly) -> CacheMemory | None:
-    """What the platform gives the pool, after a largest step; None where the user says how large it is."""
-    if start.num_kv_pages is not None or start.kv_cache_memory is not None:
+    """What the platform gives the pool, after a largest step; None where the user says so, or nothing is kept."""
+    if start.num_kv_pages is not None or start.kv_cache_memory is not None or not start.layout.page_bytes:
         return None
     return parts.platform.kv_cache_memory(partial(profile_step, start, parts), start.memory_utilization)
 
@@ -104,6 +104,8 @@ def _profile(start: WorkerStart, parts: Assembly) -> CacheMemory | None:
 def _num_pages(start: WorkerStart, profiled: CacheMemory | None) -> int:
     """The pages of the pool, the null page included. Raises KVCacheTooSmallError for fewer than two."""
     page_bytes = start.layout.page_bytes
+    if not page_bytes:
+        return MIN_PAGES  # of no byte: the model keeps nothing
     if start.num_kv_pages is not None:
         num_pages, asked = start.num_kv_pages, f"--num-kv-pages {start.num_kv_pages}"
     else:

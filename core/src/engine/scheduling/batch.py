@@ -22,7 +22,7 @@ class Chunk:
 
     Args:
         start, size: positions `start .. start + size - 1`.
-        samples: the last of them is the last token known, so the step draws the next.
+        samples: the last of them is the last token known, so the step draws the next, where the request generates.
         hit: what the prefix cache gave, where the request enters a slot in this step; None where it has one.
         back: where it enters a slot because it comes back from the swap tier.
     """
@@ -168,4 +168,5 @@ def _new_slot(request: Request) -> NewSlot:
         num_prompt_tokens=request.num_prompt_tokens,
         params=request.params,
         stop_token_ids=request.stop_token_ids,
+        pooling=request.pooling,
     )

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.scheduling.request import Request
 from engine.scheduling.slots import SlotTable
 from engine.types.outputs import CoreOutput, TokenLogprobs
 from engine.types.plan import PromptLogprobRows, StepPlan
 
 
-def hit_limit(asked: int | None, num_scored: int, num_prompt: int, num_tokens: int) -> int:
-    """The most tokens that a request may take from the prefix cache: at least one is computed, and the scores of prompt
-    tokens that are still missing need the hidden states before them (vLLM likewise reads no cache for such requests).
-
-    Args:
-        asked: its `prompt_logprobs`.
-        num_scored: prompt tokens whose scores have come, the first not counted.
-        num_prompt, num_tokens: of the request.
-    """
-    if asked is None or num_scored >= num_prompt - 1:
-        return num_tokens - 1
-    return num_scored
+def hit_limit(request: Request) -> int:
+    """The most tokens that a request which generates may take from the prefix cache: at least one is computed, and the
+    scores of prompt tokens that are still missing need the hidden states before them (vLLM likewise reads no cache for
+    such requests)."""
+    if request.params.prompt_logprobs is None or request.num_prompt_scored >= request.num_prompt_tokens - 1:
+        return request.token_ids.size - 1
+    return request.num_prompt_scored
 
 
 def take_prompt_scores(

@@ -44,7 +44,8 @@ class Request:
 
     Args:
         request: as it came.
-        limit: the most tokens, prompt and output: the smaller of `max_tokens` and the model's length.
+        limit: the most tokens, prompt and output: the smaller of `max_tokens` and the model's length; where the request
+            pools, those of its prompt.
         root: hash that stands before its first block.
 
     Attributes:
@@ -58,6 +59,8 @@ class Request:
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
         timeout: see `EngineRequest`.
         matcher: its place in its constraint, behind the tokens that were accepted; None where it has no constraint.
+        pooling: for a request that draws nothing and ends with its prompt; None for one that generates.
+        num_pooled: prompt tokens whose own vectors were sent.
     """
 
     __slots__ = (
@@ -71,10 +74,12 @@ class Request:
         "matcher",
         "media",
         "num_cached_tokens",
+        "num_pooled",
         "num_prompt_scored",
         "num_prompt_tokens",
         "params",
         "parent",
+        "pooling",
         "priority",
         "queued_at",
         "request_id",
@@ -113,6 +118,8 @@ class Request:
         self.arrival_time = self.queued_at - max(0.0, time.time() - request.arrival_time)
         self.num_prompt_scored = 0
         self.matcher: Matcher | None = None
+        self.pooling = request.pooling
+        self.num_pooled = 0
 
     @property
     def num_tokens(self) -> int:

@@ -32,15 +32,17 @@ from engine.scheduling.constraints import Constraints, unserved
 from engine.scheduling.deadlines import Deadlines, timed_out
 from engine.scheduling.failed_loads import spoilt
 from engine.scheduling.long_prompts import share_budget
+from engine.scheduling.pooled import pooled_hit_limit, take_pooled
 from engine.scheduling.preemption import Preemptions
 from engine.scheduling.prompt_scores import hit_limit
+from engine.scheduling.refusals import check_prompt
 from engine.scheduling.request import Request, Status
 from engine.scheduling.siblings import Siblings
 from engine.scheduling.slots import DECODE, EMPTY, SlotTable
 from engine.scheduling.speculation import Speculation
 from engine.scheduling.swapping import Return, Swapping
 from engine.scheduling.update import accept
-from engine.types.errors import EngineError, InvalidRequestError, KVCacheTooSmallError, PromptTooLongError
+from engine.types.errors import EngineError, InvalidRequestError, KVCacheTooSmallError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import StepPlan, StepResult
 from engine.types.request import EngineRequest, FinishReason
@@ -64,6 +66,7 @@ class Scheduler:
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
         swapping: where preempted requests leave their pages; None: they are computed again.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
+        whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.
 
     Attributes:
         outstanding: plans that were made and whose results have not come back, oldest first.
@@ -85,10 +88,11 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         swapping: Swapping | None = None,
         constraints: Constraints | None = None,
+        whole_prompts: bool = False,
     ) -> None:
         self.swapping = swapping
         self.preemptions = Preemptions()
-        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.long_prefill_token_threshold, self.whole_prompts = long_prefill_token_threshold, whole_prompts
         self.speculation, self.constraints = speculation, constraints
         self.kv, self.policy = kv, policy
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -109,6 +113,7 @@ class Scheduler:
         self.generation_tokens = 0
         self._notices: list[CoreOutput] = []
         self._running_tokens = RunningTokens(self.slots.tokens, self.slots.known)
+        self._pools = False  # some request has pooled, or will
 
     # -- requests come and go -----------------------------------------------------------------------------------------
     def add(self, request: EngineRequest) -> None:
@@ -116,24 +121,19 @@ class Scheduler:
 
         Raises:
             InvalidRequestError: its id is in use, or it has no tokens.
-            PromptTooLongError: no token could be generated within `max_model_len`.
+            PromptTooLongError: no token could be generated within `max_model_len`; one that pools needs room for none.
         """
         n = len(request.prompt_token_ids)
         if request.request_id in self.requests:
             raise InvalidRequestError(
                 f"add request {request.request_id!r}", "an unfinished request has this id", "use another id"
             )
-        if n < 1:
-            raise InvalidRequestError(f"add request {request.request_id!r}", "its prompt has no tokens")
-        if n >= self.max_model_len:
-            raise PromptTooLongError(
-                f"a prompt of {n} tokens",
-                f"with at least one token to generate it exceeds max_model_len={self.max_model_len}",
-                "shorten the prompt",
-            )
+        check_prompt(request, self.max_model_len)
+        pools = request.pooling is not None
         if request.params.structured_outputs is not None and self.constraints is None:
             raise unserved(request)
-        most = request.params.max_tokens
+        self._pools = self._pools or pools
+        most = 0 if pools else request.params.max_tokens
         limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
         new = Request(request, self.slots, limit, self.kv.root_hash(request.cache_salt))
         self.requests[new.request_id] = new
@@ -382,6 +382,8 @@ class Scheduler:
                 self._fail(request, self._too_small(request))
                 continue
             hit = self._match(request)
+            if self.whole_prompts and n > batch.budget:
+                return
             size = self._room(batch, request, hit)
             if not size and hit.tail is not None:
                 hit = hit.without_tail()  # copying holds one page more
@@ -422,24 +424,20 @@ class Scheduler:
         return size
 
     def _match(self, request: Request) -> Hit:
-        most = hit_limit(
-            request.params.prompt_logprobs,
-            request.num_prompt_scored,
-            request.num_prompt_tokens,
-            request.token_ids.size,
-        )
+        most = pooled_hit_limit(request) if request.pooling is not None else hit_limit(request)
         return self.kv.match(request.sequence(request.token_ids), most, self._running_tokens)
 
     def _add_chunk(
         self, batch: Batch, request: Request, start: int, size: int, hit: Hit | None, back: Return | None = None
     ) -> None:
         s, slot, end = self.slots, request.slot, start + size
-        samples = end == int(s.placed[slot])
+        complete = end == int(s.placed[slot])
+        samples = complete and request.pooling is None
         promised = self.kv.promise_chunk(slot, start, size, request.hashes, hit)
         s.computed[slot] = end
-        if samples:
-            s.placed[slot] += 1
-            s.phase[slot] = DECODE
+        if complete:
+            s.placed[slot] += samples
+            s.phase[slot] = DECODE if samples else EMPTY  # a prompt that is pooled waits for its result
             del self.prefilling[request.request_id]
             for sibling in reversed(self.siblings.prompt_done(request)):
                 self._queue(sibling)
@@ -475,6 +473,8 @@ class Scheduler:
         if result.failed_pages is not None and result.failed_pages.size:
             self._compute_again(result.failed_pages, plan.step_id)
         accepted = accept(plan, result, self.slots, self.kv, self.speculation)
+        if self._pools:
+            accepted = take_pooled(plan, result, self.slots, accepted)
         self.prompt_tokens += accepted.prompt_tokens
         self.generation_tokens += accepted.generation_tokens
         for request in accepted.ended:

@@ -26,7 +26,8 @@ class SlotTable:
         max_tokens: of one request.
 
     Attributes (arrays over slots):
-        phase: int8; EMPTY, PREFILL or DECODE.
+        phase: int8; EMPTY, PREFILL or DECODE. A request whose whole prompt is planned and which draws no token is EMPTY
+            until its result is there.
         known: int32; tokens whose ids the host has seen.
         placed: int32; these and the placeholders of tokens that steps under way will draw.
         computed: int32; tokens whose keys and values are in the cache, or will be once the steps under way are done.

@@ -49,8 +49,9 @@ class Swapping:
 
     # -- out ----------------------------------------------------------------------------------------------------------
     def may(self, request: Request) -> bool:
-        """Whether a request is swapped when it is preempted: not where a load failed it, or it might never get on."""
-        return request.request_id not in self._distrusted
+        """Whether a request is swapped when it is preempted: not where a load failed it, or it might never get on; nor
+        where it pools, since what the worker has summed up of its hidden states lies in no page."""
+        return request.pooling is None and request.request_id not in self._distrusted
 
     def distrust(self, request: Request) -> None:
         """What was loaded for the request was of no use: give up what is kept of it, and compute it again each time."""

@@ -6,13 +6,16 @@ from typing import Any, Literal
 
 import msgspec
 
-KVKind = Literal["full", "sliding", "mla", "state"]
+from engine.types.pooling import Pooler
+
+KVKind = Literal["full", "sliding", "mla", "state", "encoder"]
 """The kinds of KV cache.
 
 - `full`: keys and values of every token.
 - `sliding`: of the last `sliding_window` tokens.
 - `mla`: one latent vector of every token, from which keys and values are made (latent attention, DeepSeek-V2).
 - `state`: one state of fixed size after the last token (Mamba, linear attention).
+- `encoder`: nothing. Each token of a prompt sees all others, so the prompt is computed whole in one step.
 """
 
 
@@ -53,6 +56,9 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         eos_token_ids: from generation_config.json, else config.json.
         bos_token_id: None where there is none.
         config: config.json itself, for the model's body.
+        generates: it has logits over the vocabulary, and is to write text; False: its hidden states are pooled.
+        pooler: how, where requests do not say.
+        num_token_types: of token type embeddings; 0: it has none.
     """
 
     architecture: str
@@ -67,6 +73,14 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     config: dict[str, Any] = msgspec.field(default_factory=dict)
+    generates: bool = True
+    pooler: Pooler = msgspec.field(default_factory=Pooler)
+    num_token_types: int = 0
+
+    @property
+    def whole_prompts(self) -> bool:
+        """A prompt must be computed in one step: some layers let each token see those after it."""
+        return any(spec.kind == "encoder" for spec in self.kv_specs)
 
 
 class CheckpointFiles(msgspec.Struct, frozen=True, kw_only=True):

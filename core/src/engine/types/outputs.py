@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from engine.types.errors import EngineError
 from engine.types.request import FinishReason
@@ -42,6 +43,7 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         prefill_time: seconds from there to the first token; sent with it.
         error: (code, asked, found, remedy) of a typed error where `finish_reason` is "error".
         completed: it ended ("stop") because its constraint was complete: the last token belongs to the text.
+        pooled: of a request that pools: its result, [size]; or the vectors of its next prompt tokens, [n, size].
     """
 
     request_id: str
@@ -55,6 +57,7 @@ class CoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     prefill_time: float = 0.0
     error: tuple[str, str, str, str] | None = None
     completed: bool = False
+    pooled: np.ndarray | None = None
 
 
 class StepStats(msgspec.Struct, kw_only=True):
@@ -161,6 +164,7 @@ class RequestOutput:
         prompt_logprobs: for each prompt token a dict from token id to `Logprob`, its own id among them; None for the
             first, which nothing precedes. None as a whole where they were not asked for, or are not complete yet.
         num_discarded_tokens: of completions that were computed and that `best_of` left out.
+        pooled: of a request with PoolingParams: [size], or [tokens, size] for single tokens, once it has finished.
     """
 
     request_id: str
@@ -172,3 +176,4 @@ class RequestOutput:
     error: EngineError | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_discarded_tokens: int = 0
+    pooled: np.ndarray | None = None

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from engine.types.params import SamplingParams
+from engine.types.pooling import PoolingParams
 
 Int32 = np.ndarray
 """A one-dimensional int32 array; shapes stand in the docstrings."""
@@ -26,6 +27,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
         num_prompt_tokens: how many of them are prompt (penalties tell the two apart).
         params: with `seed` filled in; the runner needs no other default.
         stop_token_ids: int32 [k]; ids that must not be drawn before `min_tokens` outputs.
+        pooling: for a request that draws nothing and whose hidden states are pooled; None for one that generates.
     """
 
     slot: int
@@ -34,6 +36,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
     num_prompt_tokens: int
     params: SamplingParams
     stop_token_ids: Int32
+    pooling: PoolingParams | None = None
 
 
 class NewBlocks(msgspec.Struct, kw_only=True):
@@ -182,6 +185,21 @@ class PromptLogprobRows(msgspec.Struct, kw_only=True):
     top_values: np.ndarray
 
 
+class PooledRows(msgspec.Struct, kw_only=True):
+    """What pooling made of m rows of a step.
+
+    Args:
+        row: int32 [m]; rows of the plan, none twice.
+        start: int32 [m]; for vectors of single tokens the first token's position in the prompt, else -1: the row's
+            prompt is computed, and this is its result.
+        data: m arrays, float32 or float64: [size], or [num_tokens, size] for single tokens.
+    """
+
+    row: Int32
+    start: Int32
+    data: list[np.ndarray]
+
+
 class StepResult(msgspec.Struct, kw_only=True):
     """What a step gave, merged over all workers.
 
@@ -196,6 +214,7 @@ class StepResult(msgspec.Struct, kw_only=True):
         prompt_logprobs: None where no row of this step computed prompt tokens and asked for theirs.
         failed_pages: int32; pages that a connector should have filled for this step, and could not, on any rank; None
             where there are none.
+        pooled: None where no row of this step has anything pooled.
     """
 
     step_id: int
@@ -204,3 +223,4 @@ class StepResult(msgspec.Struct, kw_only=True):
     num_drafts: Int32 | None = None
     prompt_logprobs: PromptLogprobRows | None = None
     failed_pages: Int32 | None = None
+    pooled: PooledRows | None = None

@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from engine.types.params import SamplingParams
+from engine.types.pooling import PoolingParams
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -25,6 +26,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         host_tokens: a logits processor of this request reads its tokens on the host: none is drawn before the one
             before it has come back.
         timeout: seconds that it may take from its arrival in the core, waiting included; None for no limit.
+        pooling: the request draws no token: it ends with its prompt, whose hidden states are pooled so. `params` then
+            says nothing. Verified, with `task` and `pooling_type` filled in.
     """
 
     request_id: str
@@ -37,6 +40,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     parent: str | None = None
     host_tokens: bool = False
     timeout: float | None = None
+    pooling: PoolingParams | None = None
 
 
 class FinishReason(enum.StrEnum):

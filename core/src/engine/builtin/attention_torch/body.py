@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.builtin.attention_torch.encoder import forward_encoder
 from engine.builtin.attention_torch.plan import DecodeChunk, PrefillRow, TorchPlan
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
 from engine.types.kv import KVGroup
@@ -67,7 +68,9 @@ class TorchAttentionBody:
         lse: torch.Tensor | None = None,
     ) -> None:
         """See `engine.interfaces.attention.AttentionBackend.forward`."""
-        del k, v  # they are in the cache
+        if layer.group.kind == "encoder":
+            forward_encoder(layer, q, k, v, plan.bounds, out, lse)
+        # Of all other kinds, k and v are in the cache, and rows without any are none.
         for chunk in plan.decodes:
             _decode(layer, q, cache, chunk, out, lse)
         for row in plan.prefills:

@@ -10,18 +10,18 @@ FEATURES = frozenset({"kv_index"})
 
 
 class TorchAttention(AttentionCard):
-    """Paged attention in plain torch, for any head size, window, soft cap and device: the oracle of faster drivers."""
+    """Attention in plain torch, for any head size, window, soft cap and device: the oracle of faster drivers."""
 
     priority = 0
     framework = "torch"
-    kinds = frozenset({"full", "sliding"})
+    kinds = frozenset({"full", "sliding", "encoder"})
     body = "engine.builtin.attention_torch.body:TorchAttentionBody"
 
     @classmethod
     def unsupported(cls, need: AttentionNeed) -> list[str]:
         reasons = []
         if need.kind not in cls.kinds:
-            reasons.append(f"layers of kind '{need.kind}' are not served, only {' and '.join(sorted(cls.kinds))}")
+            reasons.append(f"layers of kind '{need.kind}' are not served, only {', '.join(sorted(cls.kinds))}")
         if need.framework != "torch":
             reasons.append(f"it computes with torch, not with {need.framework}")
         if need.dtype not in DTYPES:

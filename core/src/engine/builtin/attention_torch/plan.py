@@ -58,6 +58,7 @@ class TorchPlan:
         page, offset: int64 [T]; where each token's K and V are written.
         decodes, prefills: the rows, in order.
         num_tokens: of real rows; the tokens after it are padding.
+        bounds: for layers without a cache: where each row begins, and where the last one ends. They need no more.
     """
 
     page: torch.Tensor = field(default_factory=lambda: torch.empty(0))
@@ -65,9 +66,14 @@ class TorchPlan:
     decodes: list[DecodeChunk] = field(default_factory=list)
     prefills: list[PrefillRow] = field(default_factory=list)
     num_tokens: int = 0
+    bounds: list[int] = field(default_factory=list)
 
     def fill(self, batch: AttentionBatch, group: KVGroup) -> None:
         """Work the plan out for this step."""
+        if group.kind == "encoder":
+            self.bounds = batch.query_start_loc_host[: batch.num_rows + 1].tolist()
+            self.num_tokens = self.bounds[-1]
+            return
         self.page = torch.div(batch.slot_mapping, group.tokens_per_block, rounding_mode="floor")
         self.offset = batch.slot_mapping - self.page * group.tokens_per_block
         self.num_tokens = int(batch.query_start_loc_host[batch.num_rows])

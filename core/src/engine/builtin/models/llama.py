@@ -7,10 +7,13 @@ layer's cache and attention, so it does not show here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
+
 from engine.interfaces.model import ModelContext, State
-from engine.modeling import Attention, Decoder, Embedding, GatedMLP, LMHead, Module, RMSNorm, Rotary
+from engine.modeling import Attention, Decoder, Embedding, GatedMLP, Linear, LMHead, Module, RMSNorm, Rotary
 from engine.modeling.describe import Config, flag, integer, number
 from engine.modeling.rope_config import read_rope
 
@@ -60,7 +63,10 @@ class DecoderLayer(Module):
 
 
 class LlamaModel(Decoder):
-    """LlamaForCausalLM."""
+    """LlamaForCausalLM; LlamaModel and LlamaForSequenceClassification, by what the description says.
+
+    (So it is with the other members of the family.)
+    """
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__(context)
@@ -73,8 +79,15 @@ class LlamaModel(Decoder):
             for index in range(model.num_layers)
         ]
         self.norm = RMSNorm(context, model.hidden_size, eps, "model.norm")
-        tied = self.embed if flag(config, "tie_word_embeddings", False) else None
-        self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head", tied)
+        if model.generates:
+            tied = self.embed if flag(config, "tie_word_embeddings", False) else None
+            self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head", tied)
+        elif model.pooler.num_labels:
+            self.score = Linear(context, model.hidden_size, [model.pooler.num_labels], ["score"], bias=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """As `Decoder.load_weights`; a model that pools takes its weights with and without the prefix "model."."""
+        super().load_weights(weights if self.context.description.generates else _of_pooling_model(weights))
 
     @staticmethod
     def features(config: Config) -> Features:
@@ -109,3 +122,11 @@ class Qwen3Model(LlamaModel):
         """What the config asks for."""
         bias = flag(config, "attention_bias", False)
         return Features(qkv_bias=bias, o_bias=bias, qk_norm=True)
+
+
+def _of_pooling_model(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors under the names of a whole decoder: a bare one is stored without the prefix. An embedding model may
+    call itself ...ForCausalLM either way, and may still have the head that it does not use."""
+    for name, tensor in weights:
+        if not name.startswith("lm_head."):
+            yield name if name.startswith(("model.", "score.")) else f"model.{name}", tensor

@@ -1,4 +1,4 @@
-"""Rows and elements: embedding, gather, add, scale, soft cap, gated activation."""
+"""Rows and elements: embedding, gather, add, scale, soft cap, activations."""
 
 from __future__ import annotations
 
@@ -41,3 +41,7 @@ class Elementwise:
         """gate_up [T, 2 * I] -> silu(gate) * up, [T, I]."""
         gate, up = widened(gate_up).chunk(2, dim=-1)
         return (F.silu(gate) * up).to(gate_up.dtype)
+
+    def gelu(self, x: torch.Tensor, tanh: bool) -> torch.Tensor:
+        """x * Phi(x); with `tanh` by its approximation."""
+        return F.gelu(widened(x), approximate="tanh" if tanh else "none").to(x.dtype)

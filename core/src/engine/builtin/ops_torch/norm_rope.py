@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from engine.builtin.ops_torch.precision import widened
 
 
 class NormRope:
-    """RMS norm (Zhang and Sennrich 2019) and rotary embedding (Su et al. 2021)."""
+    """RMS norm (Zhang, Sennrich 2019), layer norm (Ba et al. 2016) and rotary embedding (Su et al. 2021)."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [..., H] / sqrt(mean(x^2) + eps) * weight [H]."""
@@ -23,6 +24,11 @@ class NormRope:
         """(rms_norm(x + residual), x + residual)."""
         total = x + residual
         return self.rms_norm(total, weight, eps), total
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """(x - mean) / sqrt(variance + eps) * weight + bias; x [..., H], weight and bias [H]."""
+        wide = widened(x)
+        return F.layer_norm(wide, weight.shape, weight.to(wide.dtype), bias.to(wide.dtype), eps).to(x.dtype)
 
     def rope(
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor

@@ -50,6 +50,11 @@ class HFTokenizerBody:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+        encoding = self._tokenizer.encode(first, second)
+        types: list[int] = encoding.type_ids
+        return encoding.ids, types.index(1) if 1 in types else None
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._decoder.decode(ids, self._skip(skip_special_tokens))
 

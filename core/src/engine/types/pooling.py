@@ -1,0 +1,104 @@
+"""Pooling: one vector for each prompt (or one for each of its tokens) instead of text. The names are vLLM's."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from engine.types.errors import InvalidRequestError
+
+PoolingType = Literal["last", "cls", "mean"]
+"""What stands for a prompt: the hidden state of its last token, of its first token, or the mean over all tokens."""
+PoolingTask = Literal["embed", "token_embed", "classify"]
+Activation = Literal["softmax", "sigmoid", "identity"]
+
+POOLING_TYPES: tuple[PoolingType, ...] = ("last", "cls", "mean")
+POOLING_TASKS: tuple[PoolingTask, ...] = ("embed", "token_embed", "classify")
+
+
+class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a request wants made of its hidden states.
+
+    Args:
+        task: "embed" (one vector), "token_embed" (one vector for each prompt token), "classify" (one number for each
+            label); None takes what the call asks for, or what the model is for.
+        pooling_type: "last", "cls" or "mean", for "embed"; None takes the model's own.
+        normalize: scale vectors to length 1; None takes the model's own choice (True where it says nothing).
+        dimensions: keep the first so many elements, before the scaling (Matryoshka embeddings, Kusupati et al. 2022);
+            None keeps all.
+        use_activation: False gives the bare logits of "classify" instead of probabilities; None means True.
+        second_text_start: for pairs of texts: the first prompt token of the second one, for models that tell the two
+            apart by token types. `LLM.score` fills it in; None: there is one text.
+
+    Raises (from `verify`): InvalidRequestError.
+    """
+
+    task: str | None = None
+    pooling_type: str | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    second_text_start: int | None = None
+
+    def verify(self) -> None:
+        """Check types and ranges, and that nothing is asked that the task does not have."""
+        for name, known in (("task", POOLING_TASKS), ("pooling_type", POOLING_TYPES)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise InvalidRequestError(f"{name}={value!r:.80}", "there is no such one", f"use {_either(known)}")
+        for name in ("normalize", "use_activation"):
+            if not isinstance(value := getattr(self, name), bool | None):
+                raise InvalidRequestError(f"{name}={value!r:.80}", "it is not a boolean", "pass true or false")
+        for name in ("dimensions", "second_text_start"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidRequestError(f"{name}={value!r:.80}", "it is no positive integer", "pass 1 or more")
+        if self.task in ("token_embed", "classify") and self.pooling_type is not None:
+            raise InvalidRequestError(
+                f"pooling_type={self.pooling_type!r} with task={self.task!r}",
+                "only 'embed' has a choice: 'token_embed' pools nothing, a classifier pools as it was trained",
+                "leave pooling_type out",
+            )
+        for name, value in (("normalize", self.normalize), ("dimensions", self.dimensions)):
+            if self.task == "classify" and value is not None:
+                raise InvalidRequestError(
+                    f"{name}={value!r} with task='classify'", "it is for embeddings", f"leave {name} out"
+                )
+        if self.task in ("embed", "token_embed") and self.use_activation is not None:
+            raise InvalidRequestError(
+                f"use_activation={self.use_activation} with task={self.task!r}",
+                "embeddings have no activation",
+                "leave it out, or use normalize",
+            )
+
+
+class Pooler(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model pools where a request does not say.
+
+    Args:
+        pooling_type: see `PoolingType`.
+        normalize: embeddings are scaled to length 1.
+        dimensions: the sizes that embeddings may be cut to, as the config lists them; empty: any.
+        num_labels: of the classification head; 0: the model has none, and embeds.
+        activation: what makes the head's logits probabilities (or scores).
+        max_tokens: of a prompt, where the model's files say less than it has positions for; None: they do not.
+        lower_case: texts are lower-cased before they are tokenised.
+    """
+
+    pooling_type: PoolingType = "last"
+    normalize: bool = True
+    dimensions: tuple[int, ...] = ()
+    num_labels: int = 0
+    activation: Activation = "softmax"
+    max_tokens: int | None = None
+    lower_case: bool = False
+
+    @property
+    def tasks(self) -> tuple[PoolingTask, ...]:
+        """What may be asked; the first is meant where a request names none."""
+        return ("classify",) if self.num_labels else ("embed", "token_embed")
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return ", ".join(repr(name) for name in names)
