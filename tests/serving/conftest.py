@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 import openai
@@ -19,12 +19,12 @@ START_SECONDS = 90
 
 
 class Server:
-    """`engine serve ARGS --port 0` as a child process."""
+    """`engine serve ARGS --port 0` as a child process. `program` stands in for `engine`."""
 
-    def __init__(self, *args: str) -> None:
+    def __init__(self, *args: str, program: Sequence[str] = ("-m", "engine")) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "engine", "serve", *args, "--port", "0"],
+            [sys.executable, *program, "serve", *args, "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -19,7 +19,7 @@ def parse(*arguments):
     return merged_settings(parser.parse_args(canonical(arguments)))
 
 
-EXAMPLES = {"text": "x", "integer": "3", "number": "0.5", "bytes": "1GiB"}
+EXAMPLES = {"text": "x", "integer": "3", "number": "0.5", "bytes": "1GiB", "step_timeout": "30"}
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
@@ -28,7 +28,7 @@ def test_every_setting_has_a_flag_with_dashes_or_underscores(setting):
         for flag, value in ((setting.flag, True), ("--no-" + setting.name, False), (f"--{setting.name}", True)):
             assert parse(flag).section("settings") == {setting.name: value}
         return
-    value = setting.choices[-1] if setting.choices else EXAMPLES[setting.type]
+    value = setting.choices[-1] if setting.choices else EXAMPLES.get(setting.name, EXAMPLES[setting.type])
     for arguments in ([setting.flag, value], [f"--{setting.name}={value}"]):
         merged = parse(*arguments)
         assert merged.section("settings") == {setting.name: value}

@@ -59,6 +59,8 @@ class EchoWorker:
         self.launched.append((plan.step_id, time.monotonic()))
         for new in plan.new_slots:
             self.sums[new.slot] = int(new.token_ids.sum()) + new.params.top_k
+        if self.fate == "sleeps":
+            time.sleep(60)
         if self.rank == 1:
             self.misbehave(plan)
         elif self.fate == "raises":

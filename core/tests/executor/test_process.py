@@ -18,13 +18,16 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+import zmq
 from cores import LAYOUTS, worker_start
 from schedules import Settings
 
 from engine.builtin.executor_process.body import Process
 from engine.builtin.executor_process.card import ProcessExecutor, ProcessOptions
+from engine.builtin.executor_process.messages import Done
 from engine.interfaces.context import CoreContext
 from engine.interfaces.executor import ExecutorNeed
+from engine.types import wire
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError
 from engine.types.params import SamplingParams
 from engine.types.plan import Masks, NewBlocks, NewSlot, StepPlan
@@ -267,6 +270,60 @@ def test_a_rank_that_raises_while_another_waits_for_it(start: Starter) -> None:
     ):
         future.result()
     running.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (b"\xff\x00 nonsense", "read what a rank sent"),
+        (wire.encode(Done(7, 0, 0)), "a message of rank 7, where 2 are"),
+        (wire.encode(Done(0, 99, 0)), "answered step 99, which nobody waits for"),
+        (
+            wire.encode(
+                {"type": "done", "rank": 0, "step_id": 0, "checksum": 0, "result": {"step_id": 0, "tokens": 5}}
+            ),
+            "a rank sent",
+        ),
+    ],
+)
+def test_what_no_rank_should_say(start: Starter, said: bytes, found: str) -> None:
+    running = start("late")
+    future = running.executor.execute(plan(0, new=True))
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(f"ipc://{running.directory}/news")
+        socket.send(said)
+        with pytest.raises(EngineDeadError, match=found):
+            future.result()
+    running.assert_nothing_left()
+
+
+def test_an_answer_without_a_result(start: Starter) -> None:
+    """A rank that speaks in the name of the first."""
+    running = start("sleeps")
+    future = running.executor.execute(plan(0, new=True))
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(f"ipc://{running.directory}/news")
+        for rank in range(2):
+            socket.send(wire.encode(Done(rank, 0, 0)))
+        with pytest.raises(EngineDeadError, match="answered without a result"):
+            future.result()
+    running.assert_nothing_left()
+
+
+def test_no_room_for_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
+    with pytest.raises(EngineDeadError, match=r"start 2 ranks; no directory can be made .*TMPDIR"):
+        make().start(message())
+
+
+def test_a_rank_whose_parent_dies_before_it_speaks(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.builtin.executor_process.rank", str(folder)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 3 and done.stderr == "" and not folder.exists()
 
 
 def test_a_stopped_rank_is_named_as_stopped(start: Starter) -> None:

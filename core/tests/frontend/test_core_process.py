@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from engine import EngineArgs
 from engine.frontend import core_process
 from engine.frontend.core_process import CoreProcess
 from engine.frontend.launch import launch
@@ -35,6 +38,25 @@ outputs.send(wire.encode(Reply(call.call_id, "heard")))
 sys.stdin.buffer.read()
 """
 
+GARBAGE = """
+import sys, time
+import zmq
+from engine.types import wire
+from engine.types.messages import ProcessStart, Ready
+from engine.types.start import WorkerReady
+
+start = wire.decoder(ProcessStart).decode(wire.read_frame(sys.stdin.buffer))
+context = zmq.Context()
+outputs, requests = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+requests.connect(start.requests)
+outputs.connect(start.outputs)
+if {ready}:
+    outputs.send(wire.encode(Ready(WorkerReady(num_pages=2, weight_bytes=0, cache_bytes=0, num_parameters=0,
+                                               load_seconds=0.0))))
+outputs.send({said!r})
+time.sleep(60)
+"""
+
 SILENT = """
 import sys
 sys.stdin.buffer.read()
@@ -45,8 +67,6 @@ def start(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> CorePro
     (folder / "played_core.py").write_text(script)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setattr(core_process, "MODULE", "played_core")
-    from engine import EngineArgs
-
     return CoreProcess(launch(EngineArgs(model="tiny")).start)
 
 
@@ -60,6 +80,61 @@ def test_the_first_message_reaches_a_core_that_listens_late(tmp_path: Path, monk
         assert heard.get(timeout=20) == Reply(7, "heard")
     finally:
         core.shutdown()
+
+
+@pytest.mark.parametrize("said", [b"", b"nonsense", b"\x81\xa4type\xa7unheard", b"\x81\xa4type\xa7outputs"])
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_core_that_sends_garbage_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes, ready: bool
+) -> None:
+    core = start(GARBAGE.format(said=said, ready=ready), tmp_path, monkeypatch)
+    try:
+        if ready:
+            core.wait_ready()
+            heard: queue.Queue[object] = queue.Queue()
+            core.listen(heard.put, heard.put)
+            error = heard.get(timeout=20)
+            assert isinstance(error, EngineDeadError) and "read what the engine core sent" in str(error)
+        else:
+            with pytest.raises(EngineDeadError, match="read what the engine core sent"):
+                core.wait_ready()
+        assert not core.alive()
+    finally:
+        core.shutdown()
+    assert not Path(core._directory).exists()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), FileNotFoundError(2, "No such folder")])
+def test_no_room_for_sockets(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    def fail(*args: object, **kwargs: object) -> str:
+        raise error
+
+    plan = launch(EngineArgs(model="tiny")).start
+    monkeypatch.setattr("tempfile.mkdtemp", fail)
+    with pytest.raises(EngineDeadError, match=r"(No space|No such).*TMPDIR"):
+        CoreProcess(plan)
+
+
+def test_no_process_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    plan = launch(EngineArgs(model="tiny")).start
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("subprocess.Popen", fail)
+    with pytest.raises(EngineDeadError, match="temporarily unavailable"):
+        CoreProcess(plan)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_core_whose_parent_dies_before_it_speaks(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", core_process.MODULE, str(folder)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 3 and done.stderr == "" and not folder.exists()
 
 
 def test_a_shutdown_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

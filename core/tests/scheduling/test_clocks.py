@@ -12,6 +12,7 @@ from steps import SETTINGS, request, run
 
 from engine.builtin.policy_priority.body import Priority
 from engine.builtin.policy_priority.card import PriorityOptions
+from engine.frontend.clock import SteadyClock
 
 
 @pytest.mark.parametrize("aging", [None, 10.0])
@@ -22,13 +23,13 @@ def test_setting_the_clock_changes_nobodys_place(
     options = PriorityOptions(aging_seconds=aging)
     settings = replace(SETTINGS, max_num_seqs=1)
     core, _ = make_core(LAYOUTS["full"], settings, policy=lambda c: Priority(replace(c, options=options)))
-    true = time.time
+    clock, true = SteadyClock(), time.time
     for i in range(6):
         if i == 3:
             monkeypatch.setattr(time, "time", lambda: true() + jump)
         level = int(i == 4)  # a less urgent one
         core.add_request(
-            msgspec.structs.replace(request(f"r{i}", [i], max_tokens=1), arrival_time=time.time(), priority=level)
+            msgspec.structs.replace(request(f"r{i}", [i], max_tokens=1), arrival_time=clock.now(), priority=level)
         )
     ended = [output.request_id for output in run(core.scheduler) if output.finish_reason is not None]
     assert ended == ["r0", "r1", "r2", "r3", "r5", "r4"]

@@ -85,6 +85,12 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("xxhash", "sha256"),
     ),
     Setting("in_flight", "integer", None, "steps under way at once; 1 overlaps nothing (default: 2)"),
+    Setting(
+        "step_timeout",
+        "number",
+        600.0,
+        "seconds without a sign of life after which a core in a process of its own is taken for hung and ended",
+    ),
     Setting("seed", "integer", 0, "seed of the requests that bring none of their own"),
 )
 """Every setting of the engine, in the order in which they are listed."""
@@ -104,6 +110,10 @@ SERVER_SETTINGS: tuple[Setting, ...] = (
     Setting("max_body", "bytes", 32 * 2**20, "largest body of a request, e.g. 64MiB; larger ones are refused (413)"),
     Setting("body_timeout", "number", 60.0, "seconds in which a request's body has to arrive (else 408)"),
     Setting("header_timeout", "number", 20.0, "seconds in which a request's headers have to arrive"),
+    Setting(
+        "write_timeout", "number", 60.0, "seconds that a client may take nothing of its answer before it is cut off"
+    ),
+    Setting("max_connections", "integer", 16384, "most connections that are open; what comes then is refused (503)"),
     Setting("access_log", "boolean", False, "write one line to standard error for each request"),
     Setting("shutdown_timeout", "number", 10.0, "seconds that requests in progress get to finish after SIGTERM"),
 )

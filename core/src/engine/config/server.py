@@ -34,6 +34,8 @@ class ServerConfig(BaseModel):
     max_body: Bytes = 32 * 2**20
     body_timeout: Seconds = 60.0
     header_timeout: Seconds = 20.0
+    write_timeout: Seconds = 60.0
+    max_connections: Annotated[int, Field(ge=1)] = 16384
     access_log: bool = False
     shutdown_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
 

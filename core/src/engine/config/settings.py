@@ -55,6 +55,7 @@ class EngineConfig(BaseModel):
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: Literal["xxhash", "sha256"] = "xxhash"
     in_flight: Positive | None = None
+    step_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 600.0
     seed: int = 0
     points: dict[str, str] = Field(default_factory=dict)
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)

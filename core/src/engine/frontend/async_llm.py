@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -31,6 +32,8 @@ from engine.types.params import SamplingParams
 from engine.types.pooled import PoolingRequestOutput
 from engine.types.pooling import PoolingParams
 from engine.types.start import WorkerReady
+
+log = logging.getLogger(__name__)
 
 LONG_PROMPT = 16384
 """Characters (or messages, times 256) from which a prompt is tokenised in a thread: below, that takes a few
@@ -120,7 +123,7 @@ class AsyncLLM:
         self._on_death = on_death
         self.worker = merge_ready(await asyncio.to_thread(self._cores.wait_ready))
         loop = asyncio.get_running_loop()
-        self._cores.listen(lambda news: _hand_over(loop, self._take, news))
+        self._cores.listen(lambda news: _hand_over(loop, self._take_or_die, news))
 
     def alive(self) -> bool:
         """True until every core has died or was shut down."""
@@ -166,7 +169,7 @@ class AsyncLLM:
 
         Raises InvalidRequestError, PromptTooLongError.
         """
-        request_id, now = request_id or uuid.uuid4().hex, time.time()
+        request_id, now = request_id or uuid.uuid4().hex, self._input.clock.now()
         if _length(prompt) < LONG_PROMPT:
             return self._input.process(request_id, prompt, params, now, priority, timeout)
         return await asyncio.to_thread(self._input.process, request_id, prompt, params, now, priority, timeout)
@@ -181,7 +184,7 @@ class AsyncLLM:
         self._output.add(processed, kind)
         stream = RequestStream(self.abort, processed, kind)
         self._streams[processed.request_id] = stream
-        waited = max(0.0, time.time() - processed.requests[0].arrival_time)
+        waited = max(0.0, self._input.clock.now() - processed.requests[0].arrival_time)
         self.measures.arrived(processed, time.monotonic() - waited)
         self._input.announce(processed)
         try:
@@ -286,6 +289,16 @@ class AsyncLLM:
         """Stop the cores; requests in progress end with EngineDeadError. Idempotent; ends a `start` in progress."""
         self._cores.shutdown()
         self._end_all(EngineDeadError("a request in progress", "the engine was shut down"))
+
+    def _take_or_die(self, item: RankNews) -> None:
+        """News that cannot be taken in would leave requests waiting for ever: then the engine has died."""
+        if self._death is not None:
+            return
+        try:
+            self._take(item)
+        except Exception as error:
+            log.error("news of the engine core could not be taken in", exc_info=error)
+            self._die(EngineDeadError("take in what the engine core computed", f"{type(error).__name__}: {error}"))
 
     def _take(self, item: RankNews) -> None:
         news = self._cores.take(item)

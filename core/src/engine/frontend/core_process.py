@@ -3,47 +3,67 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import threading
+import time
 from collections.abc import Callable
 
+import msgspec
+import psutil
 import zmq
 
 from engine.types import wire
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
-from engine.types.messages import Failed, FromCore, ProcessStart, Ready, Shutdown, ToCore
+from engine.types.messages import Beat, Failed, FromCore, ProcessStart, Ready, Shutdown, ToCore
+from engine.types.private_directory import make_private_directory
 from engine.types.start import CoreStart, WorkerReady
 
 MODULE = "engine.loop.process"
-LONGEST_SOCKET_PATH = 100
-"""Unix socket paths end at 107 bytes."""
+POLL_SECONDS = 0.1
+LAST_WORDS_SECONDS = 1.0
+LEAVE_SECONDS = 2.0
+"""How long the processes that a core started get to leave by themselves."""
+STACK_SECONDS = 0.5
+"""How long a hung core gets to write down where it hangs."""
 
 
 class CoreProcess:
     """An engine core behind two ZeroMQ sockets in a private directory.
 
     `send` may be called from one thread at a time. What comes back is handed to `on_message` on a thread of this
-    object's own, until `on_death` is called there, once, with the error to show, if the process ends unasked.
+    object's own, until `on_death` is called there, once, with the error to show, if the process ends unasked, sends
+    what cannot be read, or is silent for `step_timeout` seconds: a core that goes round says so every second.
+
+    Raises EngineDeadError where the process cannot be started.
     """
 
     def __init__(self, start: CoreStart) -> None:
-        self._directory = _socket_directory()
+        self._directory = make_private_directory("engine-", len("requests"), "the engine core's process")
+        self._step_timeout = start.step_timeout
         requests, outputs = (f"ipc://{self._directory}/{name}" for name in ("requests", "outputs"))
         self._context = zmq.Context()
-        self._requests = self._socket(zmq.PUSH, requests)
-        self._outputs = self._socket(zmq.PULL, outputs)
+        try:
+            self._requests = self._socket(zmq.PUSH, requests)
+            self._outputs = self._socket(zmq.PULL, outputs)
+            # A session of its own: Ctrl-C in a terminal reaches the frontend alone, which then stops the core in order.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, self._directory], stdin=subprocess.PIPE, start_new_session=True
+            )
+        except (OSError, zmq.ZMQError) as error:
+            self._context.destroy(linger=0)
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise EngineDeadError(
+                "start the engine core's process", str(error), "the system's limits may say why"
+            ) from error
         self._decode: Callable[[bytes], FromCore] = wire.decoder(FromCore).decode
         self._stopping, self._closing = threading.Event(), threading.Event()
         self._starting = threading.Lock()  # held while `wait_ready` reads the socket that `shutdown` closes
-        self._ready = False
+        self._ready = self._hung = False
         self._reader: threading.Thread | None = None
-        # A session of its own: Ctrl-C in a terminal reaches the frontend alone, which then stops the core in order.
-        self._process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE, start_new_session=True)
-        message = ProcessStart(core=start, requests=requests, outputs=outputs, directory=self._directory)
+        message = ProcessStart(core=start, requests=requests, outputs=outputs)
         try:
             assert self._process.stdin is not None
             wire.write_frame(self._process.stdin, wire.encode(message))
@@ -70,14 +90,17 @@ class CoreProcess:
 
     def _wait_ready(self) -> WorkerReady | EngineError:
         while not self._stopping.is_set():
-            message = self._receive()
+            try:
+                message = self._receive()
+            except msgspec.DecodeError as error:
+                return self._unreadable(error)
             if isinstance(message, Ready):
                 ready = message.worker
                 break
             if isinstance(message, Failed):
                 return rebuild_error(message.error)
             if message is None and self._process.poll() is not None:
-                return self._death("starting")
+                return self._last_words() or self._death("starting")
         # A message sent before the core's end of the socket is connected would be dropped, as if the core were dead.
         while not self._stopping.is_set():
             if self._requests.poll(100, zmq.POLLOUT):
@@ -106,7 +129,9 @@ class CoreProcess:
         if self._stopping.is_set():
             return
         self._stopping.set()
-        if self._ready:
+        if self._hung:
+            self._kill()
+        elif self._ready:
             self.send(Shutdown())
         else:  # it loads, and reads no messages yet; it leaves at once when the pipe ends
             self._close_pipe()
@@ -120,7 +145,7 @@ class CoreProcess:
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         self._close_pipe()
         if self._reader is not None and self._reader is not threading.current_thread():
@@ -144,19 +169,75 @@ class CoreProcess:
         return socket
 
     def _receive(self) -> FromCore | None:
-        if not self._outputs.poll(100):
+        if not self._outputs.poll(round(POLL_SECONDS * 1000)):
             return None
         return self._decode(self._outputs.recv())
 
     def _read_loop(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
+        # Counted in waits, not by a clock: a machine that slept, or a frontend that was stopped, has not waited.
+        silence = 0.0
         while not self._stopping.is_set():
-            message = self._receive()
-            if isinstance(message, Failed):
-                return on_death(rebuild_error(message.error))
+            try:
+                message = self._receive()
+            except msgspec.DecodeError as error:
+                return on_death(self._unreadable(error))
             if message is not None:
-                on_message(message)
-            elif self._process.poll() is not None and not self._stopping.is_set():
-                return on_death(self._death("running"))
+                silence = 0.0
+                if isinstance(message, Failed):
+                    return on_death(rebuild_error(message.error))
+                if not isinstance(message, Beat):
+                    on_message(message)
+            elif self._stopping.is_set():
+                return
+            elif self._process.poll() is not None:
+                return on_death(self._last_words() or self._death("running"))
+            elif (silence := silence + POLL_SECONDS) >= self._step_timeout:
+                return on_death(self._end_hung())
+
+    def _end_hung(self) -> EngineDeadError:
+        """The core is silent: let it say where it hangs, and end it. Nobody will hear from it again."""
+        self._hung, state = True, ""
+        with contextlib.suppress(psutil.Error):
+            state = f", {psutil.Process(self._process.pid).status()}"
+            if hasattr(signal, "SIGUSR1"):
+                self._process.send_signal(signal.SIGUSR1)
+                time.sleep(STACK_SECONDS)
+        self._kill()
+        return EngineDeadError(
+            "wait for the engine core",
+            f"no sign of life for {self._step_timeout:g} s (process {self._process.pid}{state}); it was ended",
+            "its log says where it hung; if one step may take that long: --step-timeout",
+        )
+
+    def _kill(self) -> None:
+        """End the process. Those that it started see that, and leave in order; but not where they are stopped."""
+        children: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE_SECONDS)
+        for child in psutil.wait_procs(children, LEAVE_SECONDS)[1]:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+
+    def _unreadable(self, error: Exception) -> EngineDeadError:
+        self._hung = True
+        self._kill()
+        return EngineDeadError(
+            "read what the engine core sent",
+            f"{error} (process {self._process.pid}); it was ended",
+            "use the same version of Engine in all processes, and report this",
+        )
+
+    def _last_words(self) -> EngineError | None:
+        """What a process that left by itself sent before: it may still be on its way when the process has ended."""
+        with contextlib.suppress(msgspec.DecodeError):
+            while self._process.returncode >= 0 and self._outputs.poll(round(LAST_WORDS_SECONDS * 1000)):
+                message = self._decode(self._outputs.recv())
+                if isinstance(message, Failed):
+                    return rebuild_error(message.error)
+        return None
 
     def _death(self, state: str) -> EngineDeadError:
         code = self._process.returncode
@@ -164,11 +245,3 @@ class CoreProcess:
         return EngineDeadError(
             f"the engine core's process ended while {state}", how, "its log says why; start it again"
         )
-
-
-def _socket_directory() -> str:
-    directory = tempfile.mkdtemp(prefix="engine-")
-    if len(os.fsencode(directory)) > LONGEST_SOCKET_PATH - len("/requests"):
-        os.rmdir(directory)
-        directory = tempfile.mkdtemp(prefix="engine-", dir="/tmp")
-    return directory

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import random
 import reprlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from engine.frontend.clock import SteadyClock
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.pooling_inputs import check_pooling
 from engine.frontend.processor_arguments import ProcessorArguments
@@ -79,6 +79,7 @@ class InputProcessor:
     ) -> None:
         self.tokenizer, self.max_model_len = tokenizer, max_model_len
         self.model = model
+        self.clock = SteadyClock()
         self.vocab_size = model.vocab_size
         eos = dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids))
         # An id that the model cannot draw ends nothing, and is no index into its logits.
@@ -135,7 +136,7 @@ class InputProcessor:
         self._check_stop_ids(params.stop_token_ids)
         self._constraints.check(params)
         if arrival_time is None:
-            arrival_time = time.time()
+            arrival_time = self.clock.now()
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         complete = self._processors.complete(params)
         end_ids = params.stop_token_ids if params.ignore_eos else [*params.stop_token_ids, *self.eos_token_ids]
@@ -186,7 +187,7 @@ class InputProcessor:
             request_id=request_id,
             prompt_token_ids=ids,
             params=carrier,
-            arrival_time=time.time() if arrival_time is None else arrival_time,
+            arrival_time=self.clock.now() if arrival_time is None else arrival_time,
             priority=priority,
             cache_salt=parsed.cache_salt,
             timeout=timeout,

@@ -228,6 +228,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=preemption_mode(config),
         tokenizer_folder=tokenizer_folder,
+        step_timeout=config.step_timeout,
     )
     return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder)
 

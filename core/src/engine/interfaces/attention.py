@@ -161,7 +161,7 @@ class AttentionBackend(Protocol):
         q [T, num_q_heads, head_size], k and v [T, num_kv_heads, head_size] (this step's, already in the cache);
         out like q, written in full (padding too, with finite values); lse float32 [T, num_q_heads], the natural
         logarithm of the sum of exponentials of the scores, where given. A query at kv_index i sees keys max(0, i -
-        sliding_window + 1) .. i.
+        sliding_window + 1) .. i; keys and values that it does not see have no effect, NaN included (0 * NaN is NaN).
 
         Layers of kind "encoder" keep nothing: `cache` and `write` are not called, `cache` is empty here, the batch's
         block table has no column and its slot mapping means nothing. Each row is whole, and each of its queries sees

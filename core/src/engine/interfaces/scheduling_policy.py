@@ -31,7 +31,7 @@ class Schedulable(Protocol):
 
     @property
     def arrival_time(self) -> float:
-        """When it reached the engine: seconds of a clock that only grows, whatever somebody sets the machine's to."""
+        """Seconds since the epoch, by a clock that is never set back."""
         ...
 
     @property

@@ -78,6 +78,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             swapping=_swapping(start, registry, context, kv),
             constraints=_constraints(start, registry),
             whole_prompts=worker.model.whole_prompts,
+            vocab_size=worker.model.vocab_size,
         )
         return EngineCore(
             scheduler=scheduler,
@@ -85,6 +86,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             worker_ready=ready,
             in_flight=start.in_flight,
             hooks=HookRelay("core", registry),
+            computed_by=_computed_by(start),
         )
     except BaseException:
         executor.shutdown()
@@ -120,6 +122,15 @@ def _swapping(start: CoreStart, registry: Registry, context: CoreContext, kv: KV
     (name,) = (choice.driver for choice in start.worker.choices if choice.point == "kv_connector")
     connector = _build("kv_connector", start, registry, context, half="core")
     return Swapping(kv, connector, name, _build("scheduling_policy", start, registry, context))
+
+
+def _computed_by(start: CoreStart) -> str:
+    """The drivers to suspect where a step fails."""
+    suspects = ("executor", "platform", "model", "attention")
+    named = dict.fromkeys(
+        f"{c.point} {c.driver}" for point in suspects for c in start.worker.choices if c.point == point
+    )
+    return ", ".join(named)
 
 
 def _build(

@@ -35,6 +35,7 @@ class EngineCore:
         worker_ready: what its workers answered.
         in_flight: most steps under way at once; with 1, a step is planned when the one before is done.
         hooks: the relay of the core's process.
+        computed_by: the drivers at work, for the error where a step fails.
     """
 
     def __init__(
@@ -45,10 +46,11 @@ class EngineCore:
         worker_ready: WorkerReady,
         in_flight: int = 2,
         hooks: HookRelay | None = None,
+        computed_by: str = "",
     ) -> None:
         self.scheduler, self.executor, self.in_flight = scheduler, executor, in_flight
         self.worker_ready = worker_ready
-        self._hooks = hooks
+        self._hooks, self._computed_by = hooks, computed_by
         self._checked_idle = True
         if hooks is not None and hooks.kv_events:
             scheduler.kv.record_events()
@@ -153,7 +155,7 @@ class EngineCore:
     def _die(self, error: Exception) -> None:
         logger.error("the engine core has died", exc_info=error)
         self._dead = EngineDeadError(
-            "compute a step",
+            "compute a step" + (f" with {self._computed_by}" if self._computed_by else ""),
             f"{type(error).__name__}: {error}",
             "start the engine again; requests in progress are lost",
         )

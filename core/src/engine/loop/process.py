@@ -8,6 +8,7 @@ used, so users need no `__main__` guard.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -16,6 +17,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import BinaryIO
@@ -30,6 +32,7 @@ from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import (
     Abort,
     Add,
+    Beat,
     Call,
     Failed,
     FromCore,
@@ -49,24 +52,28 @@ CALLS = frozenset({"stats", "reset_prefix_cache", "check_integrity"})
 """The core's methods that a frontend may call."""
 
 HEALTH_SECONDS = 1.0
-"""How often an idle core looks whether its workers live."""
+"""How often an idle core looks whether its workers live, and how long a core says nothing at most."""
 
 PARENT_DIED = 3
 """The exit code of a core whose parent has gone."""
 
-Inbox = queue.SimpleQueue[ToCore]
+Inbox = queue.SimpleQueue[ToCore | EngineDeadError]
 Outbox = queue.SimpleQueue[FromCore | None]
 
 
 def main() -> int:
     """Run until told to stop, or until the parent dies. Returns the process's exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    pipe = sys.stdin.buffer
+    faulthandler.enable()  # a crash says where
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1)  # and so does a core that hangs, when the frontend ends it
+    pipe, directory = sys.stdin.buffer, sys.argv[1]
     try:
         start = wire.decoder(ProcessStart).decode(wire.read_frame(pipe))
-    except EOFError:
-        return PARENT_DIED  # before it said anything
-    threading.Thread(target=_watch_parent, args=(pipe, start.directory), name="parent", daemon=True).start()
+    except EOFError:  # the parent died before it said anything
+        shutil.rmtree(directory, ignore_errors=True)
+        return PARENT_DIED
+    threading.Thread(target=_watch_parent, args=(pipe, directory), name="parent", daemon=True).start()
 
     inbox: Inbox = queue.SimpleQueue()
     outbox: Outbox = queue.SimpleQueue()
@@ -103,8 +110,9 @@ def main() -> int:
 def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
     """Take in what arrived, step, hand out the news; sleep while there is nothing to do.
 
-    Raises EngineDeadError once the core has died, after the news of it is out.
+    Raises EngineDeadError once the core has died, after the news of it is out, and where a thread beside it has.
     """
+    told = time.monotonic()
     while True:
         while not inbox.empty() or not core.has_work():
             try:
@@ -112,14 +120,21 @@ def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
             except queue.Empty:
                 core.check_health()
                 core.check_idle()
+                outbox.put(Beat())
                 continue
             if isinstance(message, Shutdown):
                 return
+            if isinstance(message, EngineDeadError):
+                raise message
             handle(core, message, outbox)
-        outputs = core.step()
+        outputs, now = core.step(), time.monotonic()
         # Also without news of requests: metrics count every step's tokens, and end with the state of the idle core.
         if outputs.outputs or (outputs.stats is not None and outputs.stats.num_tokens) or not core.has_work():
             outbox.put(Outputs(outputs))
+            told = now
+        elif now - told >= HEALTH_SECONDS:
+            outbox.put(Beat())
+            told = now
 
 
 def handle(core: EngineCore, message: ToCore, outbox: Outbox) -> None:
@@ -151,11 +166,14 @@ def _receive_loop(context: zmq.Context, address: str, inbox: Inbox) -> None:
     socket.set_hwm(0)
     socket.connect(address)
     decode: Callable[[bytes], ToCore] = wire.decoder(ToCore).decode
-    while True:
-        try:
-            inbox.put(decode(socket.recv()))
-        except msgspec.DecodeError as error:
-            log.error("a message from the frontend could not be read: %s", error)
+    try:
+        while True:
+            try:
+                inbox.put(decode(socket.recv()))
+            except msgspec.DecodeError as error:
+                log.error("a message from the frontend could not be read: %s", error)
+    except Exception as error:  # a core that hears nothing would let every request wait for ever
+        inbox.put(EngineDeadError("hear the frontend", f"{type(error).__name__}: {error}"))
 
 
 def _send_loop(context: zmq.Context, address: str, outbox: Outbox) -> None:
@@ -164,7 +182,15 @@ def _send_loop(context: zmq.Context, address: str, outbox: Outbox) -> None:
     socket.linger = 2000
     socket.connect(address)
     while (message := outbox.get()) is not None:
-        socket.send(wire.encode(message))
+        try:
+            data = wire.encode(message)
+        except Exception as error:  # what a driver put into an output, say; without it requests would wait for ever
+            traceback.print_exc()
+            socket.send(
+                wire.encode(Failed(EngineDeadError("tell the frontend", f"{type(error).__name__}: {error}").parts))
+            )
+            break
+        socket.send(data)
     socket.close()
 
 

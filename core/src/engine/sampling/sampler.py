@@ -11,6 +11,7 @@ from engine.interfaces.ops import Ops, SamplingRows
 from engine.interfaces.platform import Platform
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import ProcessorChain
+from engine.types.plan import BROKEN
 
 
 class SampledRows(NamedTuple):
@@ -118,9 +119,11 @@ class Sampler:
             masks: what constrained rows may draw; applied last, so that nothing else allows a token again.
 
         Returns:
-            int32 [n], and the log probabilities, from the logits as they came, of the rows that asked for them.
+            int32 [n], `BROKEN` where a row's logits are not numbers; and the log probabilities, from the logits as they
+            came, of the rows that asked for them.
         """
         parameters, slots = self._parameters, rows.slot
+        broken = logits.sum(dim=-1).isnan()  # one NaN makes the sum one
         uploaded = self._upload(slots)
         num_tokens = self._to_device(rows.num_tokens.astype(np.int64))
         position = num_tokens - uploaded.num_prompt
@@ -145,11 +148,13 @@ class Sampler:
         else:
             tokens = self._ops.reject(logits, sampling, *rejected)
         self._tokens.index_put_((uploaded.slot, num_tokens), tokens)
+        # The table keeps a token that can be looked up: steps that are under way already read it.
+        told = torch.where(broken, BROKEN, tokens)
         if raw is None:
-            return tokens, None
+            return told, None
         drawn = tokens if len(asked) == len(slots) else tokens[self._to_device(asked)]
         most = int(parameters.logprobs[slots[asked]].max())
-        return tokens, SampledLogprobs(asked, *self._ops.logprobs(raw, drawn, min(most, raw.shape[1])))
+        return told, SampledLogprobs(asked, *self._ops.logprobs(raw, drawn, min(most, raw.shape[1])))
 
     def _mask_early_stops(self, logits: torch.Tensor, rows: SampledRows) -> None:
         """Keep rows with fewer than `min_tokens` outputs from ending."""

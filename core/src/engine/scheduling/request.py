@@ -49,7 +49,6 @@ class Request:
         root: hash that stands before its first block.
 
     Attributes:
-        arrival_time: seconds of `time.monotonic()`: when it reached the engine; `queued_at` is the core's.
         token_ids: int32 [n]; all tokens known when it last was without a slot. In a slot, the slot's arrays hold them.
         slot: -1 where it has none.
         hashes: of its full blocks, as far as they were needed.
@@ -94,6 +93,7 @@ class Request:
 
     def __init__(self, request: EngineRequest, table: SlotTable, limit: int, root: bytes) -> None:
         self.request_id = request.request_id
+        self.arrival_time = request.arrival_time
         self.priority = request.priority
         self.params: SamplingParams = request.params
         self.parent = request.parent
@@ -114,8 +114,6 @@ class Request:
         self.hashes: list[bytes] = []
         self.num_cached_tokens = -1
         self.queued_at = self.admitted_at = time.monotonic()
-        # By how old it is now, so that requests keep their order when somebody sets the machine's time.
-        self.arrival_time = self.queued_at - max(0.0, time.time() - request.arrival_time)
         self.num_prompt_scored = 0
         self.matcher: Matcher | None = None
         self.pooling = request.pooling

@@ -29,8 +29,10 @@ from engine.kv.matching import Hit
 from engine.kv.tails import RunningTokens
 from engine.scheduling.batch import Batch, Chunk, build_plan
 from engine.scheduling.constraints import Constraints, unserved
+from engine.scheduling.contract import broken_logits, check_result
 from engine.scheduling.deadlines import Deadlines, timed_out
 from engine.scheduling.failed_loads import spoilt
+from engine.scheduling.integrity import check_integrity
 from engine.scheduling.long_prompts import share_budget
 from engine.scheduling.pooled import pooled_hit_limit, take_pooled
 from engine.scheduling.preemption import Preemptions
@@ -44,7 +46,7 @@ from engine.scheduling.swapping import Return, Swapping
 from engine.scheduling.update import accept
 from engine.types.errors import EngineError, InvalidRequestError, KVCacheTooSmallError
 from engine.types.outputs import CoreOutput
-from engine.types.plan import StepPlan, StepResult
+from engine.types.plan import BROKEN, StepPlan, StepResult
 from engine.types.request import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Scheduler:
         swapping: where preempted requests leave their pages; None: they are computed again.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
         whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.
+        vocab_size: a result with another token ends the engine; None: not checked.
 
     Attributes:
         outstanding: plans that were made and whose results have not come back, oldest first.
@@ -89,8 +92,9 @@ class Scheduler:
         swapping: Swapping | None = None,
         constraints: Constraints | None = None,
         whole_prompts: bool = False,
+        vocab_size: int | None = None,
     ) -> None:
-        self.swapping = swapping
+        self.swapping, self.vocab_size = swapping, vocab_size
         self.preemptions = Preemptions()
         self.long_prefill_token_threshold, self.whole_prompts = long_prefill_token_threshold, whole_prompts
         self.speculation, self.constraints = speculation, constraints
@@ -466,12 +470,14 @@ class Scheduler:
         Raises:
             ContractError: it is another step's, or does not fit the plan.
         """
+        lowest = check_result(self.outstanding[0], result, self.vocab_size)
         plan = self.outstanding.popleft()
-        assert result.step_id == plan.step_id, f"step {result.step_id} came back before step {plan.step_id}"
         self.done_step = plan.step_id
         self.kv.step_done(plan.step_id)
         if result.failed_pages is not None and result.failed_pages.size:
             self._compute_again(result.failed_pages, plan.step_id)
+        if lowest == BROKEN:
+            self._fail_broken(plan, result)
         accepted = accept(plan, result, self.slots, self.kv, self.speculation)
         if self._pools:
             accepted = take_pooled(plan, result, self.slots, accepted)
@@ -559,6 +565,14 @@ class Scheduler:
         self._notices.append(_error_output(request.request_id, error))
         self._end(request)
 
+    def _fail_broken(self, plan: StepPlan, result: StepResult) -> None:
+        """End the requests of rows whose logits were not numbers; what they drew before is dropped as surplus."""
+        rows = (result.tokens == BROKEN).reshape(plan.num_rows, -1).any(axis=1) & plan.samples
+        for slot in plan.slot_of_row[rows].tolist():
+            request = self.slots.requests[slot]
+            if request is not None and self.slots.accepts[slot]:
+                self._fail(request, broken_logits(request.request_id, request.num_tokens))
+
     def _too_small(self, request: Request) -> KVCacheTooSmallError:
         n = request.num_tokens
         return KVCacheTooSmallError(
@@ -570,29 +584,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError where requests, slots, pages and queue contradict each other."""
-        self.slots.check_integrity()
-        self.kv.check_integrity()
-        by_status: dict[Status, int] = dict.fromkeys(Status, 0)
-        for request in self.requests.values():
-            by_status[request.status] += 1
-            assert (request.slot >= 0) == (request.status in (Status.RUNNING, Status.DRAINING)), request
-        assert by_status[Status.RUNNING] == len(self.running)
-        assert by_status[Status.DRAINING] == len(self.draining)
-        assert by_status[Status.WAITING] == len(self.policy)
-        assert by_status[Status.HELD] == len(self.siblings)
-        assert by_status[Status.SWAPPED] == self.num_swapped
-        if self.swapping is not None:
-            self.swapping.check_integrity(idle=not self.requests)
-        assert by_status[Status.COMPILING] == (0 if self.constraints is None else self.constraints.num_compiling)
-        assert self.prefilling.keys() <= self.running.keys()
-        for request in self.running.values():
-            slot = request.slot
-            for table in self.kv.tables:
-                end = int(self.slots.computed[slot] + self.slots.drafts[slot])
-                assert table.num_blocks[slot] == table.blocks(end), request
-        if not self.requests and not self.outstanding:
-            assert self.slots.num_free == self.slots.num_slots
-            assert self.kv.pool.num_held == 0, "pages are held by nobody"
+        check_integrity(self)
 
 
 def _error_output(request_id: str, error: EngineError) -> CoreOutput:

@@ -13,7 +13,6 @@ from engine.scheduling.prompt_scores import take_prompt_scores
 from engine.scheduling.request import Request
 from engine.scheduling.slots import DECODE, SlotTable
 from engine.scheduling.speculation import Speculation
-from engine.types.errors import ContractError
 from engine.types.outputs import CoreOutput, TokenLogprobs
 from engine.types.plan import LogprobRows, StepPlan, StepResult
 from engine.types.request import FinishReason
@@ -45,11 +44,11 @@ def accept(
     """Accept the drawn tokens. A token of a request that has ended meanwhile is surplus and is dropped, and so is one
     behind the token that ends its request.
 
-    Raises:
-        ContractError: the result does not fit the plan.
+    Args:
+        result: was checked, see `engine.scheduling.contract`.
     """
     rows = plan.samples.nonzero()[0]
-    drawn, counts = _checked(plan, result, rows)
+    drawn, counts = _drawn(plan, result, rows)
     row_slots = plan.slot_of_row[rows]
     wanted = slots.accepts[row_slots]
     if np.count_nonzero(wanted) < rows.size:
@@ -117,37 +116,13 @@ def accept(
     return Accepted(outputs, ended, prompt_tokens, num_tokens, scores)
 
 
-def _checked(plan: StepPlan, result: StepResult, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that the rows which sample drew, int32 [n, 1 + k], of a result that fits the plan; and how many they
-    are, int32 [n]."""
+def _drawn(plan: StepPlan, result: StepResult, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that the rows which sample drew, int32 [n, 1 + k]; and how many they are, int32 [n]."""
     tokens = result.tokens if result.tokens.ndim == 2 else result.tokens[..., None]
-    fits = tokens.shape[0] == plan.num_rows
-    if fits:
-        drawn = tokens[rows]
-        given = drawn >= 0
-        counts = given[:, 0].astype(np.int32)
-        fits = np.count_nonzero(given[:, :1]) == rows.size
-    if fits and plan.num_drafts is None:
-        fits = drawn.shape[1] == 1
-    elif fits:
-        assert plan.num_drafts is not None
-        found = result.num_drafts
-        for column in range(1, drawn.shape[1]):
-            counts += given[:, column]
-        fits = (
-            found is not None
-            and found.shape == plan.num_drafts.shape
-            and bool((found <= plan.num_drafts).all())
-            and bool((counts <= 1 + found[rows]).all())
-            and np.count_nonzero(given[:, 1:] > given[:, :-1]) == 0
-        )
-    if not fits:
-        raise ContractError(
-            f"the tokens of step {plan.step_id}",
-            f"the worker returned {result.tokens!r:.200} for {plan.num_rows} rows",
-            "choose another executor or platform driver and tell its author",
-            point="executor",
-        )
+    drawn, counts = tokens[rows], np.empty(rows.size, np.int32)
+    counts.fill(1)  # `np.ones` takes a microsecond more
+    for column in range(1, drawn.shape[1]):
+        counts += drawn[:, column] >= 0
     return drawn, counts
 
 

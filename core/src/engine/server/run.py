@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
@@ -16,6 +16,7 @@ from engine.config.server import ServerConfig
 from engine.frontend import banner
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.statistics import StatisticsLog
+from engine.server.descriptors import allow_connections
 from engine.server.lifecycle import ACCESS_LOG, Lifecycle, Phase
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
 
@@ -38,6 +39,15 @@ def serve(config: EngineConfig, settings: ServerConfig) -> int:
     """
     if settings.access_log:
         logging.getLogger(ACCESS_LOG).setLevel(logging.INFO)
+    early = _leave_at_sigterm()
+    try:
+        return _serve(config, settings, early)
+    except _Terminated:
+        return 0
+
+
+def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -> int:
+    allow_connections(settings.max_connections)
     listener = _listen(settings.host, settings.port)
     llm = AsyncLLM(config)  # its process loads the model while this one imports the server
     try:
@@ -56,14 +66,14 @@ def serve(config: EngineConfig, settings: ServerConfig) -> int:
         lifecycle = Lifecycle()
         uvicorn_settings = uvicorn.Config(
             create_app(llm, (llm.model_name,), settings, lifecycle),
-            http=bounded_protocol(settings.header_timeout),
+            http=bounded_protocol(settings.header_timeout, settings.write_timeout, settings.max_connections),
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=FAREWELL_SECONDS,
             lifespan="off",
         )
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            run = _Run(llm, Server(uvicorn_settings), lifecycle, settings)
+            run = _Run(llm, Server(uvicorn_settings), lifecycle, settings, early)
             return runner.run(run.serve(listener))
     finally:
         llm.shutdown()
@@ -73,8 +83,16 @@ def serve(config: EngineConfig, settings: ServerConfig) -> int:
 class _Run:
     """One server's life in its event loop."""
 
-    def __init__(self, llm: AsyncLLM, server: uvicorn.Server, lifecycle: Lifecycle, settings: ServerConfig) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        server: uvicorn.Server,
+        lifecycle: Lifecycle,
+        settings: ServerConfig,
+        early: Sequence[int] = (),
+    ) -> None:
         self._llm, self._server, self._lifecycle, self._settings = llm, server, lifecycle, settings
+        self._early = early
         self._dead: EngineError | None = None
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
 
@@ -83,6 +101,8 @@ class _Run:
         loop = asyncio.get_running_loop()
         for signal_ in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_, self._on_signal)
+        if self._early:
+            self._on_signal()
         stopped = asyncio.ensure_future(self._stop.wait())
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
         statistics = asyncio.ensure_future(StatisticsLog(self._llm).run())
@@ -135,6 +155,28 @@ class _Run:
         self._dead = error
         _say(str(error))
         asyncio.get_running_loop().call_later(DEATH_NOTICE_SECONDS, self._stop.set)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: passes wherever Ctrl-C does. A SystemExit would be a driver's fault where one is imported."""
+
+
+def _leave_at_sigterm() -> list[int]:
+    """End the program in order, with 0, at a SIGTERM that comes before the event loop takes signals.
+
+    Without this the signal would end it unasked, or do nothing in a container, where this may be the first process.
+
+    Returns:
+        The signals that came: an exception that is raised where nobody can see it (in a finaliser) is lost.
+    """
+    came: list[int] = []
+
+    def leave(number: int, frame: object) -> None:
+        came.append(number)
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, leave)
+    return came
 
 
 async def _first(timeout: float, *events: Coroutine[Any, Any, Any]) -> None:

@@ -68,6 +68,12 @@ class RequestTimeoutError(EngineError):
     code = "request_timeout"
 
 
+class InvalidLogitsError(EngineError):
+    """The model's logits for this request are not numbers (NaN), so that no token can be drawn from them."""
+
+    code = "invalid_logits"
+
+
 class EngineDeadError(EngineError):
     """The engine core or one of its workers has died; requests in progress are lost."""
 

@@ -12,20 +12,18 @@ from engine.types.start import CoreStart, WorkerReady
 
 
 class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and only message on the pipe to a new core process. The pipe then stays open: its end means that the
-    parent has died.
+    """The first and only message on the pipe to a new core process, whose argument is the directory where the sockets
+    lie. The pipe then stays open: its end means that the parent has died, and the process removes the directory.
 
     Args:
         core: how to build the engine core.
         requests: the address that the process reads from (the frontend binds it).
         outputs: the address that it writes to (the frontend binds it).
-        directory: where the sockets lie; removed by the process if its parent dies.
     """
 
     core: CoreStart
     requests: str
     outputs: str
-    directory: str
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):
@@ -74,10 +72,14 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     error: str = ""
 
 
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """The step loop goes round: told when there was nothing else to tell for a while."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The core could not start, or ended: the typed error as (code, asked, found, remedy)."""
 
     error: tuple[str, str, str, str]
 
 
-FromCore = Ready | Outputs | Reply | Failed
+FromCore = Ready | Outputs | Reply | Beat | Failed

@@ -137,6 +137,10 @@ class StepPlan(msgspec.Struct, kw_only=True):
         return int(self.num_tokens.sum())
 
 
+BROKEN = -2
+"""In place of a token: the logits that it would be drawn from are not numbers (NaN)."""
+
+
 class Masks(msgspec.Struct, kw_only=True):
     """Which tokens the constrained rows of a step may draw. Comes after its plan, see `StepPlan.masks_follow`.
 
@@ -207,7 +211,7 @@ class StepResult(msgspec.Struct, kw_only=True):
         step_id: of the plan.
         tokens: int32 [R]; the drawn token of each row, -1 where the row does not sample. For a plan with drafts int32
             [R, 1 + k], k the most drafts of a row: the tokens that each row gives, in order, at least one where it
-            samples, then -1.
+            samples, then -1. `BROKEN` in place of a row's last token ends its request with an InvalidLogitsError.
         logprobs: None where no row asked.
         num_drafts: int32 [R]; the drafts that the drafter found and the step computed, at most the plan's; None where
             the plan has none.

@@ -18,7 +18,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         prompt_token_ids: at least one id, each within the vocabulary.
         params: verified, with `n == 1`, `max_tokens` and `seed` filled in (n > 1 is several requests with a `parent`).
         eos_token_ids: ids that end the sequence unless `ignore_eos`.
-        arrival_time: seconds of `time.time()`; first come, first served goes by it.
+        arrival_time: seconds since the epoch, by a clock that is never set back; first come, first served goes by it.
         priority: lower values are more urgent; heeded by scheduling policies that order by it.
         cache_salt: requests with different salts share no cached pages.
         parent: the id that siblings of one prompt (n > 1) have in common. The core computes the prompt for the first

@@ -111,6 +111,7 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
         preemption_mode: "recompute" or "swap"; for the latter `worker.choices` names a connector.
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
         tokenizer_folder: where the tokenizer's files lie: grammars read its vocabulary.
+        step_timeout: seconds of silence after which a frontend takes a core in another process for hung.
     """
 
     worker: WorkerStart
@@ -121,3 +122,4 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     preemption_mode: str = "recompute"
     tokenizer_folder: str = ""
+    step_timeout: float = 600.0

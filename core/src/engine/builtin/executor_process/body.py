@@ -47,6 +47,11 @@ class StepUnderWay:
         return not self._waiting
 
     @property
+    def told(self) -> bool:
+        """Rank 0 has told the result."""
+        return self._result is not None
+
+    @property
     def waiting(self) -> list[int]:
         """The ranks that have not answered."""
         return sorted(self._waiting)
@@ -217,6 +222,8 @@ class Process:
         match news:
             case None:
                 return False
+            case Ready() | Done() | Answer() | Failed() if not 0 <= news.rank < ranks.size:
+                raise self._die("read what a rank sent", f"a message of rank {news.rank}, where {ranks.size} are")
             case Done():
                 self._step_done(ranks, news)
             case Answer():
@@ -242,12 +249,17 @@ class Process:
             )
         if step.complete:
             del self._steps[done.step_id]
+            if not step.told:
+                raise self._die(f"compute step {step.step_id}", f"{ranks.describe(0)} answered without a result")
 
     def _wait_ready(self, ranks: Ranks) -> list[WorkerReady]:
         ready: dict[int, WorkerReady] = {}
         waited = 0.0
         while len(ready) < ranks.size:
-            news = ranks.receive(WAIT_SECONDS)
+            try:
+                news = ranks.receive(WAIT_SECONDS)
+            except msgspec.DecodeError as error:
+                raise self._die("read what a rank sent", str(error)) from error
             if isinstance(news, Ready):
                 ready[news.rank] = news.worker
             elif isinstance(news, Failed):

@@ -12,20 +12,18 @@ from engine.types.start import WorkerReady, WorkerStart
 
 
 class RankStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and only message on the pipe to a new rank. The pipe then stays open: its end means that the parent
-    has died.
+    """The first and only message on the pipe to a new rank, whose argument is the directory where the sockets lie.
+    The pipe then stays open: its end means that the parent has died, and the rank removes the directory.
 
     Args:
         worker: "pkg.mod:Class" to start; message: what with, for this rank.
         orders: the address that the rank reads from; news: the one that it writes to.
-        directory: where the sockets lie; removed by the rank if its parent dies.
     """
 
     worker: str
     message: WorkerStart
     orders: str
     news: str
-    directory: str
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 
@@ -18,11 +17,10 @@ import zmq
 from engine.builtin.executor_process.messages import News, Order, RankStart, Stop
 from engine.types import wire
 from engine.types.errors import EngineDeadError
+from engine.types.private_directory import make_private_directory
 from engine.types.start import WorkerStart
 
 MODULE = "engine.builtin.executor_process.rank"
-LONGEST_PATH = 90
-"""Unix socket paths end at 107 bytes; "/orders-12345" comes after the directory."""
 
 
 class Ranks:
@@ -33,14 +31,15 @@ class Ranks:
 
     def __init__(self, worker: str, starts: Sequence[WorkerStart]) -> None:
         self.size, self._owner, self._closed = len(starts), os.getpid(), False
-        self.directory = _private_directory()
+        self.directory = make_private_directory("engine-ranks-", len("orders-12345"), f"{self.size} ranks")
         self._context = zmq.Context()
         self._decode = wire.decoder(News).decode
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[zmq.Socket[bytes]] = []
         news = f"ipc://{self.directory}/news"
-        self._news = self._bind(zmq.PULL, news)
+        self._news: zmq.Socket[bytes] | None = None
         try:
+            self._news = self._bind(zmq.PULL, news)
             for start in starts:
                 orders = f"ipc://{self.directory}/orders-{start.rank}"
                 self._sockets.append(self._bind(zmq.PUSH, orders))
@@ -49,16 +48,15 @@ class Ranks:
                     message=msgspec.structs.replace(start, rendezvous=self.directory),
                     orders=orders,
                     news=news,
-                    directory=self.directory,
                 )
                 # A session of its own: Ctrl-C in a terminal reaches the parent alone, which then stops in order.
                 process = subprocess.Popen(
-                    [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, start_new_session=True
+                    [sys.executable, "-m", MODULE, self.directory], stdin=subprocess.PIPE, start_new_session=True
                 )
                 self._processes.append(process)
                 assert process.stdin is not None
                 wire.write_frame(process.stdin, wire.encode(message))
-        except OSError as error:
+        except (OSError, zmq.ZMQError) as error:
             self.close(0)
             raise EngineDeadError(f"start {self.size} ranks", f"a process could not be started: {error}") from error
         except BaseException:
@@ -79,6 +77,7 @@ class Ranks:
 
     def receive(self, seconds: float) -> News | None:
         """The next message, waited for so long; None where none comes. Raises msgspec.DecodeError."""
+        assert self._news is not None
         if not self._news.poll(int(seconds * 1000)):
             return None
         news: News = self._decode(self._news.recv())
@@ -123,9 +122,7 @@ class Ranks:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
-        for socket in (*self._sockets, self._news):
-            socket.close(linger=0)
-        self._context.term()
+        self._context.destroy(linger=0)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _bind(self, kind: int, address: str) -> zmq.Socket[bytes]:
@@ -133,11 +130,3 @@ class Ranks:
         socket.set_hwm(0)
         socket.bind(address)
         return socket
-
-
-def _private_directory() -> str:
-    directory = tempfile.mkdtemp(prefix="engine-ranks-")
-    if len(os.fsencode(directory)) > LONGEST_PATH:
-        os.rmdir(directory)
-        directory = tempfile.mkdtemp(prefix="engine-ranks-", dir="/tmp")
-    return directory

@@ -7,6 +7,7 @@ queue the next step is launched while the last one runs.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import os
 import shutil
@@ -42,14 +43,21 @@ if TYPE_CHECKING:
     from engine.interfaces.executor import StepFuture, Worker
 
 POLL_SECONDS = 0.0001
+PARENT_DIED = 3
+"""The exit code of a rank whose parent has gone."""
 
 
 def main() -> int:
     """Run until told to stop, or until the parent dies. Returns the process's exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    pipe = sys.stdin.buffer
-    start: RankStart = wire.decoder(RankStart).decode(wire.read_frame(pipe))
-    threading.Thread(target=_watch_parent, args=(pipe, start.directory), name="parent", daemon=True).start()
+    faulthandler.enable()  # a crash says where
+    pipe, directory = sys.stdin.buffer, sys.argv[1]
+    try:
+        start: RankStart = wire.decoder(RankStart).decode(wire.read_frame(pipe))
+    except EOFError:  # the parent died before it said anything
+        shutil.rmtree(directory, ignore_errors=True)
+        return PARENT_DIED
+    threading.Thread(target=_watch_parent, args=(pipe, directory), name="parent", daemon=True).start()
     context = zmq.Context()
     orders, news = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket, address in ((orders, start.orders), (news, start.news)):
@@ -164,7 +172,7 @@ def _watch_parent(pipe: BinaryIO, directory: str) -> None:
         while pipe.read(1):
             pass
     shutil.rmtree(directory, ignore_errors=True)
-    os._exit(3)
+    os._exit(PARENT_DIED)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,83 @@
+"""Logits that are not numbers cost the request that they belong to, and nobody else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine import LLM, EngineArgs, SamplingParams
+from engine.frontend.launch import launch
+from engine.types.errors import InvalidLogitsError
+
+POISON = 77
+"""A token whose embedding is not a number."""
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("poison") / "model"
+    shutil.copytree(launch(EngineArgs(model="tiny")).files.folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    if "lm_head.weight" not in weights:  # else the poison would stand in everybody's logits
+        import json
+
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
+        (folder / "config.json").write_text(json.dumps(config))
+    weights["model.embed_tokens.weight"][POISON] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def params(i: int, **more: Any) -> SamplingParams:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9, "top_p": 0.95},
+        {"temperature": 1.0, "logprobs": 2},
+    ]
+    allowed = [t for t in range(300) if t != POISON]
+    return SamplingParams(seed=i, max_tokens=20, ignore_eos=True, allowed_token_ids=allowed, **kinds[i % 3], **more)
+
+
+PROMPTS = [[11 + i, 40, 41 + i, 42, 90 + i] * (1 + i) for i in range(9)]
+
+
+@pytest.mark.parametrize("options", [{}, {"in_flight": 1}, {"drafter": "ngram"}, {"tensor_parallel_size": 2}])
+def test_a_poisonous_prompt_costs_its_request_alone(poisoned: Path, options: dict[str, Any]) -> None:
+    """Few pages, so that those that held NaN are used again at once; whatever lies behind a row's end has no effect."""
+    settings = {
+        "dtype": "float64",
+        "max_num_seqs": 6,
+        "num_kv_pages": 40,
+        "block_size": 4,
+        "max_num_batched_tokens": 32,
+    }
+    with LLM(str(poisoned), **settings, **options) as llm:
+        quiet = [
+            list(llm.generate({"prompt_token_ids": p}, params(i), use_tqdm=False)[0].outputs[0].token_ids)
+            for i, p in enumerate(PROMPTS)
+        ]
+        engine = llm.llm_engine
+        for turn in range(2):
+            for i, prompt in enumerate(PROMPTS):
+                engine.add_request(f"good-{i}", {"prompt_token_ids": prompt}, params(i))
+                bad = [*prompt[:3], POISON, *prompt[:9]]
+                engine.add_request(f"bad-{i}", {"prompt_token_ids": bad}, params(i + turn))
+            ends: dict[str, Any] = {}
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    if output.finished:
+                        ends[output.request_id] = output
+            for i, expected in enumerate(quiet):
+                assert list(ends[f"good-{i}"].outputs[0].token_ids) == expected, (turn, i)
+                bad_end = ends[f"bad-{i}"]
+                assert isinstance(bad_end.error, InvalidLogitsError) and "NaN" in str(bad_end.error)
+                assert not bad_end.outputs[0].token_ids
+            stats = engine.client.stats()
+            assert (stats.pages_used, stats.num_running, stats.num_waiting) == (0, 0, 0)
+            engine.client._core.check_integrity()  # type: ignore[attr-defined]
