@@ -196,13 +196,14 @@ def test_attention_needs() -> None:
         attention_needs(describe(full, other), block_size=16, dtype="float32", facts=facts)
 
 
-@pytest.mark.parametrize("kind", ["mla", "state"])
+@pytest.mark.parametrize("kind", ["mla", "state", "cross"])
 def test_a_kind_that_no_driver_serves_is_refused_at_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     spec = {
         "mla": KVSpec(kind="mla", num_kv_heads=1, head_size=64),
         "state": KVSpec(kind="state", num_kv_heads=0, head_size=0, state_bytes=512),
+        "cross": KVSpec(kind="cross", num_kv_heads=2, head_size=64),
     }[kind]
     plain = Llama.describe
 

@@ -96,6 +96,18 @@ def test_a_draft_models_layers_have_a_group_of_their_own() -> None:
     assert drafts.tokens_per_block == 32
 
 
+def test_the_encoders_tokens_have_a_group_behind_the_others_which_bounds_no_match() -> None:
+    cross = KVSpec(kind="cross", num_kv_heads=1, head_size=8)
+    layout = make_layout([cross, FULL, cross, FULL, STATE], block_size=16, kv_itemsize=2, tokens_per_page=UNIT)
+    full, state, last = layout.groups
+    assert [group.layers for group in layout.groups] == [(1, 3), (4,), (0, 2)]
+    assert [group.index for group in layout.groups] == [0, 1, 2] and layout.num_growing == 2
+    assert last.tokens_per_block == layout.page_bytes // (2 * 2 * 8 * 2) // 16 * 16 > full.tokens_per_block
+    assert match_unit(layout) == full.tokens_per_block == state.tokens_per_block
+    with pytest.raises(ConfigError, match="cross-attention alone"):
+        make_layout([cross], block_size=16, kv_itemsize=2, tokens_per_page=UNIT)
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -105,7 +117,8 @@ def test_a_draft_models_layers_have_a_group_of_their_own() -> None:
         KVSpec(kind="mla", num_kv_heads=2, head_size=8),
         KVSpec(kind="state", num_kv_heads=0, head_size=0),
         KVSpec(kind="full", num_kv_heads=1, head_size=8, state_bytes=8),
-        KVSpec(kind="cross", num_kv_heads=1, head_size=8),  # type: ignore[arg-type]
+        KVSpec(kind="cross", num_kv_heads=1, head_size=8, sliding_window=4),
+        KVSpec(kind="tree", num_kv_heads=1, head_size=8),  # type: ignore[arg-type]
     ],
 )
 def test_a_spec_that_contradicts_its_kind_is_refused(spec: KVSpec) -> None:

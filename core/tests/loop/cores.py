@@ -33,6 +33,8 @@ def sliding(window: int, heads: int = 2) -> KVSpec:
 
 MLA = KVSpec(kind="mla", num_kv_heads=1, head_size=16)
 STATE = KVSpec(kind="state", num_kv_heads=0, head_size=0, state_bytes=128)
+CROSS = KVSpec(kind="cross", num_kv_heads=2, head_size=4)
+MAX_ENCODER_LEN = 48  # more than a sequence has
 DRAFT = KVSpec(kind="full", num_kv_heads=2, head_size=4, draft=True)
 
 
@@ -53,7 +55,9 @@ LAYOUTS = {
     "state": layout_of(STATE),
     "full and state": layout_of(FULL, STATE),
     "latent and draft": layout_of(MLA, DRAFT, block_size=2),
-    "all kinds": layout_of(FULL, sliding(6), MLA, STATE, DRAFT),
+    "full and cross": layout_of(CROSS, FULL),
+    "all kinds": layout_of(FULL, sliding(6), MLA, STATE, DRAFT, CROSS),
+    "sliding and wide cross": layout_of(sliding(5), KVSpec(kind="cross", num_kv_heads=1, head_size=4), block_size=2),
     "sliding, window of 1": layout_of(FULL, sliding(1), block_size=3),
 }
 
@@ -62,7 +66,7 @@ def worker_start(layout: KVLayout, settings: Settings) -> WorkerStart:
     """A start message with what `PagedWorker` reads."""
     model = ModelDescription(
         architecture="Paged", dtype="float64", vocab_size=13, hidden_size=8, num_layers=1, num_q_heads=1,
-        max_model_len=settings.max_model_len, kv_specs=(FULL,),
+        max_model_len=settings.max_model_len, kv_specs=(FULL,), max_encoder_len=MAX_ENCODER_LEN,
     )  # fmt: skip
     return WorkerStart(
         choices=(),
@@ -104,6 +108,7 @@ def make_core(
         settings.max_num_seqs,
         settings.max_model_len,
         hold,
+        MAX_ENCODER_LEN,
     )
     context = CoreContext(
         layout=layout,
@@ -120,6 +125,7 @@ def make_core(
         max_model_len=settings.max_model_len,
         evictor=evictor(context),
         enable_prefix_caching=settings.enable_prefix_caching,
+        max_encoder_len=MAX_ENCODER_LEN,
     )
     scheduler = Scheduler(
         kv=kv,

@@ -24,9 +24,10 @@ from engine.builtin.connector_host.metadata import Copies
 from engine.builtin.connector_host.worker_half import HostWorker
 from engine.interfaces.context import WorkerContext
 from engine.types import wire
-from engine.types.kv import KVLayout
+from engine.types.kv import KVGroup, KVLayout
 from engine.types.params import SamplingParams
 from engine.types.plan import LogprobRows, Masks, PageCopies, StepPlan, StepResult
+from engine.types.request import EncoderInput
 from engine.types.start import WorkerReady, WorkerStart
 
 VOCAB = 13
@@ -62,7 +63,12 @@ def logprob_entry(token: int, k: int) -> tuple[float, int, list[int], list[float
 
 
 def alone(
-    layout: KVLayout, prompt: list[int], params: SamplingParams, eos: list[int], max_model_len: int
+    layout: KVLayout,
+    prompt: list[int],
+    params: SamplingParams,
+    eos: list[int],
+    max_model_len: int,
+    encoder: EncoderInput | None = None,
 ) -> tuple[list[int], str]:
     """The tokens that a request gets by itself, and why it ends."""
     tokens = list(prompt)
@@ -73,9 +79,11 @@ def alone(
     while True:
         positions = np.arange(len(tokens))
         x = mix(np.array(tokens, np.uint64), positions)
-        for g, group in enumerate(layout.groups):
+        for g, group in in_model_order(layout):
             cells = mix(mix(x, positions), g)
-            if group.kind == "state":
+            if group.kind == "cross":
+                x = x if encoder is None else mix(x, encoder_cells(encoder, g).sum(dtype=np.uint64))
+            elif group.kind == "state":
                 x = mix(x, fold(np.uint64(0), cells))
             else:
                 x = mix(x, _visible_sums(cells, positions, 0, group.sliding_window))
@@ -90,6 +98,23 @@ def alone(
                 return tokens[len(prompt) :], "complete"
         if num_outputs + 1 == params.max_tokens or len(tokens) == max_model_len:
             return tokens[len(prompt) :], "length"
+
+
+def in_model_order(layout: KVLayout) -> list[tuple[int, KVGroup]]:
+    """The groups with their indices; "cross" comes first, so that all other cells depend on the encoder's tokens."""
+    return sorted(enumerate(layout.groups), key=lambda entry: entry[1].kind != "cross")
+
+
+def encoder_cells(encoder: EncoderInput, g: int) -> np.ndarray:
+    """What group g keeps of each of the encoder's tokens."""
+    hashed = np.uint64(int.from_bytes(encoder.hash, "little") % 2**64)
+    return mix(mix(np.full(encoder.num_tokens, hashed), np.arange(encoder.num_tokens)), 100 + g)
+
+
+def table_widths(layout: KVLayout, max_model_len: int, max_encoder_len: int) -> list[int]:
+    """Blocks of the longest sequence, or encoder input."""
+    tokens = [max_encoder_len if group.kind == "cross" else max_model_len for group in layout.groups]
+    return [-(-n // group.tokens_per_block) for n, group in zip(tokens, layout.groups, strict=True)]
 
 
 def fold(state: np.uint64, cells: np.ndarray) -> np.ndarray:
@@ -140,9 +165,8 @@ class PagedWorker:
         self.num_pages = message.num_kv_pages or 0
         slots, length = message.max_num_seqs, message.max_model_len
         self.tokens = np.full((slots, length + 1), -1, np.int64)
-        self.block_tables = [
-            np.full((slots, -(-length // group.tokens_per_block)), -1, np.int64) for group in self.layout.groups
-        ]
+        widths = table_widths(self.layout, length, message.model.max_encoder_len)
+        self.block_tables = [np.full((slots, width), -1, np.int64) for width in widths]
         most = max(group.tokens_per_block for group in self.layout.groups)
         self.cells = np.random.default_rng(0).integers(0, 2**63, (self.num_pages, most)).astype(np.uint64)
         self.connector = HostWorker(WorkerContext(start=message))
@@ -177,8 +201,11 @@ class PagedWorker:
         ids = self.tokens[slots, positions]
         assert (ids >= 0).all(), "a token is computed that nobody has placed"
         x = mix(ids.astype(np.uint64), positions)
-        for g, group in enumerate(self.layout.groups):
+        for g, group in in_model_order(self.layout):
             size = group.tokens_per_block
+            if group.kind == "cross":
+                x = self._read_encoder(plan, g, x, ends)
+                continue
             pages = self.block_tables[g][slots, positions // size]
             assert (pages > 0).all(), "a token has no page"
             places = pages * size + positions % size
@@ -230,7 +257,9 @@ class PagedWorker:
             prompt = new.token_ids[: new.num_prompt_tokens].tolist()
             if new.request_id not in self._truths:
                 stops = new.stop_token_ids.tolist()
-                self._truths[new.request_id], _ = alone(self.layout, prompt, new.params, stops, self.max_model_len)
+                self._truths[new.request_id], _ = alone(
+                    self.layout, prompt, new.params, stops, self.max_model_len, new.encoder
+                )
             drafts = self.propose(self._truths[new.request_id], self.tokens[slot, len(prompt) : at].tolist(), k)
             assert (self.tokens[slot, at : at + k] == -1).all(), "drafts are put over tokens"
             found[row] = len(drafts)
@@ -277,6 +306,28 @@ class PagedWorker:
             sums[mine] = _visible_sums(self.cells[pages, seen % size], positions[mine], first, window)
         return sums
 
+    def _read_encoder(self, plan: StepPlan, g: int, x: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Fill the blocks that this step has to fill, then let each row's tokens see all of its encoder's."""
+        size, x = self.layout.groups[g].tokens_per_block, x.copy()
+        for new in plan.new_slots:
+            if new.fills_encoder:
+                token = np.arange(new.encoder.num_tokens)
+                pages = self.block_tables[g][new.slot, token // size]
+                assert (pages > 0).all() and new.slot in plan.slot_of_row
+                self.cells[pages, token % size] = encoder_cells(new.encoder, g)
+        for row, slot in enumerate(plan.slot_of_row.tolist()):
+            encoder, table = self.new_slot[slot].encoder, self.block_tables[g][slot]
+            blocks = 0 if encoder is None else -(-encoder.num_tokens // size)
+            assert (table[:blocks] > 0).all() and (table[blocks:] == -1).all(), "not the blocks of the encoder's tokens"
+            if encoder is not None:
+                token = np.arange(encoder.num_tokens)
+                seen = self.cells[table[token // size], token % size]
+                mine = slice(int(ends[row] - plan.num_tokens[row]), int(ends[row]))
+                if not self.failing_loads:
+                    assert (seen == encoder_cells(encoder, g)).all(), "the encoder's blocks hold something else"
+                x[mine] = mix(x[mine], seen.sum(dtype=np.uint64))
+        return x
+
     def _check_form(self, plan: StepPlan) -> None:
         self.num_steps += 1
         assert plan.step_id == self.num_steps
@@ -311,8 +362,9 @@ class PagedWorker:
             if self.propose is not None:  # the pages of rejected drafts went back: those blocks begin anew
                 computed = np.zeros(table.shape[0], np.int64)
                 computed[plan.slot_of_row] = plan.num_computed
-                size = self.layout.groups[self._group_of(table)].tokens_per_block
-                second &= new.index * size < computed[new.slot]
+                g = self._group_of(table)
+                size = self.layout.groups[g].tokens_per_block
+                second &= (new.index * size < computed[new.slot]) | (self.layout.groups[g].kind == "cross")
             assert not second.any(), "a block gets a second page"
             table[new.slot, new.index] = new.page
 
@@ -400,7 +452,15 @@ class HoldingExecutor:
         num_ahead: steps launched before the tokens were known that their masks depend on.
     """
 
-    def __init__(self, worker: object, layout: KVLayout, max_num_seqs: int, max_model_len: int, hold: int = 1) -> None:
+    def __init__(
+        self,
+        worker: object,
+        layout: KVLayout,
+        max_num_seqs: int,
+        max_model_len: int,
+        hold: int = 1,
+        max_encoder_len: int = 0,
+    ) -> None:
         self.worker, self.layout, self.hold = worker, layout, hold
         self.num_placeholders = 0
         self.most_in_flight = self.num_ahead = 0
@@ -409,9 +469,8 @@ class HoldingExecutor:
         self._host_known = np.zeros(max_num_seqs, np.int64)
         self._ids = [""] * max_num_seqs
         self._copied: list[set[tuple[int, int]]] = [set() for _ in self._ids]  # (step, page) copied from each slot's
-        self._tables = [
-            np.full((max_num_seqs, -(-max_model_len // group.tokens_per_block)), -1) for group in layout.groups
-        ]
+        most = max(max_model_len, max_encoder_len)
+        self._tables = [np.full((max_num_seqs, width), -1) for width in table_widths(layout, max_model_len, most)]
         self._under_way: deque[tuple[StepPlan, list[str], dict[int, set[int]]]] = deque()
         self._held: deque[Held] = deque()
 
@@ -456,14 +515,18 @@ class HoldingExecutor:
                 planned = {self._ids[slot] for slot in plan.slot_of_row.tolist()}
                 assert not undecided & planned, "a request is planned before its drafts are decided"
         named: dict[int, set[int]] = {}
+        fills = {new.slot for new in plan.new_slots if new.fills_encoder}
         for slot, start, end in zip(plan.slot_of_row.tolist(), starts.tolist(), ends.tolist(), strict=True):
             named[slot] = set()
             for table, group in zip(self._tables, self.layout.groups, strict=True):
                 size, window = group.tokens_per_block, group.window
                 first = 0 if window is None else max(0, start - window + 1) // size
                 last = -(-end // size)
-                named[slot].update(table[slot, first:last].tolist())
                 written = set(table[slot, start // size : last].tolist())
+                if group.kind == "cross":
+                    first, last = 0, int((table[slot] > 0).sum())
+                    written = set(table[slot, :last].tolist()) if slot in fills else set()
+                named[slot].update(table[slot, first:last].tolist())
                 for _, _, others in self._under_way:
                     for other, pages in others.items():
                         assert other == slot or not written & pages, "a page is reused while a step names it"

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from engine.loop.engine_core import EngineCore
 from engine.types.outputs import CoreOutput, TokenLogprobs
 from engine.types.params import SamplingParams
-from engine.types.request import EngineRequest
+from engine.types.request import EncoderInput, EngineRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,7 @@ class Planned:
     priority: int = 0
     host_tokens: bool = False
     timeout: int | None = None
+    encoder: EncoderInput | None = None
 
     def to_request(self) -> EngineRequest:
         """As the core takes it."""
@@ -86,6 +87,7 @@ class Planned:
             host_tokens=self.host_tokens,
             priority=self.priority,
             timeout=self.timeout,
+            encoder=self.encoder,
         )
 
 
@@ -132,6 +134,7 @@ def schedules(
     max_requests: int = 10,
     drafters: tuple[str, ...] = ("",),
     crowded: bool = False,
+    max_encoder_len: int = 0,
 ) -> Schedule:
     """Requests whose prompts share prefixes, some with salts, some siblings, some aborted; caches from too small for
     one request to roomy; budgets from one token.
@@ -143,6 +146,7 @@ def schedules(
         tokens_per_page: of the KV layout, roughly: the scale for the number of pages.
         max_model_len: of the core. max_requests: siblings count as one.
         drafters: kinds to choose from.
+        max_encoder_len: of encoder inputs that most requests have, some the same; 0: none has any.
         crowded: many requests that come early, and pages for one or two of them: most examples preempt.
     """
     rng = random.Random(draw(st.integers(0, 2**32)))
@@ -150,8 +154,11 @@ def schedules(
     requests = _requests(rng, vocab, max_model_len, rng.randint((most + 1) // 2, most))
     if crowded:
         requests = tuple(_that_grows(rng, request) for request in requests)
-    longest = max(min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests)
-    total = sum(min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests)
+    if max_encoder_len:
+        requests = _with_encoder_inputs(rng, requests, max_encoder_len)
+    lengths = [min(len(r.prompt) + (r.params.max_tokens or 0), max_model_len) for r in requests]
+    lengths = [n + (r.encoder.num_tokens if r.encoder else 0) for n, r in zip(lengths, requests, strict=True)]
+    longest, total = max(lengths), sum(lengths)
     tight = -(-longest // tokens_per_page)
     pages = rng.choice(
         [
@@ -211,6 +218,15 @@ def _requests(rng: random.Random, vocab: int, max_model_len: int, count: int) ->
                 )
             )
     return tuple(requests)
+
+
+def _with_encoder_inputs(rng: random.Random, requests: tuple[Planned, ...], longest: int) -> tuple[Planned, ...]:
+    inputs = [EncoderInput(hash=bytes([i] * 8), num_tokens=rng.choice([1, 4, 9, longest])) for i in range(3)]
+    inputs.append(EncoderInput(hash=inputs[0].hash, num_tokens=max(1, inputs[0].num_tokens - 1)))
+    chosen: dict[str, EncoderInput | None] = {}
+    return tuple(
+        replace(r, encoder=chosen.setdefault(r.parent or r.request_id, rng.choice([None, *inputs]))) for r in requests
+    )
 
 
 def _that_grows(rng: random.Random, request: Planned) -> Planned:

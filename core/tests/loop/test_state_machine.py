@@ -13,6 +13,9 @@ from paged_worker import VOCAB
 from schedules import Outcome, Planned, Settings
 
 from engine.types.params import SamplingParams
+from engine.types.request import EncoderInput
+
+ENCODERS = (EncoderInput(hash=b"one", num_tokens=6), EncoderInput(hash=b"two", num_tokens=9))
 
 
 class Core(RuleBasedStateMachine):
@@ -63,8 +66,9 @@ class Core(RuleBasedStateMachine):
         tail=st.integers(1, 12),
         n=st.sampled_from([1, 1, 3]),
         timeout=st.sampled_from([None, None, None, 5, 20]),
+        encoder=st.sampled_from([None, ENCODERS[0], *ENCODERS]),
     )
-    def add(self, cut: int, tail: int, n: int, timeout: int | None) -> None:
+    def add(self, cut: int, tail: int, n: int, timeout: int | None, encoder: EncoderInput | None) -> None:
         name = f"r{len(self.requests)}"
         prompt = (*self.shared[:cut], *(self.rng.randrange(VOCAB) for _ in range(tail)))
         for k in range(n):
@@ -75,6 +79,7 @@ class Core(RuleBasedStateMachine):
                 eos=(0,),
                 parent=name if n > 1 else None,
                 timeout=timeout,
+                encoder=encoder if self.core.scheduler.kv.cross.tables else None,
             )
             self.requests[planned.request_id] = planned
             self.outcomes[planned.request_id] = Outcome()

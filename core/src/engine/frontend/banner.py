@@ -79,7 +79,7 @@ def capacity(launch: Launch, worker: WorkerReady) -> tuple[int, float]:
         `max_model_len` tokens fit at once; (0, as many as run) for a model that keeps nothing.
     """
     start = launch.start.worker
-    groups = start.layout.groups
+    groups = start.layout.groups[: start.layout.num_growing]  # without encoder inputs, whose length is unknown
     if not groups:
         return 0, float(start.max_num_seqs)
     pages = worker.num_pages - 1  # the null page belongs to nobody

@@ -23,7 +23,7 @@ class AttentionNeed:
     """What the engine asks of attention for one kind of layer.
 
     Args:
-        kind: "full", "sliding" or "encoder".
+        kind: see `engine.types.model.KVKind`.
         head_size: elements of one head.
         num_q_heads, num_kv_heads: on this rank; the first is a multiple of the second.
         dtype: of queries and outputs; `kv_dtype`: of the cache.

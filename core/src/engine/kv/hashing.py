@@ -5,8 +5,8 @@ Chained hashing of blocks as in vLLM's automatic prefix caching. What is hashed,
     the parent's hash, the ids as little-endian int32, then for each media span that overlaps the block
     the span's place from the block's start (little-endian int64) and its hash
 
-and for what stands before a sequence's first block: the adapter's id and the cache salt, where there are any. The
-function is XXH3-128, which is not made to resist forgery, or SHA-256, which is.
+and for what stands before a sequence's first block: the adapter's id, the cache salt and the encoder's input, where
+there are any. The function is XXH3-128, which is not made to resist forgery, or SHA-256, which is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from xxhash import xxh3_128_digest
+
+from engine.types.request import EncoderInput
 
 Digest = Callable[[bytes], bytes]
 """From bytes to their hash."""
@@ -56,18 +58,26 @@ class Hashed(Protocol):
     media: tuple[MediaSpan, ...]
 
 
-def root_hash(cache_salt: str | None, lora_id: str | None = None, digest: Digest = xxh3_128_digest) -> bytes:
+def root_hash(
+    cache_salt: str | None,
+    lora_id: str | None = None,
+    digest: Digest = xxh3_128_digest,
+    encoder: EncoderInput | None = None,
+) -> bytes:
     """The hash that stands before a sequence's first block: equal for requests that may share pages.
 
     Args:
         cache_salt: requests with different salts share nothing.
         lora_id: of the adapter that computes the keys and values; None for the model alone.
+        encoder: input that all hidden states depend on; None where there is none.
     """
     parts = b""
     for name, value in ((b"lora", lora_id), (b"salt", cache_salt)):
         if value is not None:
             data = value.encode("utf-8", "surrogatepass")
             parts += b"%s %d " % (name, len(data)) + data
+    if encoder is not None:
+        parts += b"encoder %d %d " % (encoder.num_tokens, len(encoder.hash)) + encoder.hash
     return digest(parts)
 
 

@@ -22,7 +22,7 @@ def make_layout(
 
     Layers with equal specs form a group; those of a draft model have theirs beside the target's, and those of kind
     "encoder", which keep nothing, none. The group with the largest need fixes `page_bytes`; the other groups put as
-    many tokens into a page as fit, in whole multiples of the hash unit.
+    many tokens into a page as fit, in whole multiples of the hash unit. Groups of kind "cross" come last.
 
     Args:
         kv_specs: one a layer, in order.
@@ -48,6 +48,9 @@ def make_layout(
 
     for spec in layers_of:
         _check(spec)
+    if all(spec.kind == "cross" for spec in layers_of):
+        raise ConfigError("a KV cache of cross-attention alone", "no layer keeps anything of the decoder's own tokens")
+    layers_of = dict(sorted(layers_of.items(), key=lambda item: item[0].kind == "cross"))
     wanted = {spec: _wanted_tokens(spec, block_size, tokens_per_page) for spec in layers_of}
     page_bytes = max(
         _layer_bytes(spec, wanted[spec], kv_itemsize, size) * len(layers) for spec, layers in layers_of.items()
@@ -59,7 +62,7 @@ def make_layout(
     }
     # A state takes the same room after any number of tokens: its blocks are as long as the longest of the others, so
     # that it makes the match unit no longer.
-    longest = max(tokens.values(), default=0)
+    longest = max((n for spec, n in tokens.items() if spec.kind != "cross"), default=0)
     groups = []
     for index, (spec, layers) in enumerate(layers_of.items()):
         tokens_per_block = tokens.get(spec) or max(longest, wanted[spec])
@@ -80,8 +83,10 @@ def make_layout(
 
 
 def match_unit(layout: KVLayout) -> int:
-    """Tokens of the shortest prefix that ends a block in every group: cached prefixes are multiples of it."""
-    return math.lcm(layout.block_size, *(group.tokens_per_block for group in layout.groups))
+    """Tokens of the shortest prefix that ends a block in every group that grows with it: cached prefixes are multiples
+    of it."""
+    growing = layout.groups[: layout.num_growing]
+    return math.lcm(layout.block_size, *(group.tokens_per_block for group in growing))
 
 
 def _check(spec: KVSpec) -> None:
@@ -91,6 +96,7 @@ def _check(spec: KVSpec) -> None:
         "full": attends and spec.sliding_window is None,
         "sliding": attends and spec.sliding_window is not None and spec.sliding_window > 0,
         "mla": spec.num_kv_heads == 1 and spec.head_size > 0 and spec.sliding_window is None,
+        "cross": attends and spec.sliding_window is None,
         "state": spec.num_kv_heads == spec.head_size == 0 and spec.sliding_window is None,
     }
     if not fits.get(spec.kind) or (spec.state_bytes > 0) != (spec.kind == "state"):

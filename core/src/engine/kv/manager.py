@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from engine.kv.cross import CrossGroups
 from engine.kv.events import KVEventLog
 from engine.kv.hashing import HASH_FUNCTIONS, Hashed, extend_hashes, root_hash
 from engine.kv.index import BlockKey, PrefixIndex
@@ -27,6 +28,7 @@ from engine.kv.tables import BlockTable
 from engine.kv.tails import NO_TIP, RunningTokens, Sequence, Tails
 from engine.types.kv import NULL_PAGE, KVLayout
 from engine.types.plan import PageCopies
+from engine.types.request import EncoderInput
 
 if TYPE_CHECKING:
     from engine.interfaces.evictor import Evictor
@@ -53,6 +55,11 @@ class KVManager:
         evictor: orders what is given up.
         enable_prefix_caching: False: nothing is hashed, committed or found.
         hash_algo: a name in `engine.kv.hashing.HASH_FUNCTIONS`.
+        max_encoder_len: tokens of the longest encoder input.
+
+    Attributes:
+        tables: one for each group. The first ones, `growing`, hold the sequences' own tokens; the others, `cross`,
+            those of their encoder inputs.
     """
 
     def __init__(
@@ -65,6 +72,7 @@ class KVManager:
         evictor: Evictor,
         enable_prefix_caching: bool = True,
         hash_algo: str = "xxhash",
+        max_encoder_len: int = 0,
     ) -> None:
         self.layout = layout
         self.block_size = layout.block_size
@@ -72,8 +80,11 @@ class KVManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.index = PrefixIndex(num_pages, len(layout.groups))
         self.pool = PagePool(num_pages, self.index, evictor)
-        self.tables = tuple(BlockTable(group, max_num_seqs, max_model_len) for group in layout.groups)
-        self._sliding = tuple(table for table in self.tables if table.window is not None)
+        n = layout.num_growing
+        self.growing = tuple(BlockTable(group, max_num_seqs, max_model_len) for group in layout.groups[:n])
+        cross = tuple(BlockTable(group, max_num_seqs, max_encoder_len) for group in layout.groups[n:])
+        self.tables = self.growing + cross
+        self._sliding = tuple(table for table in self.growing if table.window is not None)
         # Hash units of each slot that were offered to the index; no slot's blocks are offered twice.
         self.num_committed = np.full(max_num_seqs, _NEVER, np.int32)
         self.num_resets = 0
@@ -81,7 +92,9 @@ class KVManager:
         self._planned: set[BlockKey] = set()
         self._taken: list[np.ndarray] = []
         self.digest = HASH_FUNCTIONS[hash_algo]
-        self.tails = Tails(self.index, self.pool, self.tables, self.block_size, self.unit, self.digest, max_num_seqs)
+        self.cross = CrossGroups(cross, self.index, self.pool, self.digest, max_encoder_len)
+        self._no_entries = [_entries(0, 0, np.empty(0, np.int32)) for _ in cross]
+        self.tails = Tails(self.index, self.pool, self.growing, self.block_size, self.unit, self.digest, max_num_seqs)
         self._unit_hashes = self.unit // self.block_size
         self.events: KVEventLog | None = None
         self._copies: list[tuple[int, np.ndarray, np.ndarray]] = []  # (group, sources, destinations)
@@ -92,33 +105,47 @@ class KVManager:
         """Pages that can still be promised."""
         return self.pool.num_available - sum(self._promised)
 
-    def fits_at_all(self, num_tokens: int) -> bool:
+    def fits_at_all(self, num_tokens: int, encoder: EncoderInput | None = None) -> bool:
         """Whether a request of this length could be computed with the whole pool to itself."""
-        return self.pages_at_least(num_tokens) <= self.pool.num_usable
+        return self.pages_at_least(num_tokens, encoder) <= self.pool.num_usable
 
-    def pages_at_least(self, num_tokens: int) -> int:
+    def pages_at_least(self, num_tokens: int, encoder: EncoderInput | None = None) -> int:
         """Pages that a request of this length needs, computed one token at a time."""
-        return sum(table.most_live(num_tokens, 1) for table in self.tables)
+        return sum(table.most_live(num_tokens, 1) for table in self.growing) + self.cross.pages(encoder)
 
-    def root_hash(self, cache_salt: str | None, lora_id: str | None = None) -> bytes:
+    def check_encoder(self, encoder: EncoderInput | None) -> None:
+        """Raise InvalidRequestError where no request of this model can have such an input."""
+        self.cross.check(encoder)
+
+    def root_hash(
+        self, cache_salt: str | None, lora_id: str | None = None, encoder: EncoderInput | None = None
+    ) -> bytes:
         """See `engine.kv.hashing.root_hash`."""
-        return root_hash(cache_salt, lora_id, self.digest)
+        return root_hash(cache_salt, lora_id, self.digest, encoder)
 
     def match(self, sequence: Sequence, max_tokens: int, running: RunningTokens | None = None) -> Hit:
         """The longest cached prefix, at most `max_tokens` long: whole blocks (`engine.kv.matching.match`), then a tail
         (`engine.kv.tails`), for which `running` tells the tokens of all slots; without it only cached ones are found.
-        The sequence's hashes are extended in place where more are needed.
+        The sequence's hashes are extended in place where more are needed. Where blocks of its encoder input are not
+        cached, nothing is found.
         """
-        hit = no_hit(self.tables)
+        if not self.cross.tables:
+            return self._match(sequence, max_tokens, running)
+        found, groups = self.cross.find(sequence, self._planned, look=self.enable_prefix_caching)
+        hit = self._match(sequence, max_tokens if found else 0, running)
+        return Hit(hit.num_tokens, hit.groups + groups, hit.tail)
+
+    def _match(self, sequence: Sequence, max_tokens: int, running: RunningTokens | None) -> Hit:
+        hit = no_hit(self.growing)
         if not self.enable_prefix_caching:
             return hit
-        hashes, root, tokens, media, _ = sequence
+        hashes, root, tokens, media, _, _ = sequence
         extend_hashes(hashes, root, tokens, self.block_size, digest=self.digest, media=media)
         if hashes:
             hit = match(
                 self.index,
                 self._planned,
-                self.tables,
+                self.growing,
                 hashes,
                 block_size=self.block_size,
                 unit=self.unit,
@@ -129,8 +156,8 @@ class KVManager:
     def pages_for_prompt(self, num_tokens: int, chunk: int, hit: Hit) -> int:
         """Pages that admitting a request takes from those available: its new pages until all `num_tokens` tokens are
         computed in chunks of `chunk`, and those pages of the hit that nobody holds."""
-        pages = self._candidates_of(hit)
-        for group, table in enumerate(self.tables):
+        pages = self._candidates_of(hit) + sum(self._missing_cross(hit))
+        for group, table in enumerate(self.growing):
             pages += max(0, table.most_live(num_tokens, chunk) - hit.groups[group].pages.size)
         return pages
 
@@ -138,7 +165,7 @@ class KVManager:
         """Pages that a slot still needs until all its `num_tokens` tokens are computed in chunks of `chunk`."""
         return sum(
             max(0, table.most_live(num_tokens, chunk) - int(table.num_blocks[slot] - table.first_block[slot]))
-            for table in self.tables
+            for table in self.growing
         )
 
     # -- first pass ---------------------------------------------------------------------------------------------------
@@ -153,20 +180,20 @@ class KVManager:
                 self.pool.release(pages, last_steps[places])
 
     def decode_need(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Which slots need a page to compute the one token at their position: bool [groups, n]."""
-        need = np.empty((len(self.tables), slots.size), bool)
-        for of_group, table in zip(need, self.tables, strict=True):
+        """Which slots need a page to compute the one token at their position: bool [growing groups, n]."""
+        need = np.empty((len(self.growing), slots.size), bool)
+        for of_group, table in zip(need, self.growing, strict=True):
             np.less_equal(table.num_blocks[slots] * table.tokens_per_block, positions, out=of_group)
         return need
 
     def extend_need(self, slots: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Pages that each slot needs to have room for `ends` tokens, int [n]: int [groups, n]."""
-        return np.stack(
-            [np.maximum((ends - 1) // table.tokens_per_block + 1 - table.num_blocks[slots], 0) for table in self.tables]
-        )
+        """Pages that each slot needs to have room for `ends` tokens, int [n]: int [growing groups, n]."""
+        blocks = [(ends - 1) // table.tokens_per_block + 1 for table in self.growing]
+        have = [table.num_blocks[slots] for table in self.growing]
+        return np.stack([np.maximum(all_of - n, 0) for all_of, n in zip(blocks, have, strict=True)])
 
     def promise_decodes(self, need: np.ndarray) -> None:
-        """Promise the pages of `decode_need` or `extend_need`, [groups, n]; the sum fits `num_available`."""
+        """Promise the pages of `decode_need` or `extend_need`; the sum fits `num_available`."""
         for group, of_group in enumerate(need):
             self._promised[group] += int(np.count_nonzero(of_group) if need.dtype == bool else of_group.sum())
 
@@ -180,12 +207,12 @@ class KVManager:
 
         hit: for a request that has no slot yet (`slot` is then ignored).
         """
-        have = [self._blocks(table, slot, hit) for table in self.tables]
+        have = [self._blocks(table, slot, hit) for table in self.growing]
 
         def missing(end: int) -> int:
-            return sum(max(0, table.blocks(end) - n) for table, n in zip(self.tables, have, strict=True))
+            return sum(max(0, table.blocks(end) - n) for table, n in zip(self.growing, have, strict=True))
 
-        available = self.num_available - self._candidates_of(hit)
+        available = self.num_available - self._candidates_of(hit) - sum(self._missing_cross(hit))
         if missing(start + chunk) <= available:
             return chunk
         low, high = 0, chunk  # `low` fits, `high` does not
@@ -212,12 +239,16 @@ class KVManager:
             hit: as `begin_slot` got it, in the step in which the slot is begun.
 
         Returns:
-            The number of pages.
+            The number of pages, without those of the encoder's tokens, which are promised with the first chunk.
         """
         end = start + chunk
         commits = self.num_committed[slot] != _NEVER
         total = 0
-        for group, table in enumerate(self.tables):
+        for group, pages in enumerate(self._missing_cross(hit), len(self.growing)):
+            self._promised[group] += pages
+            if pages and commits and hit is not None:
+                self._planned.update(hit.groups[group].keys)
+        for group, table in enumerate(self.growing):
             pages = max(0, table.blocks(end) - self._blocks(table, slot, hit))
             self._promised[group] += pages
             total += pages
@@ -239,9 +270,9 @@ class KVManager:
         return self._next(group, n)
 
     def place_decodes(self, slots: np.ndarray, need: np.ndarray) -> list[NewEntries]:
-        """Put promised pages at the end of the slots that need some (`need`: bool or int [groups, n])."""
+        """Put promised pages at the end of the slots that need some (`need`: bool or int [growing groups, n])."""
         entries = []
-        for group, table in enumerate(self.tables):
+        for group, table in enumerate(self.growing):
             if need.dtype != bool:
                 entries.append(self._place_several(group, slots, need[group]))
                 continue
@@ -254,7 +285,7 @@ class KVManager:
             table.pages[growing, index] = pages
             table.num_blocks[growing] = index + 1
             entries.append(NewEntries(growing, index, pages))
-        return entries
+        return entries + self._no_entries
 
     def _place_several(self, group: int, slots: np.ndarray, counts: np.ndarray) -> NewEntries:
         table = self.tables[group]
@@ -266,14 +297,21 @@ class KVManager:
         return NewEntries(growing, index, pages)
 
     def open_slot(self, slot: int, hit: Hit, sequence: Sequence) -> list[NewEntries]:
-        """Fill an empty slot with what the prefix cache gave it. Rows are placed in the order in which they were
-        promised, so blocks that an earlier row of this plan computes are committed by now."""
+        """Fill an empty slot with what the prefix cache gave it, and with pages for its encoder's tokens.
+
+        Rows are placed in the order in which they were promised, so blocks that an earlier row of this plan computes
+        are committed by now.
+        """
         self.tails.limits[slot] = 0
         if self.num_committed[slot] != _NEVER and not sequence.media:
             self.tails.tips[slot] = sequence.before(hit.num_whole // self.block_size)
         entries = []
         for table, group in zip(self.tables, hit.groups, strict=True):
             pages = group.pages
+            if group.keys and not pages.size:  # of a "cross" group: this step fills them
+                pages = self._next(table.group.index, len(group.keys))
+                if self.num_committed[slot] != _NEVER:
+                    self.cross.commit(group.keys, pages)
             planned = np.flatnonzero(pages == NULL_PAGE)
             if planned.size:
                 pages = pages.copy()
@@ -292,13 +330,13 @@ class KVManager:
             tail: of the hit with which the slot was opened just now: copied to the first of these pages.
         """
         entries = []
-        for group, table in enumerate(self.tables):
+        for group, table in enumerate(self.growing):
             pages = self._next(group, max(0, table.blocks(end) - int(table.num_blocks[slot])))
             entries.append(_entries(slot, table.append(slot, pages), pages))
             if tail is not None:
                 self._copies.append((group, tail.sources[group], pages[: tail.sources[group].size]))
         self.tails.limits[slot] = _NEVER if last else end
-        return entries
+        return entries + self._no_entries
 
     def take_copies(self, step_id: int) -> PageCopies | None:
         """What the plan of this step has to copy for those placed since the last call. The sources are held until it is
@@ -341,7 +379,7 @@ class KVManager:
             if not media:
                 units = blocks // self._unit_hashes * self._unit_hashes
                 self.tails.tips[slot] = hashes[units - 1] if units else held.root
-        for group, table in enumerate(self.tables):
+        for group, table in enumerate(self.growing):
             step = table.tokens_per_block // size
             first = np.maximum(start // step, table.first_block[slots])
             counts = np.maximum(end // step - first, 0)
@@ -427,7 +465,7 @@ class KVManager:
         last_step: the last step that names the slots.
         """
         released = []
-        for table in self.tables:
+        for table in self.growing:
             blocks = (num_tokens - 1) // table.tokens_per_block + 1
             row, block = _spans(blocks, table.num_blocks[slots] - blocks)
             if row.size:
@@ -485,6 +523,12 @@ class KVManager:
         self.pool.check_integrity(refs)
         self.index.check_integrity(self.pool.committed)
 
+    def check_slot(self, slot: int, num_tokens: int, encoder: EncoderInput | None) -> None:
+        """Raise AssertionError unless the slot has blocks for so many tokens, and for its encoder input."""
+        for table in self.tables:
+            wanted = num_tokens if table.group.kind != "cross" else 0 if encoder is None else encoder.num_tokens
+            assert table.num_blocks[slot] == table.blocks(wanted), f"slot {slot} has not the blocks that it needs"
+
     # -- helpers ------------------------------------------------------------------------------------------------------
     def _candidates_of(self, hit: Hit | None) -> int:
         if hit is None:
@@ -493,6 +537,13 @@ class KVManager:
         if hit.tail is not None:
             pages += hit.tail.sources
         return sum(int(np.count_nonzero(self.pool.candidate[of_group])) for of_group in pages)
+
+    def _missing_cross(self, hit: Hit | None) -> list[int]:
+        """Pages that a request which enters a slot needs in each "cross" group, beside those of its hit and those that
+        are promised for what is loaded."""
+        if hit is None or not self.cross.tables:
+            return []
+        return [max(0, len(group.keys) - group.pages.size) for group in hit.groups[len(self.growing) :]]
 
     @staticmethod
     def _blocks(table: BlockTable, slot: int, hit: Hit | None) -> int:

@@ -1,7 +1,7 @@
 """How much of a prompt is cached: one matcher for each kind of cache, and the length that all groups agree on.
 
 full, mla: every block of the prefix must be there. sliding: only those that the last window sees. state: only the
-last one, which holds the state that goes on. The longest length that
+last one, which holds the state that goes on (cross: see `engine.kv.cross`). The longest length that
 ends a block in every group and satisfies all groups is taken, as vLLM's hybrid cache coordinator does.
 """
 
@@ -21,7 +21,7 @@ class GroupHit(NamedTuple):
 
     Args:
         first_block: the first block taken; those before it have left the window.
-        keys: of the blocks taken, in order.
+        keys: of the blocks taken, in order. Of a "cross" group all that the request has, also where none is taken.
         pages: int32 [n]; their pages, 0 where the block is computed by the very step that is being planned.
     """
 
@@ -61,6 +61,11 @@ class Hit(NamedTuple):
     def num_whole(self) -> int:
         """Tokens in whole blocks, which are shared, not copied."""
         return self.num_tokens if self.tail is None else self.num_tokens - self.tail.num_tokens
+
+    @property
+    def fills_encoder(self) -> bool:
+        """Blocks of the encoder's tokens were not found: the request's first step computes them."""
+        return any(group.keys and not group.pages.size for group in self.groups)
 
     def without_tail(self) -> Hit:
         """Its whole blocks alone."""

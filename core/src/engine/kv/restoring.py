@@ -23,7 +23,7 @@ class Outline:
 
     Args:
         num_tokens: whose keys and values are in its pages.
-        first_block: of each group.
+        first_block: of each group that grows with the sequence.
         commits: its blocks may enter the prefix cache, and be found there.
         num_resets: of the cache, until then; content from before a reset is neither offered nor looked for.
     """
@@ -57,10 +57,11 @@ def take_out(kv: KVManager, slot: int, num_tokens: int) -> tuple[Outline, np.nda
     num_tokens: computed by plans that are made; those after it are not wanted.
     """
     first_block, pages = [], []
-    for table in kv.tables:
+    for table in kv.growing:
         first = max(int(table.first_block[slot]), table.first_needed(num_tokens))
         first_block.append(first)
         pages.append(table.pages[slot, first : table.blocks(num_tokens)])
+    pages += [table.live(slot) for table in kv.cross.tables]
     outline = Outline(num_tokens, tuple(first_block), bool(kv.num_committed[slot] != _NEVER), kv.num_resets)
     return outline, np.concatenate(pages)
 
@@ -70,12 +71,12 @@ def find(kv: KVManager, outline: Outline, sequence: Sequence) -> Restored:
 
     sequence: all that is known of the request; its hashes are extended in place where more are needed.
     """
-    hashes, root, tokens, media, _ = sequence
+    hashes, root, tokens, media, _, _ = sequence
     commits = outline.commits and outline.num_resets == kv.num_resets
     if commits:
         extend_hashes(hashes, root, tokens, kv.block_size, digest=kv.digest, media=media)
     groups, missing = [], []
-    for group, (table, first) in enumerate(zip(kv.tables, outline.first_block, strict=True)):
+    for group, (table, first) in enumerate(zip(kv.growing, outline.first_block, strict=True)):
         full = outline.num_tokens // table.tokens_per_block
         pages = np.full(max(0, full - first), NULL_PAGE, np.int32)
         if commits:
@@ -83,6 +84,12 @@ def find(kv: KVManager, outline: Outline, sequence: Sequence) -> Restored:
             pages[:] = [kv.index.page_of(key) or NULL_PAGE for key in keys]
         groups.append(GroupHit(first, [], pages))
         missing.append(int(np.count_nonzero(pages == NULL_PAGE)))
+    if kv.cross.tables:
+        found, of_encoder = kv.cross.find(sequence, frozenset(), look=commits)
+        for cross in of_encoder:
+            pages = cross.pages if found else np.full(len(cross.keys), NULL_PAGE, np.int32)
+            groups.append(GroupHit(0, [], pages))
+            missing.append(0 if found else pages.size)
     return Restored(outline, commits, Hit(outline.num_tokens, tuple(groups)), missing)
 
 
@@ -113,6 +120,8 @@ def open_slot(
         index = np.arange(first, first + pages.size, dtype=np.int32)
         entries.append(NewEntries(np.full(pages.size, slot, np.int32), index, pages))
         to_load.append(np.where(empty, pages, NULL_PAGE))
+        if restored.commits and table.group.kind == "cross":
+            kv.cross.commit(kv.cross.keys(sequence, table), pages)
     return entries, to_load
 
 
@@ -127,7 +136,9 @@ def copies_in(kv: KVManager, slot: int, restored: Restored, to_load: list[np.nda
             restored.outline.num_tokens // table.tokens_per_block,
             table.blocks(restored.outline.num_tokens),
         )
-        targets += [of_group, table.pages[slot, full:blocks]]
+        targets.append(of_group)
+        if table.group.kind != "cross":
+            targets.append(table.pages[slot, full:blocks])
     pages = np.concatenate(targets)
     places = np.flatnonzero(pages != NULL_PAGE).astype(np.int32)
     return places, pages[places]

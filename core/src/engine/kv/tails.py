@@ -22,6 +22,7 @@ from engine.kv.matching import Hit, Tail
 from engine.kv.pool import PagePool
 from engine.kv.tables import BlockTable
 from engine.types.kv import NULL_PAGE
+from engine.types.request import EncoderInput
 
 NO_TIP = b""
 """The tip of a slot that nobody may copy from."""
@@ -36,6 +37,7 @@ class Sequence(NamedTuple):
         tokens: int32 [n]; its ids.
         lora_id: of the adapter, for events; `root` covers it.
         media: spans of tokens that stand for media. Tails hold none: equal ids are not equal content there.
+        encoder: the encoder input; `root` covers it.
     """
 
     hashes: list[bytes]
@@ -43,6 +45,7 @@ class Sequence(NamedTuple):
     tokens: np.ndarray
     media: tuple[MediaSpan, ...] = ()
     lora_id: str | None = None
+    encoder: EncoderInput | None = None
 
     def before(self, units: int) -> bytes:
         """The hash that stands after so many hash units."""
@@ -66,7 +69,8 @@ class Tails:
     """Finds tails, and keeps those of sequences that end.
 
     Args:
-        index, pool, tables: the manager's.
+        index, pool: the manager's.
+        tables: of the groups that grow with the sequence. Pages of others are shared whole, never copied.
         block_size: tokens of the hash unit.
         unit: tokens; tails begin at multiples of it.
         digest: the hash function.

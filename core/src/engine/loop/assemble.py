@@ -66,6 +66,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             evictor=_build("evictor", start, registry, context),
             enable_prefix_caching=start.enable_prefix_caching,
             hash_algo=start.prefix_caching_hash_algo,
+            max_encoder_len=worker.model.max_encoder_len,
         )
         scheduler = Scheduler(
             kv=kv,

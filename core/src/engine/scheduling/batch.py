@@ -43,7 +43,7 @@ class Batch:
     Args:
         budget: tokens that may still be added.
         decodes: int32 [d]; slots that compute one token each, at `positions`, int32 [d].
-        need: bool [groups, d]; whether that token begins a new block. With drafts int [groups, d]: new blocks.
+        need: as `KVManager.decode_need` gives it, bool [groups, d]. With drafts as `extend_need` does, int [groups, d].
         drafts: int32 [d]; tokens that are proposed and computed after it. None: nowhere any.
         chunks: in the order in which they were chosen.
         left_out: a running request found no page, or less than it wanted: nobody new is admitted.
@@ -79,7 +79,7 @@ def build_plan(
         if chunk.hit is not None:
             _append(entries, kv.open_slot(slot, chunk.hit, chunk.request.sequence(slots.tokens[slot, :end])))
         if chunk.hit is not None or chunk.back is not None:
-            new_slots.append(_new_slot(chunk.request))
+            new_slots.append(_new_slot(chunk.request, chunk.hit))
         if chunk.back is None:
             _append(entries, kv.place_chunk(slot, end, chunk.samples, chunk.hit and chunk.hit.tail))
         else:
@@ -160,7 +160,7 @@ def _new_blocks(entries: list[NewEntries]) -> NewBlocks:
     return NewBlocks(slot=slot, index=index, page=page)
 
 
-def _new_slot(request: Request) -> NewSlot:
+def _new_slot(request: Request, hit: Hit | None) -> NewSlot:
     return NewSlot(
         slot=request.slot,
         request_id=request.request_id,
@@ -169,4 +169,6 @@ def _new_slot(request: Request) -> NewSlot:
         params=request.params,
         stop_token_ids=request.stop_token_ids,
         pooling=request.pooling,
+        encoder=request.encoder,
+        fills_encoder=request.encoder is not None and hit is not None and hit.fills_encoder,
     )

@@ -29,9 +29,8 @@ def check_integrity(scheduler: Scheduler) -> None:
     assert scheduler.prefilling.keys() <= scheduler.running.keys()
     for request in scheduler.running.values():
         slot = request.slot
-        for table in scheduler.kv.tables:
-            end = int(scheduler.slots.computed[slot] + scheduler.slots.drafts[slot])
-            assert table.num_blocks[slot] == table.blocks(end), request
+        end = int(scheduler.slots.computed[slot] + scheduler.slots.drafts[slot])
+        scheduler.kv.check_slot(slot, end, request.encoder)
     if not scheduler.requests and not scheduler.outstanding:
         assert scheduler.slots.num_free == scheduler.slots.num_slots
         assert scheduler.kv.pool.num_held == 0, "pages are held by nobody"

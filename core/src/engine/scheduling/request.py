@@ -57,6 +57,7 @@ class Request:
         queued_at, admitted_at: seconds of `time.monotonic()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
         timeout: see `EngineRequest`.
+        encoder: see `EngineRequest`.
         matcher: its place in its constraint, behind the tokens that were accepted; None where it has no constraint.
         pooling: for a request that draws nothing and ends with its prompt; None for one that generates.
         num_pooled: prompt tokens whose own vectors were sent.
@@ -65,6 +66,7 @@ class Request:
     __slots__ = (
         "admitted_at",
         "arrival_time",
+        "encoder",
         "eos_token_ids",
         "hashes",
         "host_tokens",
@@ -99,6 +101,7 @@ class Request:
         self.parent = request.parent
         self.host_tokens = request.host_tokens
         self.timeout = request.timeout
+        self.encoder = request.encoder
         self.token_ids = np.array(request.prompt_token_ids, np.int32)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.eos_token_ids = frozenset() if request.params.ignore_eos else frozenset(request.eos_token_ids)
@@ -126,7 +129,7 @@ class Request:
 
     def sequence(self, tokens: np.ndarray) -> Sequence:
         """What the KV manager reads of it: its first tokens, int32 [n]."""
-        return Sequence(self.hashes, self.root, tokens, self.media, self.lora_id)
+        return Sequence(self.hashes, self.root, tokens, self.media, self.lora_id, self.encoder)
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.name}, slot={self.slot}, num_tokens={self.num_tokens})"

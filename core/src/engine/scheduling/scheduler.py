@@ -124,7 +124,7 @@ class Scheduler:
         """Queue a request. One whose prompt can never fit the KV cache ends at once, with an error in the outputs.
 
         Raises:
-            InvalidRequestError: its id is in use, or it has no tokens.
+            InvalidRequestError: its id is in use, it has no tokens, or an encoder input that does not fit the model.
             PromptTooLongError: no token could be generated within `max_model_len`; one that pools needs room for none.
         """
         n = len(request.prompt_token_ids)
@@ -136,14 +136,15 @@ class Scheduler:
         pools = request.pooling is not None
         if request.params.structured_outputs is not None and self.constraints is None:
             raise unserved(request)
+        self.kv.check_encoder(request.encoder)
         self._pools = self._pools or pools
         most = 0 if pools else request.params.max_tokens
         limit = self.max_model_len if most is None else min(n + most, self.max_model_len)
-        new = Request(request, self.slots, limit, self.kv.root_hash(request.cache_salt))
+        new = Request(request, self.slots, limit, self.kv.root_hash(request.cache_salt, encoder=request.encoder))
         self.requests[new.request_id] = new
         if new.timeout is not None:
             self.deadlines.add(new, new.timeout)
-        if not self.kv.fits_at_all(n):
+        if not self.kv.fits_at_all(n, new.encoder):
             self._fail(new, self._too_small(new))
         elif self.constraints is not None and new.params.structured_outputs is not None:
             new.status = Status.COMPILING
@@ -360,7 +361,7 @@ class Scheduler:
         while (head := self.swapping.queue.peek()) is not None:
             request = cast(Request, head)
             n = request.token_ids.size
-            if not self.kv.fits_at_all(n):
+            if not self.kv.fits_at_all(n, request.encoder):
                 self._fail(request, self._too_small(request))
                 continue
             if not batch.budget or not self.slots.num_free:
@@ -382,7 +383,7 @@ class Scheduler:
         while batch.budget and self.slots.num_free and (head := self.policy.peek()) is not None:
             request = cast(Request, head)
             n = request.token_ids.size
-            if not self.kv.fits_at_all(n):
+            if not self.kv.fits_at_all(n, request.encoder):
                 self._fail(request, self._too_small(request))
                 continue
             hit = self._match(request)
@@ -574,11 +575,11 @@ class Scheduler:
                 self._fail(request, broken_logits(request.request_id, request.num_tokens))
 
     def _too_small(self, request: Request) -> KVCacheTooSmallError:
-        n = request.num_tokens
+        n, usable = request.num_tokens, self.kv.pool.num_usable
         return KVCacheTooSmallError(
             f"compute request {request.request_id!r} of {n} tokens",
-            f"it needs at least {max(self.kv.pages_at_least(n), self.kv.pool.num_usable + 1)} KV pages, "
-            f"the cache has {self.kv.pool.num_usable}",
+            f"it needs at least {max(self.kv.pages_at_least(n, request.encoder), usable + 1)} KV pages, "
+            f"the cache has {usable}",
             "raise --kv-cache-memory or --num-kv-pages, or send a shorter prompt or a smaller max_tokens",
         )
 

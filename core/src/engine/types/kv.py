@@ -26,7 +26,8 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
         num_kv_heads, head_size: on this rank.
         sliding_window: None but for "sliding".
         tokens_per_block: tokens in one page of this group; a whole multiple of `KVLayout.block_size`. A page of a
-            "state" group holds one state: after the last token of its block, or after the last token computed.
+            "state" group holds one state: after the last token of its block, or after the last token computed. Those
+            of a "cross" group are the encoder's tokens.
         layer_bytes: bytes of one layer in one page.
         draft: the layers are a draft model's.
     """
@@ -54,12 +55,17 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         block_size: tokens of the hash unit: prefixes are matched in whole multiples of it.
         page_bytes: bytes of one page: what the largest group needs for `block_size` tokens.
-        groups: in a fixed order; block tables and plans are indexed by it.
+        groups: in a fixed order, those of kind "cross" last; block tables and plans are indexed by it.
     """
 
     block_size: int
     page_bytes: int
     groups: tuple[KVGroup, ...]
+
+    @property
+    def num_growing(self) -> int:
+        """The first groups, whose blocks hold a sequence's own tokens; the others hold those of its encoder input."""
+        return sum(group.kind != "cross" for group in self.groups)
 
 
 def kv_heads_on_rank(num_kv_heads: int, size: int) -> int:

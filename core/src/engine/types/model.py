@@ -8,13 +8,14 @@ import msgspec
 
 from engine.types.pooling import Pooler
 
-KVKind = Literal["full", "sliding", "mla", "state", "encoder"]
+KVKind = Literal["full", "sliding", "mla", "state", "cross", "encoder"]
 """The kinds of KV cache.
 
 - `full`: keys and values of every token.
 - `sliding`: of the last `sliding_window` tokens.
 - `mla`: one latent vector of every token, from which keys and values are made (latent attention, DeepSeek-V2).
 - `state`: one state of fixed size after the last token (Mamba, linear attention).
+- `cross`: keys and values of every token of the encoder, which the decoder's tokens all see (Bart, Whisper).
 - `encoder`: nothing. Each token of a prompt sees all others, so the prompt is computed whole in one step.
 """
 
@@ -59,6 +60,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         generates: it has logits over the vocabulary, and is to write text; False: its hidden states are pooled.
         pooler: how, where requests do not say.
         num_token_types: of token type embeddings; 0: it has none.
+        max_encoder_len: tokens of the longest encoder input; 0 for a model without "cross" layers.
     """
 
     architecture: str
@@ -76,6 +78,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True
     pooler: Pooler = msgspec.field(default_factory=Pooler)
     num_token_types: int = 0
+    max_encoder_len: int = 0
 
     @property
     def whole_prompts(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
+from engine.types.request import EncoderInput
 
 Int32 = np.ndarray
 """A one-dimensional int32 array; shapes stand in the docstrings."""
@@ -28,6 +29,9 @@ class NewSlot(msgspec.Struct, kw_only=True):
         params: with `seed` filled in; the runner needs no other default.
         stop_token_ids: int32 [k]; ids that must not be drawn before `min_tokens` outputs.
         pooling: for a request that draws nothing and whose hidden states are pooled; None for one that generates.
+        encoder: its encoder input; None where it has none.
+        fills_encoder: this step computes the keys and values of the encoder's tokens, into the slot's blocks of each
+            "cross" group. False: they are there, or come with this step's copies and loads.
     """
 
     slot: int
@@ -37,6 +41,8 @@ class NewSlot(msgspec.Struct, kw_only=True):
     params: SamplingParams
     stop_token_ids: Int32
     pooling: PoolingParams | None = None
+    encoder: EncoderInput | None = None
+    fills_encoder: bool = False
 
 
 class NewBlocks(msgspec.Struct, kw_only=True):

@@ -10,6 +10,18 @@ from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
 
 
+class EncoderInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the encoder of an encoder-decoder model reads for a request.
+
+    Args:
+        hash: of its content: requests with equal hashes may share the keys and values of its tokens.
+        num_tokens: that the encoder makes of it, at least 1.
+    """
+
+    hash: bytes
+    num_tokens: int
+
+
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One sequence to generate. Made by the frontend, read by the core.
 
@@ -28,6 +40,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         timeout: seconds that it may take from its arrival in the core, waiting included; None for no limit.
         pooling: the request draws no token: it ends with its prompt, whose hidden states are pooled so. `params` then
             says nothing. Verified, with `task` and `pooling_type` filled in.
+        encoder: set by the frontend of encoder-decoder models, none of which is served yet; None for all others.
     """
 
     request_id: str
@@ -41,6 +54,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     host_tokens: bool = False
     timeout: float | None = None
     pooling: PoolingParams | None = None
+    encoder: EncoderInput | None = None
 
 
 class FinishReason(enum.StrEnum):
