@@ -170,7 +170,7 @@ def test_only_what_a_window_still_sees_is_kept(layout: str) -> None:
     finish(scheduler)
     kv, b = scheduler.kv, scheduler.requests["b"]
     computed = int(scheduler.slots.computed[b.slot])
-    wanted = sum(t.blocks(computed) - t.first_needed(computed) for t in kv.tables)
+    wanted = sum(t.blocks(computed) - t.first_needed(computed) for t in kv.growing)
     scheduler._preempt(b)
     assert used(scheduler) == wanted
     done = copies(plan(scheduler))  # it comes back at once: there is room
