@@ -78,7 +78,7 @@ def main() -> int:
     inbox: Inbox = queue.SimpleQueue()
     outbox: Outbox = queue.SimpleQueue()
     context = zmq.Context()
-    sender = threading.Thread(target=_send_loop, args=(context, start.outputs, outbox), name="send")
+    sender = threading.Thread(target=_send_loop, args=(start.outputs, outbox), name="send")
     sender.start()
     code = 0
     core: EngineCore | None = None
@@ -176,7 +176,8 @@ def _receive_loop(context: zmq.Context, address: str, inbox: Inbox) -> None:
         inbox.put(EngineDeadError("hear the frontend", f"{type(error).__name__}: {error}"))
 
 
-def _send_loop(context: zmq.Context, address: str, outbox: Outbox) -> None:
+def _send_loop(address: str, outbox: Outbox) -> None:
+    context = zmq.Context()  # its own, so that it can end, which waits until the last message is on its way
     socket = context.socket(zmq.PUSH)
     socket.set_hwm(0)
     socket.linger = 2000
@@ -192,6 +193,7 @@ def _send_loop(context: zmq.Context, address: str, outbox: Outbox) -> None:
             break
         socket.send(data)
     socket.close()
+    context.term()
 
 
 def _watch_parent(pipe: BinaryIO, directory: str) -> None:
