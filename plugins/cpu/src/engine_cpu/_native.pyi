@@ -1,6 +1,28 @@
 """The native module, as Python sees it. Addresses are `Tensor.data_ptr()`; sizes are in bytes unless said so."""
 
 from collections.abc import Sequence
+from typing import Self
+
+class Tape:
+    """Native calls, recorded once and run again without Python. `with tape:` records what this thread computes.
+
+    Every call of this module that computes runs at once as ever, and is kept as well; its addresses must stay valid.
+    """
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> Self:
+        """Raises RuntimeError where a tape records on this thread already, and where this one has recorded."""
+
+    def __exit__(self, *error: object) -> None: ...
+    def replay(self) -> None:
+        """Run the calls in order, without the GIL. What one raises ends it. Raises RuntimeError while it records."""
+
+    def __len__(self) -> int:
+        """How many calls there are."""
+
+    @property
+    def names(self) -> list[str]:
+        """What they are, for people."""
 
 def levels() -> list[str]:
     """The levels of processor features that are compiled in and run here, lowest first."""

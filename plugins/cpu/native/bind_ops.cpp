@@ -1,0 +1,83 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "huge_pages.h"
+#include "kernels.h"
+#include "tape.h"
+
+namespace nb = nanobind;
+using nb::literals::operator""_a;
+
+namespace engine_cpu {
+namespace {
+
+// The kernels of one level, with the threads to run them on.
+class Ops {
+public:
+    Ops(const std::string& level, int threads) : kernels_(kernels(level)), threads_(threads) {}
+
+    void linear(int dtype, std::uintptr_t x, std::size_t x_stride, std::size_t rows, std::size_t inputs,
+                std::size_t outputs, std::uintptr_t weight, std::uintptr_t bias, std::uintptr_t out) const {
+        run("linear", kernels_.linear, dtype,
+            Linear{at(x), x_stride, rows, inputs, outputs, at(weight), at(bias), at(out)});
+    }
+    void norm(int dtype, std::uintptr_t x, std::size_t row_stride, std::size_t head_stride, std::size_t rows,
+              std::size_t heads, std::size_t size, std::uintptr_t weight, std::uintptr_t out, float eps) const {
+        run("norm", kernels_.norm, dtype,
+            Norm{at(x), row_stride, head_stride, rows, heads, size, at(weight), at(out), eps});
+    }
+    void add_norm(int dtype, std::uintptr_t x, std::uintptr_t residual, std::size_t rows, std::size_t size,
+                  std::uintptr_t weight, float eps) const {
+        run("add_norm", kernels_.add_norm, dtype, AddNorm{at(x), at(residual), rows, size, at(weight), eps});
+    }
+    void rope(int dtype, std::uintptr_t x, std::size_t row_stride, std::size_t head_stride, std::size_t rows,
+              std::size_t heads, std::size_t rotary_dim, std::uintptr_t positions, std::uintptr_t cos_sin) const {
+        run("rope", kernels_.rope, dtype,
+            Rope{at(x), row_stride, head_stride, rows, heads, rotary_dim, at<const std::int64_t>(positions),
+                 at<const float>(cos_sin)});
+    }
+    void silu_mul(int dtype, std::uintptr_t gate_up, std::size_t row_stride, std::size_t rows, std::size_t size,
+                  std::uintptr_t out) const {
+        run("silu_mul", kernels_.silu_mul, dtype, SiluMul{at(gate_up), row_stride, rows, size, at(out)});
+    }
+
+private:
+    template <typename Arguments>
+    void run(const char* name, void (*kernel)(DType, const Arguments&, int), int dtype,
+             const Arguments& arguments) const {
+        tape::run(name, [kernel, dtype = static_cast<DType>(dtype), arguments, threads = threads_] {
+            kernel(dtype, arguments, threads);
+        });
+    }
+
+    const Kernels& kernels_;
+    int threads_;
+};
+
+void sum(const std::string& level, int dtype, std::uintptr_t out, const std::vector<std::uintptr_t>& in,
+         std::size_t count) {
+    std::vector<const void*> sources;
+    for (std::uintptr_t address : in) sources.push_back(at<const void>(address));
+    const Kernels& table = kernels(level);
+    tape::run("sum", [=, &table] {
+        table.sum(static_cast<DType>(dtype), at(out), sources.data(), static_cast<int>(sources.size()), count);
+    });
+}
+
+}  // namespace
+
+void bind_ops(nb::module_& m) {
+    m.def("levels", &levels);
+    m.def("sum", &sum, "level"_a, "dtype"_a, "out"_a, "sources"_a, "count"_a);
+    m.def("use_huge_pages", &use_huge_pages, "address"_a, "bytes"_a, unlocked());
+    nb::class_<Ops>(m, "Ops")
+        .def(nb::init<const std::string&, int>(), "level"_a, "threads"_a)
+        .def("linear", &Ops::linear, unlocked())
+        .def("norm", &Ops::norm, unlocked())
+        .def("add_norm", &Ops::add_norm, unlocked())
+        .def("rope", &Ops::rope, unlocked())
+        .def("silu_mul", &Ops::silu_mul, unlocked());
+}
+
+}  // namespace engine_cpu

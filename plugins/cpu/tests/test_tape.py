@@ -1,0 +1,88 @@
+"""The tape: what was recorded runs again on the same memory, in order, and nothing else does."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+FLOAT32 = 1
+
+
+@pytest.fixture
+def add(native):
+    """out += x, by one native call."""
+
+    def add(out: torch.Tensor, x: torch.Tensor) -> None:
+        native.sum("auto", FLOAT32, out.data_ptr(), [out.data_ptr(), x.data_ptr()], out.numel())
+
+    return add
+
+
+def test_replay_reads_what_lies_there_now(native, add) -> None:
+    out, x = torch.zeros(100), torch.ones(100)
+    add(out, x)
+    with native.Tape() as tape:
+        add(out, x)
+        add(x, x)
+    assert out.eq(2).all() and x.eq(2).all()
+    add(out, x)  # not on the tape
+    assert len(tape) == 2 and tape.names == ["sum", "sum"]
+    x.fill_(5)
+    tape.replay()
+    assert out.eq(9).all() and x.eq(10).all()
+    tape.replay()
+    assert out.eq(19).all() and x.eq(20).all()
+
+
+def test_many_calls(native, add) -> None:
+    """More than fit one block of memory, each with a vector of its own to keep and free."""
+    out, x = torch.zeros(3), torch.ones(3)
+    with native.Tape() as tape:
+        for _ in range(5000):
+            add(out, x)
+    for _ in range(3):
+        tape.replay()
+    assert len(tape) == 5000 and out.eq(20000).all()
+
+
+def test_recording_is_of_one_thread(native, add) -> None:
+    out, other, x = torch.zeros(10), torch.zeros(10), torch.ones(10)
+    with native.Tape() as tape:
+        add(out, x)
+        thread = threading.Thread(target=add, args=(other, x))
+        thread.start()
+        thread.join()
+    assert len(tape) == 1
+    tape.replay()
+    assert out.eq(2).all() and other.eq(1).all()
+
+
+def test_misuse_is_refused(native, add) -> None:
+    tape, other = native.Tape(), native.Tape()
+    with tape:
+        with pytest.raises(RuntimeError, match="a tape records on this thread already"), other:
+            pass
+        with pytest.raises(RuntimeError, match="still records"):
+            tape.replay()
+    with pytest.raises(RuntimeError, match="has recorded already"), tape:
+        pass
+    with other:
+        pass
+    other.replay()
+    assert len(other) == 0
+
+
+def test_an_error_ends_recording(native, add) -> None:
+    """A failing call is not kept, and the next tape records as ever."""
+    out, x = torch.zeros(10), torch.ones(10)
+    tape = native.Tape()
+    with pytest.raises(ValueError, match="no such level|level 'none'"), tape:
+        add(out, x)
+        native.sum("none", FLOAT32, out.data_ptr(), [x.data_ptr()], 10)
+    assert tape.names == ["sum"]
+    with native.Tape() as tape:
+        add(out, x)
+    tape.replay()
+    assert out.eq(3).all()
