@@ -41,6 +41,17 @@ public:
                   std::uintptr_t out) const {
         run("silu_mul", kernels_.silu_mul, dtype, SiluMul{at(gate_up), row_stride, rows, size, at(out)});
     }
+    void elementwise(int dtype, int what, std::uintptr_t x, std::uintptr_t y, float factor, std::size_t count,
+                     std::uintptr_t out) const {
+        constexpr const char* NAMES[] = {"add", "scale", "soft_cap", "gelu", "gelu"};
+        run(NAMES[what], kernels_.elementwise, dtype,
+            Elementwise{static_cast<Element>(what), at(x), at(y), factor, count, at(out)});
+    }
+    void layer_norm(int dtype, std::uintptr_t x, std::size_t rows, std::size_t size, std::uintptr_t weight,
+                    std::uintptr_t bias, std::uintptr_t out, float eps) const {
+        run("layer_norm", kernels_.layer_norm, dtype,
+            LayerNorm{at(x), rows, size, at(weight), at(bias), at(out), eps});
+    }
 
 private:
     template <typename Arguments>
@@ -77,7 +88,9 @@ void bind_ops(nb::module_& m) {
         .def("norm", &Ops::norm, unlocked())
         .def("add_norm", &Ops::add_norm, unlocked())
         .def("rope", &Ops::rope, unlocked())
-        .def("silu_mul", &Ops::silu_mul, unlocked());
+        .def("silu_mul", &Ops::silu_mul, unlocked())
+        .def("elementwise", &Ops::elementwise, unlocked())
+        .def("layer_norm", &Ops::layer_norm, unlocked());
 }
 
 }  // namespace engine_cpu

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "elementwise.h"
+
 namespace engine_cpu {
 
 enum class DType : int { float64, float32, bfloat16, float16, int64, int32, int8, uint8 };
@@ -65,6 +67,8 @@ struct Kernels {
     void (*add_norm)(DType dtype, const AddNorm& arguments, int threads);
     void (*rope)(DType dtype, const Rope& arguments, int threads);
     void (*silu_mul)(DType dtype, const SiluMul& arguments, int threads);
+    void (*elementwise)(DType dtype, const Elementwise& arguments, int threads);
+    void (*layer_norm)(DType dtype, const LayerNorm& arguments, int threads);
 };
 
 // The levels that are compiled in and that this processor can run, lowest first.

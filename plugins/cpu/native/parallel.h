@@ -1,5 +1,9 @@
-// Threads: those that torch computes with. A second pool beside them would fight for the cores, since both spin for a
-// while after each piece of work.
+// Threads for kernels. Everything that computes on several of them goes through parallel_for.
+//
+// A step that a tape replays is native from end to end: it has threads of the module's own (pool.h), which wait by
+// spinning, so that a region costs less than a microsecond. Outside of a replay torch computes between the kernels, with
+// an OpenMP team whose threads spin after each piece of work as well: two teams would fight for the cores, so the
+// kernels then borrow that one.
 #pragma once
 
 #include <atomic>
@@ -8,8 +12,22 @@
 
 namespace engine_cpu {
 
-// Runs work(context) on `threads` threads at once, this one among them. Where the process has no OpenMP, once, here.
-void on_threads(int threads, void (*work)(void*), void* context);
+// Runs work(context) on `threads` threads at once, this one among them, and returns when all have; on fewer where only
+// `useful` of them would find something to do, and on this one within such a call, or where there are no others. What
+// the work throws (the first of them) is thrown here.
+void on_threads(int threads, std::size_t useful, void (*work)(void*), void* context);
+
+// While one of these lives, this thread's regions run on the module's own threads.
+class OwnThreads {
+public:
+    OwnThreads() noexcept;
+    ~OwnThreads();
+    OwnThreads(const OwnThreads&) = delete;
+    OwnThreads& operator=(const OwnThreads&) = delete;
+
+private:
+    bool before_;
+};
 
 // Calls body(begin, end) for ranges that together are 0 .. total - 1. Each thread takes the next piece when it is done
 // with one, so that a core that is slower, or has other work to do, holds nobody up.
@@ -25,7 +43,7 @@ void parallel_for(int threads, std::size_t total, std::size_t piece, Body&& body
         std::remove_reference_t<Body>* body;
     } context{{0}, total, piece, &body};
     on_threads(
-        threads,
+        threads, (total + piece - 1) / piece,
         [](void* address) {
             auto& c = *static_cast<Context*>(address);
             for (;;) {

@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 #include "levels/convert.h"
+#include "levels/functions.h"
 #include "levels/table.h"
 #include "parallel.h"
 
@@ -23,24 +24,6 @@ const T* at(const void* base, std::size_t offset) {
 }
 
 std::size_t rows_a_piece(std::size_t width) { return width >= PIECE ? 1 : PIECE / (width ? width : 1); }
-
-// exp(x) for x <= 88, good to two units in the last place (Cephes' polynomial): of arithmetic alone, so that it
-// vectorises. Below -87 it is as good as 0.
-inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    const float shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: the sum's last bits are the integer
-    const float n = shifted - 12582912.0f;
-    const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * from_bits((to_bits(shifted) + 127u) << 23);
-}
 
 // The sum of squares in so many parts, which need no order among themselves: the compiler may not make them up.
 constexpr std::size_t LANES = 32;

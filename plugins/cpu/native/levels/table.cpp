@@ -3,7 +3,7 @@
 namespace engine_cpu::ENGINE_CPU_LEVEL {
 
 const Kernels& table() {
-    static const Kernels kernels{sum, linear, norm, add_norm, rope, silu_mul};
+    static const Kernels kernels{sum, linear, norm, add_norm, rope, silu_mul, elementwise, layer_norm};
     return kernels;
 }
 

@@ -11,5 +11,7 @@ void norm(DType dtype, const Norm& arguments, int threads);
 void add_norm(DType dtype, const AddNorm& arguments, int threads);
 void rope(DType dtype, const Rope& arguments, int threads);
 void silu_mul(DType dtype, const SiluMul& arguments, int threads);
+void elementwise(DType dtype, const Elementwise& arguments, int threads);
+void layer_norm(DType dtype, const LayerNorm& arguments, int threads);
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -101,3 +101,52 @@ class Ops:
         cos_sin: int,
     ) -> None: ...
     def silu_mul(self, dtype: int, gate_up: int, row_stride: int, rows: int, size: int, out: int) -> None: ...
+    def elementwise(self, dtype: int, what: int, x: int, y: int, factor: float, count: int, out: int) -> None:
+        """what: see native/elementwise.h. y: 0 where there is none."""
+
+    def layer_norm(
+        self, dtype: int, x: int, rows: int, size: int, weight: int, bias: int, out: int, eps: float
+    ) -> None: ...
+
+def gather_rows(
+    threads: int,
+    x: int,
+    stride: int,
+    rows: int,
+    row_bytes: int,
+    index: int,
+    wide: bool,
+    count: int,
+    first: int,
+    part: bool,
+    out: int,
+) -> None:
+    """out [count, row_bytes] = x[index[i] - first], of `rows` that lie `stride` bytes apart.
+
+    wide: indices are int64, not int32. part: an index outside gives zeros; else it raises IndexError.
+    """
+
+def prepare_inputs(
+    tokens: int,
+    tokens_stride: int,
+    rows: int,
+    num_tokens: int,
+    slot_of_row: int,
+    num_computed: int,
+    query_start_loc: int,
+    token_ids: int,
+    positions: int,
+    groups: Sequence[tuple[int, int, int, int, int, int, int]],
+) -> None:
+    """See `engine.interfaces.ops.Ops`. Strides count elements. Of each group: the slots' block table, its stride and
+    width, tokens of a block, the rows' block table, its stride, and their slot mapping."""
+
+def regions(threads: int, count: int, total: int, piece: int, own: bool, fails_at: int = -1) -> tuple[float, bool]:
+    """Run `count` parallel regions over `total` indices in pieces, for tests and benchmarks.
+
+    own: on the module's own threads, else on those that torch computes with. fails_at: the index that raises
+    RuntimeError. Returns the seconds of each region, and whether each index was come by once in each.
+    """
+
+def pool_size() -> int:
+    """How many threads the module has of its own."""

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from engine.types.errors import ConfigError
 from engine_cpu._native import Ops, levels, use_huge_pages
 from engine_cpu.dtypes import DTYPES
+from engine_cpu.ops_cpu.elementwise import Elementwise
+from engine_cpu.ops_cpu.rows import Rows
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -28,13 +30,14 @@ class PackedLinear(NamedTuple):
     bias: torch.Tensor | None
 
 
-class CpuOpsBody:
-    """See `engine.interfaces.ops.Ops`. Of the dtypes of the card; threads are torch's."""
+class CpuOpsBody(Rows, Elementwise):
+    """See `engine.interfaces.ops.Ops`. Of the dtypes of the card, on as many threads as torch."""
 
     def __init__(self, context: WorkerContext) -> None:
         options: CpuOpsOptions = context.options
+        self._threads = torch.get_num_threads()
         try:
-            self._ops = Ops(options.level, torch.get_num_threads())
+            self._ops = Ops(options.level, self._threads)
         except ValueError as error:
             raise ConfigError(
                 f"ops.level {options.level}", str(error), f"choose auto or one of {', '.join(levels())}"

@@ -32,7 +32,12 @@ class CpuOps(OpsCard):
     priority = 10
     framework = "torch"
     Options = CpuOpsOptions
-    operations = frozenset({"rms_norm", "add_rms_norm", "rope", "silu_mul", "pack_linear", "linear"})
+    operations = frozenset(
+        {
+            *("embedding", "embedding_part", "gather_rows", "add", "scale", "soft_cap", "gelu", "silu_mul"),
+            *("rms_norm", "add_rms_norm", "layer_norm", "rope", "pack_linear", "linear", "prepare_inputs"),
+        }
+    )
     body = "engine_cpu.ops_cpu.body:CpuOpsBody"
 
     @classmethod

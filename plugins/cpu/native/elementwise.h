@@ -1,0 +1,30 @@
+// What works on single elements, and the norm with a mean. float32 and bfloat16, dense, computed in float32.
+#pragma once
+
+#include <cstddef>
+
+namespace engine_cpu {
+
+enum class Element : int { add, scale, soft_cap, gelu, gelu_tanh };
+
+// out[i] = x[i] + y[i], x[i] * factor, factor * tanh(x[i] / factor), x[i] * Phi(x[i]): see engine.interfaces.ops
+struct Elementwise {
+    Element what;
+    const void* x;
+    const void* y;
+    float factor;
+    std::size_t count;
+    void* out;
+};
+
+// out [rows, size] = (x - mean) / deviation * weight + bias
+struct LayerNorm {
+    const void* x;
+    std::size_t rows, size;
+    const void* weight;
+    const void* bias;
+    void* out;
+    float eps;
+};
+
+}  // namespace engine_cpu

@@ -1,0 +1,79 @@
+"""Parallel regions: every index once, whatever the threads; errors, forks, and the end of the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@settings(max_examples=60, deadline=None)
+@given(threads=st.integers(1, 9), total=st.integers(0, 300), piece=st.integers(1, 50), own=st.booleans())
+def test_every_index_once(native, threads: int, total: int, piece: int, own: bool) -> None:
+    _, each_once = native.regions(threads, 20, total, piece, own)
+    assert each_once
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_many_tiny_regions(native, own: bool) -> None:
+    """Of changing sizes, so that threads sit some of them out; more threads than most machines' cores among them."""
+    for threads in (2, 4, 3, 16, 2, 5) * 5:
+        assert native.regions(threads, 300, threads, 1, own)[1]
+
+
+def test_an_error_comes_back_and_leaves_the_pool_whole(native) -> None:
+    for fails_at in (0, 17, 63) * 20:
+        with pytest.raises(RuntimeError, match="this index fails"):
+            native.regions(4, 5, 64, 1, True, fails_at)
+        assert native.regions(4, 5, 64, 1, True)[1]
+
+
+def test_several_callers_take_turns(native) -> None:
+    """Threads of Python that compute at once, as two engines in one process do."""
+    found = []
+    work = [threading.Thread(target=lambda: found.append(native.regions(3, 500, 30, 1, True)[1])) for _ in range(4)]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    assert found == [True] * 4
+
+
+def test_a_child_of_fork_makes_its_own(native) -> None:
+    assert native.regions(3, 10, 30, 1, True)[1]
+    child = os.fork()
+    if child == 0:
+        fresh = native.pool_size() == 0
+        os._exit(0 if fresh and native.regions(3, 100, 30, 1, True)[1] and native.pool_size() == 2 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert native.regions(3, 10, 30, 1, True)[1]
+
+
+def test_idle_threads_sleep_and_the_process_ends(native) -> None:
+    """After a while without work the threads take no time; and none of them keeps the process from ending."""
+    script = (
+        "import time, engine_cpu._native as native\n"
+        "assert native.regions(4, 100, 40, 1, True)[1] and native.pool_size() == 3\n"
+        "time.sleep(0.05); began = time.process_time(); time.sleep(0.3)\n"
+        "print(time.process_time() - began)\n"
+        "assert native.regions(4, 100, 40, 1, True)[1]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.1
+
+
+def test_signals_are_left_to_python(native) -> None:
+    """A pool's thread blocks every signal, so that handlers run where Python waits for them."""
+    assert native.regions(3, 10, 30, 1, True)[1]
+    pool = [task for task in Path("/proc/self/task").iterdir() if "engine-cpu" in (task / "comm").read_text()]
+    assert len(pool) == native.pool_size()
+    for task in pool:
+        blocked = next(line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk:"))
+        assert int(blocked.split()[1], 16) & (1 << 1)  # SIGINT
