@@ -74,7 +74,7 @@ def test_layer_norm(ops: Any, dtype: torch.dtype, size: int) -> None:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_prepare_inputs(native: Any, data: st.DataObject) -> None:
-    """Rows of any lengths, padding rows and tokens, several groups: equal to the reference, and nothing else touched."""
+    """Rows of any lengths, padding rows and tokens, several groups: equal to the reference, nothing else touched."""
     slots, length = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 40))
     num_tokens = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
     rows, padding = len(num_tokens), data.draw(st.integers(0, 4))
