@@ -94,8 +94,8 @@ def test_all_blocks_of_the_encoder_or_none(layout: KVLayout, data: st.DataObject
         there = [key for key in of_group if key not in missing]
         counts = [len(there) if g == group else 0 for g in range(len(kv.tables))]
         for key, page in zip(there, kv.pool.take(counts)[group].tolist(), strict=True):
-            kv.index.add(key, page)
-            kv.pool.commit([(page, 0)])
+            kv.index.add([key], [page])
+            kv.pool.commit(np.array([page]), np.array([0]))
     hit = kv.match(asks, 12)
     cross = hit.groups[len(kv.growing) :]
     assert hit.fills_encoder == bool(missing)

@@ -70,8 +70,8 @@ def listening(layout: str, chosen: object) -> tuple[EngineCore, Hooks]:
 
 def cached(kv: KVManager) -> set[tuple[int, bytes]]:
     """The full blocks in the index: tails stand under hashes that no chain of full blocks has."""
-    assert kv.events is not None
-    return {told for page, told in enumerate(kv.events._told) if told is not None and kv.pool.committed[page]}
+    assert kv.index.events is not None
+    return {told for page, told in enumerate(kv.index.events._told) if told is not None and kv.pool.committed[page]}
 
 
 @pytest.mark.parametrize("reset", [False, True])
@@ -112,4 +112,4 @@ def test_a_chain_is_told_with_its_tokens_and_parents() -> None:
 
 def test_nothing_is_written_down_where_nobody_listens() -> None:
     core, _ = make_core(LAYOUTS["full"], ROOMY)
-    assert core.scheduler.kv.events is None
+    assert core.scheduler.kv.index.events is None

@@ -32,8 +32,8 @@ def cached(kv: KVManager, present: list[list[bool]]) -> list[bytes]:
         counts = [0] * len(kv.tables)
         counts[g] = len(wanted)
         for key, page in zip(wanted, kv.pool.take(counts)[g].tolist(), strict=True):
-            kv.index.add(key, page)
-            kv.pool.commit([(page, 0)])
+            kv.index.add([key], [page])
+            kv.pool.commit(np.array([page]), np.array([0]))
     return hashes
 
 

@@ -53,8 +53,8 @@ def make_pool(num_pages: int = 6) -> tuple[PagePool, PrefixIndex, Recorder]:
 def commit(pool: PagePool, index: PrefixIndex, *pages: int) -> None:
     parent = 0
     for page in pages:
-        index.add(bytes([page]), page)
-        pool.commit([(page, parent)])
+        index.add([bytes([page])], [page])
+        pool.commit(np.array([page]), np.array([parent]))
         parent = page
 
 

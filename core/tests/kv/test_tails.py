@@ -181,7 +181,7 @@ def test_branches_find_the_nearest(data: st.DataObject) -> None:
         branches.add((np.array(tokens, np.int32).tobytes(), (), b"p", page))
         known[page] = tokens
     for page in data.draw(st.sets(st.sampled_from(sorted(known)))) if known else ():
-        branches.forget(page)
+        branches.forget([page])
         del known[page]
     wanted = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=5))
     found = next(branches.nearest(b"p", np.array(wanted, np.int32).tobytes()), (0, None))

@@ -51,18 +51,20 @@ class Branches:
         else:
             insort(others, branch)
 
-    def forget(self, page: int) -> None:
-        """This page will be overwritten."""
-        branch = self._of_page[page]
-        if branch is None:
-            return
-        self._of_page[page] = None
-        parent = branch[2]
-        others = self._after[parent]
-        if len(others) == 1:
-            del self._after[parent]
-        else:
-            del others[bisect_left(others, branch)]
+    def forget(self, pages: list[int]) -> None:
+        """These pages will be overwritten."""
+        of_page, after = self._of_page, self._after
+        for page in pages:
+            branch = of_page[page]
+            if branch is None:
+                continue
+            of_page[page] = None
+            parent = branch[2]
+            others = after[parent]
+            if len(others) == 1:
+                del after[parent]
+            else:
+                del others[bisect_left(others, branch)]
 
     def clear(self) -> None:
         """Forget everything."""

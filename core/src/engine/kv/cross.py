@@ -81,9 +81,6 @@ class CrossGroups:
 
     def commit(self, keys: list[BlockKey], pages: np.ndarray) -> None:
         """A plan that is made fills these pages of one group; the index names them where it knows no others."""
-        news, before = [], NULL_PAGE
-        for key, page in zip(keys, pages.tolist(), strict=True):
-            if self._index.add(key, page):
-                news.append((page, before))
-            before = self._index.page_of(key) or NULL_PAGE
-        self._pool.commit(news)
+        new = self._index.add(keys, pages.tolist())
+        named = np.array([NULL_PAGE, *(self._index.page_of(key) for key in keys)], np.int32)
+        self._pool.commit(pages[new], named[new])

@@ -22,6 +22,10 @@ class PrefixIndex:
         self.branches = Branches(num_pages)
         self.events: KVEventLog | None = None
 
+    def suffix(self, group: int) -> bytes:
+        """What stands behind a hash in the key of a group's block."""
+        return self._suffixes[group]
+
     def key(self, hashed: bytes, group: int) -> BlockKey:
         """The key of the block of a group that ends where this hash does."""
         return hashed + self._suffixes[group]
@@ -36,27 +40,32 @@ class PrefixIndex:
             return hashes[start:end]
         return [hashed + suffix for hashed in hashes[(start + 1) * step - 1 : end * step : step]]
 
-    def add(self, key: BlockKey, page: int) -> bool:
-        """`page`, which stands under no other key, holds the block of `key`. False where this is known of it, or of
-        another page."""
-        if self._pages.setdefault(key, page) != page:
-            return False
-        if (known := self._keys[page]) is not None:
-            assert known == key
-            return False
-        self._keys[page] = key
-        return True
+    def add(self, keys: list[BlockKey], pages: list[int]) -> list[int]:
+        """Each of these pages, which stand under no other key, holds the block of its key. Returns the places of those
+        of which this was not known yet, and of no other page."""
+        name, names, new = self._pages.setdefault, self._keys, []
+        for place, (key, page) in enumerate(zip(keys, pages, strict=True)):
+            if name(key, page) != page:
+                continue
+            if (known := names[page]) is None:
+                names[page] = key
+                new.append(place)
+            else:
+                assert known == key
+        return new
 
     def forget(self, pages: np.ndarray) -> None:
         """These pages will be overwritten."""
         if self.events is not None:
             self.events.removed(pages)
-        for page in pages.tolist():
-            key = self._keys[page]
+        named, keys = self._pages, self._keys
+        gone = pages.tolist()
+        for page in gone:
+            key = keys[page]
             assert key is not None
-            del self._pages[key]
-            self._keys[page] = None
-            self.branches.forget(page)
+            del named[key]
+            keys[page] = None
+        self.branches.forget(gone)
 
     def clear(self) -> None:
         """Forget everything."""

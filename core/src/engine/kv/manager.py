@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from engine.kv.commits import Commits
 from engine.kv.cross import CrossGroups
 from engine.kv.events import KVEventLog
 from engine.kv.hashing import HASH_FUNCTIONS, Hashed, extend_hashes, root_hash
@@ -24,7 +25,7 @@ from engine.kv.index import BlockKey, PrefixIndex
 from engine.kv.layout import match_unit
 from engine.kv.matching import Hit, Tail, match, no_hit
 from engine.kv.pool import PagePool
-from engine.kv.tables import BlockTable
+from engine.kv.tables import BlockTable, spans
 from engine.kv.tails import NO_TIP, RunningTokens, Sequence, Tails
 from engine.types.kv import NULL_PAGE, KVLayout
 from engine.types.plan import PageCopies
@@ -33,7 +34,7 @@ from engine.types.request import EncoderInput
 if TYPE_CHECKING:
     from engine.interfaces.evictor import Evictor
 
-_NEVER = np.iinfo(np.int32).max
+_NO_LIMIT = np.iinfo(np.int32).max
 
 
 class NewEntries(NamedTuple):
@@ -85,8 +86,6 @@ class KVManager:
         cross = tuple(BlockTable(group, max_num_seqs, max_encoder_len) for group in layout.groups[n:])
         self.tables = self.growing + cross
         self._sliding = tuple(table for table in self.growing if table.window is not None)
-        # Hash units of each slot that were offered to the index; no slot's blocks are offered twice.
-        self.num_committed = np.full(max_num_seqs, _NEVER, np.int32)
         self.num_resets = 0
         self._promised = [0] * len(self.tables)
         self._planned: set[BlockKey] = set()
@@ -95,8 +94,9 @@ class KVManager:
         self.cross = CrossGroups(cross, self.index, self.pool, self.digest, max_encoder_len)
         self._no_entries = [_entries(0, 0, np.empty(0, np.int32)) for _ in cross]
         self.tails = Tails(self.index, self.pool, self.growing, self.block_size, self.unit, self.digest, max_num_seqs)
-        self._unit_hashes = self.unit // self.block_size
-        self.events: KVEventLog | None = None
+        self.commits = Commits(
+            self.index, self.pool, self.tails, self.growing, self.block_size, self.digest, max_num_seqs
+        )
         self._copies: list[tuple[int, np.ndarray, np.ndarray]] = []  # (group, sources, destinations)
 
     # -- questions ----------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class KVManager:
     def promise_decodes(self, need: np.ndarray) -> None:
         """Promise the pages of `decode_need` or `extend_need`; the sum fits `num_available`."""
         for group, of_group in enumerate(need):
-            self._promised[group] += int(np.count_nonzero(of_group) if need.dtype == bool else of_group.sum())
+            self._promised[group] += int(np.count_nonzero(of_group) if need.dtype == bool else np.add.reduce(of_group))
 
     def promise_pages(self, counts: Sequences[int]) -> None:
         """Promise pages to each group, to be had by `take_next` in the second pass; below 0: take a promise back."""
@@ -229,7 +229,7 @@ class KVManager:
             for sources in hit.tail.sources:
                 (self.pool.hold if hit.tail.cached else self.pool.pin)(sources)
         if self.enable_prefix_caching:
-            self.num_committed[slot] = hit.num_whole // self.block_size
+            self.commits.begin(slot, hit.num_whole)
 
     def promise_chunk(self, slot: int, start: int, chunk: int, hashes: list[bytes], hit: Hit | None = None) -> int:
         """Promise the pages of a chunk that `fit_chunk` allowed, and let later rows of this plan find its blocks.
@@ -242,7 +242,7 @@ class KVManager:
             The number of pages, without those of the encoder's tokens, which are promised with the first chunk.
         """
         end = start + chunk
-        commits = self.num_committed[slot] != _NEVER
+        commits = self.commits.wants(slot)
         total = 0
         for group, pages in enumerate(self._missing_cross(hit), len(self.growing)):
             self._promised[group] += pages
@@ -290,7 +290,7 @@ class KVManager:
     def _place_several(self, group: int, slots: np.ndarray, counts: np.ndarray) -> NewEntries:
         table = self.tables[group]
         have = table.num_blocks[slots]
-        row, index = _spans(have, counts)
+        row, index = spans(have, counts)
         growing, pages = slots[row], self._next(group, row.size)
         table.pages[growing, index] = pages
         table.num_blocks[slots] = have + counts
@@ -303,14 +303,14 @@ class KVManager:
         are committed by now.
         """
         self.tails.limits[slot] = 0
-        if self.num_committed[slot] != _NEVER and not sequence.media:
+        if self.commits.wants(slot) and not sequence.media:
             self.tails.tips[slot] = sequence.before(hit.num_whole // self.block_size)
         entries = []
         for table, group in zip(self.tables, hit.groups, strict=True):
             pages = group.pages
             if group.keys and not pages.size:  # of a "cross" group: this step fills them
                 pages = self._next(table.group.index, len(group.keys))
-                if self.num_committed[slot] != _NEVER:
+                if self.commits.wants(slot):
                     self.cross.commit(group.keys, pages)
             planned = np.flatnonzero(pages == NULL_PAGE)
             if planned.size:
@@ -335,7 +335,7 @@ class KVManager:
             entries.append(_entries(slot, table.append(slot, pages), pages))
             if tail is not None:
                 self._copies.append((group, tail.sources[group], pages[: tail.sources[group].size]))
-        self.tails.limits[slot] = _NEVER if last else end
+        self.tails.limits[slot] = _NO_LIMIT if last else end
         return entries + self._no_entries
 
     def take_copies(self, step_id: int) -> PageCopies | None:
@@ -354,110 +354,12 @@ class KVManager:
     def commit(
         self, slots: np.ndarray, filled: np.ndarray, sequences: Sequences[Hashed | None], tokens: np.ndarray
     ) -> None:
-        """Put the full blocks of slots into the prefix cache.
-
-        Args:
-            slots: int [n]; each once.
-            filled: int [n]; tokens of each that are known and computed (by a plan that is made, at least).
-            sequences: what each slot holds; hashes are extended in place where more are needed.
-            tokens: int32 [num_slots, max_model_len].
-        """
-        size = self.block_size
-        start, end = self.num_committed[slots], filled // size
-        late = (end > start).nonzero()[0]
-        if not late.size:
-            return
-        slots, start, end = slots[late], start[late], end[late]
-        self.num_committed[slots] = end
-        mine: list[Hashed] = []
-        for slot, blocks in zip(slots.tolist(), end.tolist(), strict=True):
-            held = sequences[slot]
-            assert held is not None
-            hashes, media = held.hashes, held.media
-            extend_hashes(hashes, held.root, tokens[slot, : blocks * size], size, digest=self.digest, media=media)
-            mine.append(held)
-            if not media:
-                units = blocks // self._unit_hashes * self._unit_hashes
-                self.tails.tips[slot] = hashes[units - 1] if units else held.root
-        for group, table in enumerate(self.growing):
-            step = table.tokens_per_block // size
-            first = np.maximum(start // step, table.first_block[slots])
-            counts = np.maximum(end // step - first, 0)
-            row, block = _spans(first, counts)
-            of_row = slots[row]
-            # The page before, where the slot still holds it and the index names that one.
-            parents = table.pages[of_row, block - 1]
-            parents[(block == table.first_block[of_row]) | ~self.pool.committed[parents]] = NULL_PAGE
-            self._commit_blocks(group, step, mine, slots, tokens, row, block, table.pages[of_row, block], parents)
-
-    def _commit_blocks(
-        self,
-        group: int,
-        step: int,
-        sequences: list[Hashed],
-        slots: np.ndarray,
-        tokens: np.ndarray,
-        rows: np.ndarray,
-        blocks: np.ndarray,
-        pages: np.ndarray,
-        before: np.ndarray,
-    ) -> None:
-        """Name the pages of these blocks, each `step` hash units long, where the index names no other for them.
-
-        Args:
-            sequences: n of them, in `slots`, int [n]; tokens: of all slots.
-            rows: int [m]; whose block it is, among the sequences.
-            before: the pages of the blocks before these, as far as they are known without a look into the index.
-        """
-        index, key, size, unit = self.index, self.index.key, self.tables[group].tokens_per_block, self.unit
-        news: list[tuple[int, int]] = []
-        added: list[tuple[int, int, int]] = []
-        for row, block, page, parent in zip(
-            rows.tolist(), blocks.tolist(), pages.tolist(), before.tolist(), strict=True
-        ):
-            held = sequences[row]
-            chain = held.hashes
-            if index.add(key(chain[(block + 1) * step - 1], group), page):
-                if parent == NULL_PAGE and block:
-                    parent = index.page_of(key(chain[block * step - 1], group)) or NULL_PAGE
-                news.append((page, parent))
-                if not group and not (end := (block + 1) * size) % unit:
-                    self.tails.add_unit(end, held, tokens[slots[row]], page)
-                if self.events is not None:
-                    added.append((row, block, page))
-        self.pool.commit(news)
-        if added:
-            self._tell_stored(group, step, sequences, tokens[slots], added)
-
-    def _tell_stored(
-        self,
-        group: int,
-        step: int,
-        sequences: list[Hashed],
-        tokens: np.ndarray,
-        blocks: list[tuple[int, int, int]],
-    ) -> None:
-        """Blocks (place in `sequences`, block, page) were committed; those that follow one another are one event."""
-        assert self.events is not None
-        size = self.tables[group].tokens_per_block
-        begin = 0
-        for i, (row, block, _) in enumerate(blocks, 1):
-            if i < len(blocks) and blocks[i][:2] == (row, block + 1):
-                continue
-            sequence, first, end = sequences[row], blocks[begin][1], block + 1
-            self.events.stored(
-                group,
-                [(page, sequence.hashes[(b + 1) * step - 1]) for _, b, page in blocks[begin:i]],
-                sequence.hashes[first * step - 1] if first else None,
-                tokens[row, first * size : end * size],
-                size,
-                sequence.lora_id,
-            )
-            begin = i
+        """Put the full blocks of slots into the prefix cache, see `engine.kv.commits`."""
+        self.commits.commit(slots, filled, sequences, tokens)
 
     def record_events(self) -> None:
-        """Write down from now on what happens to the prefix cache; `events.take()` gives it."""
-        self.events = self.index.events = KVEventLog(self.pool.num_pages)
+        """Write down from now on what happens to the prefix cache; `index.events.take()` gives it."""
+        self.index.events = KVEventLog(self.pool.num_pages)
 
     def trim(self, slots: np.ndarray, num_tokens: np.ndarray, last_step: int) -> None:
         """Give back the pages past `num_tokens` tokens, int [n], of these slots: those of drafts that were rejected.
@@ -467,7 +369,7 @@ class KVManager:
         released = []
         for table in self.growing:
             blocks = (num_tokens - 1) // table.tokens_per_block + 1
-            row, block = _spans(blocks, table.num_blocks[slots] - blocks)
+            row, block = spans(blocks, table.num_blocks[slots] - blocks)
             if row.size:
                 released.append(table.pages[slots[row], block])
                 table.num_blocks[slots] = blocks
@@ -489,7 +391,7 @@ class KVManager:
             filled, sequences, tokens: as for `commit`; the slot's last block is kept for tails where it is filled in
                 part. 0 keeps nothing.
         """
-        if filled and self.num_committed[slot] != _NEVER:
+        if filled and self.commits.wants(slot):
             assert tokens is not None
             self.commit(np.array([slot]), np.array([filled]), sequences, tokens)
             held = sequences[slot]
@@ -498,7 +400,7 @@ class KVManager:
         self.tails.tips[slot] = NO_TIP
         for table in self.tables:
             self.pool.release(table.clear(slot), last_step)
-        self.num_committed[slot] = _NEVER
+        self.commits.end(slot)
 
     def step_done(self, step_id: int) -> None:
         """This step, and all before it, have ended."""
@@ -509,8 +411,7 @@ class KVManager:
         self.num_resets += 1
         self.index.clear()
         self.pool.forget_content()
-        self.num_committed[:] = _NEVER
-        self.tails.tips[:] = [NO_TIP] * len(self.tails.tips)
+        self.commits.end_all()
 
     def check_integrity(self) -> None:
         """Raise AssertionError where block tables, counts, index and evictor contradict each other."""
@@ -556,16 +457,6 @@ class KVManager:
         self._taken[group] = self._taken[group][n:]
         assert pages.size == n
         return pages
-
-
-def _spans(first: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each i the blocks first[i], first[i] + 1, ..., counts[i] >= 0 of them: (i, block), int [sum of counts]."""
-    row = counts.nonzero()[0]
-    if row.size and counts.max() > 1:
-        row = np.repeat(row, counts[row])
-        ends = counts.cumsum()
-        return row, (np.arange(row.size) - (ends - counts - first)[row]).astype(np.int32)
-    return row, first[row]
 
 
 def _entries(slot: int, first: int, pages: np.ndarray) -> NewEntries:

@@ -55,7 +55,7 @@ class PagePool:
         self._place = np.zeros(num_pages, np.int64)  # scratch of `_once`
         # What the evictor knows, and what it has still to be told.
         self._known = np.zeros(num_pages, bool)
-        self._commits: list[tuple[int, int]] = []
+        self._commits: list[tuple[np.ndarray, np.ndarray]] = []
         self._touches: list[np.ndarray] = []
         self._untold = 0  # pages among the touches that the evictor takes for candidates
         self._releases: list[np.ndarray] = []
@@ -111,7 +111,7 @@ class PagePool:
         pages = pages[self.refs[pages] == 0]
         until = self._last_step[pages]
         waiting = until > self.done_step
-        if not waiting.any():
+        if not np.count_nonzero(waiting):
             self._let_go(self._once(pages))
             return
         self._let_go(self._once(pages[~waiting]))
@@ -147,11 +147,11 @@ class PagePool:
         self.num_free += pages.size
 
     # -- cached content -----------------------------------------------------------------------------------------------
-    def commit(self, news: list[tuple[int, int]]) -> None:
-        """The index now names these held pages: (page, the page before it in the sequence, 0 for none)."""
-        if news:
-            self.committed[[page for page, _ in news]] = True
-            self._commits += news
+    def commit(self, pages: np.ndarray, parents: np.ndarray) -> None:
+        """The index now names these held pages; parents: the page before each in its sequence, 0 for none."""
+        if pages.size:
+            self.committed[pages] = True
+            self._commits.append((pages, parents))
 
     def forget_content(self) -> None:
         """No page has cached content any more; candidates become free."""
@@ -191,7 +191,7 @@ class PagePool:
 
     def _evict(self, n: int, group: int) -> np.ndarray:
         pages = np.asarray(self._evictor.victims(n, group), dtype=np.int32)
-        if pages.size != n or not self.candidate[pages].all() or self._once(pages).size != n:
+        if pages.size != n or np.count_nonzero(self.candidate[pages]) < n or self._once(pages).size != n:
             raise ContractError(
                 f"{n} pages to give up for KV group {group}",
                 f"the evictor {type(self._evictor).__name__} gave {pages.size}, or pages that are no candidates",
@@ -208,9 +208,9 @@ class PagePool:
 
     def _tell_evictor(self) -> None:
         if self._commits:
-            commits = np.array(self._commits, np.int32)
+            pages, parents = (np.concatenate(part) for part in zip(*self._commits, strict=True))
             self._commits = []
-            self._evictor.on_commit(commits[:, 0], commits[:, 1])
+            self._evictor.on_commit(pages, parents)
         if self._touches:
             touches, self._touches, self._untold = self._once(np.concatenate(self._touches)), [], 0
             self._evictor.on_touch(touches)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.kv.hashing import extend_hashes
-from engine.kv.manager import _NEVER, KVManager, NewEntries
+from engine.kv.manager import KVManager, NewEntries
 from engine.kv.matching import GroupHit, Hit
 from engine.kv.tails import Sequence
 from engine.types.kv import NULL_PAGE
@@ -62,7 +62,7 @@ def take_out(kv: KVManager, slot: int, num_tokens: int) -> tuple[Outline, np.nda
         first_block.append(first)
         pages.append(table.pages[slot, first : table.blocks(num_tokens)])
     pages += [table.live(slot) for table in kv.cross.tables]
-    outline = Outline(num_tokens, tuple(first_block), bool(kv.num_committed[slot] != _NEVER), kv.num_resets)
+    outline = Outline(num_tokens, tuple(first_block), kv.commits.wants(slot), kv.num_resets)
     return outline, np.concatenate(pages)
 
 
@@ -96,8 +96,10 @@ def find(kv: KVManager, outline: Outline, sequence: Sequence) -> Restored:
 def begin(kv: KVManager, slot: int, restored: Restored) -> None:
     """The request enters an empty slot: hold what was found. The pages of what is missing were promised before."""
     kv.begin_slot(slot, restored.hit)
-    # From the start: blocks that were given up meanwhile enter the cache again.
-    kv.num_committed[slot] = 0 if restored.commits else _NEVER
+    if restored.commits:
+        kv.commits.begin(slot, 0)  # from the start: blocks that were given up meanwhile enter the cache again
+    else:
+        kv.commits.end(slot)
 
 
 def open_slot(

@@ -77,12 +77,20 @@ class BlockTable:
         if self.window is None:
             return _EMPTY, _EMPTY
         needed = np.maximum(positions - (self.window - 1), 0) // self.tokens_per_block
-        late = np.flatnonzero(needed > self.first_block[slots])
-        pages, places = [], []
-        while late.size:
-            first = self.first_block[slots[late]]
-            pages.append(self.pages[slots[late], first])
-            places.append(late)
-            self.first_block[slots[late]] = first + 1
-            late = late[needed[late] > first + 1]
-        return (np.concatenate(pages), np.concatenate(places)) if pages else (_EMPTY, _EMPTY)
+        first = self.first_block[slots]
+        places, blocks = spans(first, np.maximum(needed - first, 0))
+        if not places.size:
+            return _EMPTY, _EMPTY
+        left = slots[places]
+        self.first_block[left] = blocks + 1  # of a slot's blocks the last one comes last
+        return self.pages[left, blocks], places
+
+
+def spans(first: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each i the blocks first[i], first[i] + 1, ..., counts[i] >= 0 of them: (i, block), int [sum of counts]."""
+    row = counts.nonzero()[0]
+    if row.size and np.maximum.reduce(counts) > 1:  # `counts.max()` calls the same by a detour
+        row = np.repeat(row, counts[row])
+        ends = counts.cumsum()
+        return row, (np.arange(row.size) - (ends - counts - first)[row]).astype(np.int32)
+    return row, first[row]

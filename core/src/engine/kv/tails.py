@@ -77,6 +77,7 @@ class Tails:
         num_slots: slots.
 
     Attributes:
+        unit: as it was given.
         tips: for each slot the hash after its last committed unit; `NO_TIP` where it may not be copied from.
         limits: int32 [num_slots]; while the slot's prompt is under way, its tokens that plans already made compute;
             then more than it will ever have.
@@ -93,7 +94,7 @@ class Tails:
         num_slots: int,
     ) -> None:
         self._index, self._pool, self._tables, self._digest = index, pool, tables, digest
-        self._block_size, self._unit = block_size, unit
+        self._block_size, self.unit = block_size, unit
         self._any = all(table.group.kind != "state" for table in tables)
         self.tips = [NO_TIP] * num_slots
         self.limits = np.zeros(num_slots, np.int32)
@@ -102,7 +103,7 @@ class Tails:
     def extend(self, hit: Hit, sequence: Sequence, max_tokens: int, running: RunningTokens | None) -> Hit:
         """The hit with the longest tail that can be had, of at most `max_tokens` tokens in all."""
         start = hit.num_tokens
-        most = min(self._unit, max_tokens - start) if self._any else 0
+        most = min(self.unit, max_tokens - start) if self._any else 0
         if sequence.media:
             most = first_media(sequence.media, start, start + most) - start
         if most < 1:
@@ -165,17 +166,17 @@ class Tails:
         return best
 
     # -- keeping ------------------------------------------------------------------------------------------------------
-    def add_unit(self, end: int, held: Hashed, tokens: np.ndarray, page: int) -> None:
+    def add_unit(self, end: int, held: Hashed, tokens: bytes, page: int) -> None:
         """The unit that ends at token `end` was committed; `page`: the last of the first group in it.
 
-        tokens: int32 [n]; of the sequence.
+        tokens: of the unit, int32.
         """
-        start, size, hashes = end - self._unit, self._block_size, held.hashes
+        start, size, hashes = end - self.unit, self._block_size, held.hashes
         if held.media and first_media(held.media, start, end) < end:
             return
         parent = hashes[start // size - 1] if start else held.root
         of_unit = tuple(hashes[start // size : end // size])
-        self._index.branches.add((tokens[start:end].tobytes(), of_unit, parent, page))
+        self._index.branches.add((tokens, of_unit, parent, page))
 
     def keep(self, slot: int, sequence: Sequence) -> None:
         """Put the slot's tokens after its last whole unit into the prefix cache; its pages are given back next.
@@ -185,7 +186,7 @@ class Tails:
         if not self._any:
             return
         length, size = sequence.tokens.size, self._block_size
-        start = length // self._unit * self._unit
+        start = length // self.unit * self.unit
         if start == length or any(table.first_block[slot] * table.tokens_per_block > start for table in self._tables):
             return
         if sequence.media and first_media(sequence.media, start, length) < length:
@@ -203,9 +204,9 @@ class Tails:
                 key = index.key(hashes[-1], table.group.index)
                 known = index.page_of(key)
                 if known is None:
-                    before = index.key(sequence.before(last * tokens // size), table.group.index) if last else None
-                    index.add(key, page)
-                    pool.commit([(page, index.page_of(before) or NULL_PAGE if before else NULL_PAGE)])
+                    before = index.key(sequence.before(last * tokens // size), table.group.index) if last else b""
+                    index.add([key], [page])
+                    pool.commit(_one(page), _one(index.page_of(before) or NULL_PAGE))
                     known = page
                 page = known
             if table.group.index == 0:
@@ -213,3 +214,7 @@ class Tails:
         if pool.committed[first_page]:
             parent = sequence.before(start // size)
             index.branches.add((sequence.tokens[start:].tobytes(), tuple(hashes), parent, first_page))
+
+
+def _one(page: int) -> np.ndarray:
+    return np.array([page], np.int32)

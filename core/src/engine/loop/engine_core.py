@@ -117,7 +117,7 @@ class EngineCore:
         return self._news()
 
     def _tell_kv_events(self) -> None:
-        log = self.scheduler.kv.events
+        log = self.scheduler.kv.index.events
         if log is not None and (events := log.take()) and self._hooks is not None and self._hooks.kv_events:
             self._hooks.kv_events(events=events)
 

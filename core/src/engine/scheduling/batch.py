@@ -107,9 +107,10 @@ def build_plan(
         # Decodes, then extends: rows with drafts among chunks of their size. A chunk of one token is no decode.
         size = np.where(num_drafts > 0, num_tokens, 0)
         size[batch.decodes.size :] = num_tokens[batch.decodes.size :]
-        place = np.argsort(size, kind="stable")
-        slot_of_row, num_computed, num_tokens = slot_of_row[place], num_computed[place], num_tokens[place]
-        samples, num_drafts = samples[place], num_drafts[place]
+        if np.count_nonzero(size[1:] < size[:-1]):
+            place = np.argsort(size, kind="stable")
+            slot_of_row, num_computed, num_tokens = slot_of_row[place], num_computed[place], num_tokens[place]
+            samples, num_drafts = samples[place], num_drafts[place]
     slots.last_step[slot_of_row] = step_id
     masks_follow = slots.num_matched > 0 and bool((slots.matched[slot_of_row] & samples).any())
     return StepPlan(

@@ -84,9 +84,13 @@ def _drafts_fault(plan: StepPlan, result: StepResult) -> str:
     found, given = result.num_drafts, result.tokens.reshape(plan.num_rows, -1) >= 0
     if found is None or not _is_integers(found) or found.shape != plan.num_drafts.shape:
         return f"num_drafts {found!r:.200}"
-    if ((found < 0) | (found > plan.num_drafts)).any():
+    if np.count_nonzero((found < 0) | (found > plan.num_drafts)):
         return f"num_drafts {found!r:.200} for at most {plan.num_drafts!r:.200}"
-    if (given.sum(axis=1)[plan.samples] > 1 + found[plan.samples]).any() or (given[:, 1:] > given[:, :-1]).any():
+    most = np.where(plan.samples, found, given.shape[1])
+    later = given[:, 1:]
+    if np.count_nonzero(later & (np.arange(later.shape[1]) >= most[:, None])) or np.count_nonzero(
+        later > given[:, :-1]
+    ):
         return f"tokens {result.tokens!r:.200} for drafts {found!r:.200}"
     return ""
 

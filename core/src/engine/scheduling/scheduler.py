@@ -264,7 +264,7 @@ class Scheduler:
         drafts = self._drafts(batch, ready)
         if drafts is not None:
             need = self.kv.extend_need(ready, positions + 1 + drafts)
-            if int(need.sum()) > self.kv.num_available:
+            if np.add.reduce(need, axis=None) > self.kv.num_available:
                 drafts = None
         if drafts is None:
             need = self.kv.decode_need(ready, positions)
@@ -285,7 +285,7 @@ class Scheduler:
         batch.budget -= ready.size
         if drafts is not None:
             s.drafts[ready] = batch.drafts = drafts
-            batch.budget -= int(drafts.sum())
+            batch.budget -= int(np.add.reduce(drafts))
 
     def _drafts(self, batch: Batch, ready: np.ndarray) -> np.ndarray | None:
         """Drafts for decodes, int32 [n]; None for none at all."""
@@ -299,7 +299,7 @@ class Scheduler:
             drafts[s.waits[ready]] = 0  # who reads tokens on the host has not seen the drafts before a position
         if s.num_matched:
             drafts[s.matched[ready]] = 0  # nor has a matcher
-        return drafts if drafts.any() else None
+        return drafts if np.count_nonzero(drafts) else None
 
     def _oldest_that_fit(self, ready: np.ndarray, need: np.ndarray) -> np.ndarray:
         """bool [n]; the rows that need no page, and the longest admitted of the others for which pages are there."""

@@ -61,7 +61,7 @@ class Speculation:
         """
         k = np.minimum(self._k[slots], limit - placed - 1)
         k[placed < self._probe_at[slots]] = 0
-        if int(k.sum()) > room:
+        if np.add.reduce(k) > room:
             first = np.argsort(order)
             before = np.cumsum(k[first]) - k[first]
             k[first] = np.clip(room - before, 0, k[first])
@@ -72,8 +72,8 @@ class Speculation:
 
         slots: int [n]; known: int [n], tokens known after it; drafted, accepted: int [n].
         """
-        self.num_drafts += int(drafted.sum())
-        self.num_accepted += int(accepted.sum())
+        self.num_drafts += int(np.add.reduce(drafted))
+        self.num_accepted += int(np.add.reduce(accepted))
         if not self.adaptive:
             return
         k = np.where((accepted == drafted) & (accepted > 0), 2 * self._k[slots], accepted + 1)

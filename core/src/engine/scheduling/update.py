@@ -112,7 +112,7 @@ def accept(
             outputs[i].finish_reason = FinishReason.STOP
             outputs[i].stop_reason = None if token in request.eos_token_ids else token
         ended.append(request)
-    num_tokens = rows.size if plan.num_drafts is None else int(kept.sum())
+    num_tokens = rows.size if plan.num_drafts is None else int(np.add.reduce(kept))
     return Accepted(outputs, ended, prompt_tokens, num_tokens, scores)
 
 
