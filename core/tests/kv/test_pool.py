@@ -146,11 +146,25 @@ def test_the_evictor_hears_once_a_step_in_order() -> None:
     check(pool, dict.fromkeys([1, 2, 3, 4, 5], 1))
 
 
-def test_an_evictor_that_gives_held_pages_is_found_out() -> None:
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [([1], "no candidates"), ([0, 2], "Recorder gave 2 pages"), ([], "Recorder gave 0 pages")],
+)
+def test_an_evictor_that_gives_others_than_candidates_is_found_out(given: list[int], found: str) -> None:
     pool, index, evictor = make_pool()
     (pages,) = pool.take([5])
     commit(pool, index, *pages.tolist())
-    pool.release(pages[:1], 0)
-    evictor.inner.victims = lambda n, group: pages[1:2]  # type: ignore[method-assign]
-    with pytest.raises(ContractError, match="Recorder gave 1"):
+    pool.release(pages[[0, 2]], 0)
+    evictor.inner.victims = lambda n, group: pages[given]  # type: ignore[method-assign]
+    with pytest.raises(ContractError, match=found):
         pool.take([1])
+
+
+def test_an_evictor_that_gives_a_page_to_two_groups_is_found_out() -> None:
+    pool, index, evictor = make_pool()
+    (pages,) = pool.take([5])
+    commit(pool, index, *pages.tolist())
+    pool.release(pages[[0, 2]], 0)
+    evictor.inner.victims = lambda n, group: pages[:1]  # type: ignore[method-assign]
+    with pytest.raises(ContractError, match="one twice"):
+        pool.take([1, 1])

@@ -175,7 +175,7 @@ class PagePool:
         """
         self._tell_evictor()
         assert sum(counts) <= self.num_available
-        taken = []
+        taken, given_up = [], []
         for group, count in enumerate(counts):
             if not count:
                 taken.append(_EMPTY)
@@ -184,27 +184,40 @@ class PagePool:
             self.num_free -= n
             pages = self._free[self.num_free : self.num_free + n][::-1].copy()
             if n < count:
-                pages = np.concatenate([pages, self._evict(count - n, group)])
-            self.refs[pages] = 1
+                victims = self._victims(count - n, group)
+                given_up.append(victims)
+                pages = np.concatenate([pages, victims]) if n else victims
             taken.append(pages)
+        if given_up:
+            self._give_up(np.concatenate(given_up))
+        for pages in taken:
+            self.refs[pages] = 1
         return taken
 
-    def _evict(self, n: int, group: int) -> np.ndarray:
+    def _victims(self, n: int, group: int) -> np.ndarray:
         pages = np.asarray(self._evictor.victims(n, group), dtype=np.int32)
-        if pages.size != n or np.count_nonzero(self.candidate[pages]) < n or self._once(pages).size != n:
-            raise ContractError(
-                f"{n} pages to give up for KV group {group}",
-                f"the evictor {type(self._evictor).__name__} gave {pages.size}, or pages that are no candidates",
-                "choose another evictor driver and tell its author",
-                point="evictor",
-            )
+        if pages.size != n:
+            raise self._bad_victims(f"gave {pages.size} pages to give up for KV group {group}", f"{n}")
+        return pages
+
+    def _give_up(self, pages: np.ndarray) -> None:
+        n = pages.size
+        if np.count_nonzero(self.candidate[pages]) < n or self._once(pages).size < n:
+            raise self._bad_victims("gave pages that are no candidates, or one twice", f"{n} pages to give up")
         self.candidate[pages] = False
         self.committed[pages] = False
         self._known[pages] = False
         self.num_candidates -= n
         self.num_evicted += n
         self._index.forget(pages)
-        return pages
+
+    def _bad_victims(self, found: str, asked: str) -> ContractError:
+        return ContractError(
+            asked,
+            f"the evictor {type(self._evictor).__name__} {found}",
+            "choose another evictor driver and tell its author",
+            point="evictor",
+        )
 
     def _tell_evictor(self) -> None:
         if self._commits:
