@@ -8,6 +8,8 @@ import numpy as np
 from engine.types.errors import ContractError, InvalidLogitsError
 from engine.types.plan import BROKEN, LogprobRows, PromptLogprobRows, StepPlan, StepResult
 
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
 
 def check_result(plan: StepPlan, result: StepResult, vocab_size: int | None = None) -> int:
     """Refuse what does not fit the plan: another step's result, wrong shapes and types, tokens outside the vocabulary.
@@ -70,7 +72,7 @@ def _is_integers(array: object) -> bool:
 
 def _all_below(tokens: np.ndarray, bound: int) -> bool:
     """Whether all are in [0, bound), by one reduction: read without their sign, negative ones are the largest."""
-    return bool(np.maximum.reduce(tokens.view(f"u{tokens.itemsize}"), axis=None, initial=0) < bound)
+    return bool(np.maximum.reduce(tokens.view(_UNSIGNED[tokens.itemsize]), axis=None, initial=0) < bound)
 
 
 def _lacks_token(plan: StepPlan, tokens: np.ndarray) -> bool:

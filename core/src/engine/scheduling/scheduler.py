@@ -278,7 +278,7 @@ class Scheduler:
                 self._preempt(cast(Request, self.policy.victim(running)))
                 keep = s.phase[ready] != EMPTY
             ready, positions, need = ready[keep], positions[keep], need[:, keep]
-        s.computed[ready] += 1
+        s.computed[ready] = positions + 1
         s.placed[ready] += 1
         self.kv.promise_decodes(need)
         batch.decodes, batch.positions, batch.need = ready, positions, need

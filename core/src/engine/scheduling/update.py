@@ -55,7 +55,7 @@ def accept(
         rows, row_slots, drawn, counts = rows[wanted], row_slots[wanted], drawn[wanted], counts[wanted]
     positions = slots.known[row_slots]
     prompts = slots.prompt[row_slots]
-    stopped, last = _stops(row_slots, drawn, positions + 1 - prompts, slots)
+    stopped, last = _stops(row_slots, drawn, positions, slots)
     kept = counts
     if stopped.size:
         kept = counts.copy()
@@ -164,11 +164,11 @@ def _request(slots: SlotTable, slot: np.integer) -> Request:
 
 
 def _stops(
-    row_slots: np.ndarray, drawn: np.ndarray, num_outputs: np.ndarray, slots: SlotTable
+    row_slots: np.ndarray, drawn: np.ndarray, positions: np.ndarray, slots: SlotTable
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which rows of drawn [n, W] hold a token that ends its request, and in which column the first of these stands.
 
-    num_outputs: int [n]; outputs of the request up to and with the first column.
+    positions: int [n]; of the first column.
     """
     found = slots.stops.take(row_slots, axis=1)[:, None] == drawn.T
     # Mostly there is none, which is quickly counted.
@@ -184,7 +184,8 @@ def _stops(
         rows, columns = np.concatenate([np.stack([rows, columns], axis=1), np.array(wide, int).reshape(-1, 2)]).T
     if not rows.size:
         return rows, columns
-    counts = num_outputs[rows] + columns >= slots.min_tokens[row_slots[rows]]
+    ending = row_slots[rows]
+    counts = positions[rows] + columns + 1 - slots.prompt[ending] >= slots.min_tokens[ending]
     first = np.full(len(drawn), drawn.shape[1])
     np.minimum.at(first, rows[counts], columns[counts])
     stopped = (first < drawn.shape[1]).nonzero()[0]
