@@ -272,12 +272,7 @@ class LLM(PoolingCalls):
         """
         several = as_prompts(prompts)
         params = _params_for(sampling_params, len(several))
-        if priority is not None and len(priority) != len(several):
-            raise InvalidRequestError(
-                f"{len(several)} prompts with {len(priority)} priorities", "each needs one", "pass as many of both"
-            )
-        timeouts = _timeouts(timeout, len(several))
-        return self._run(self._process(several, params, priority, timeouts), use_tqdm)
+        return self._run(self._process(several, params, priority, timeout), use_tqdm)
 
     @overload
     def chat(
@@ -290,6 +285,8 @@ class LLM(PoolingCalls):
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
+        timeout: float | Sequence[float | None] | None = None,
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -303,6 +300,8 @@ class LLM(PoolingCalls):
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
+        timeout: float | Sequence[float | None] | None = None,
     ) -> list[RequestOutput]: ...
 
     def chat(
@@ -315,6 +314,8 @@ class LLM(PoolingCalls):
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
+        timeout: float | Sequence[float | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several.
 
@@ -325,6 +326,7 @@ class LLM(PoolingCalls):
             add_generation_prompt: end the prompt with the beginning of the assistant's turn.
             chat_template: a template, or the name of one of the model's; None takes the model's default.
             chat_template_kwargs: further variables of the template.
+            priority, timeout: as for `generate`, of each conversation.
 
         Raises:
             TokenizerError: there is no template, or it refuses the messages.
@@ -342,7 +344,8 @@ class LLM(PoolingCalls):
             )
             for conversation in conversations
         ]
-        return self._run(self._process(prompts, _params_for(sampling_params, len(prompts))), use_tqdm)
+        params = _params_for(sampling_params, len(prompts))
+        return self._run(self._process(prompts, params, priority, timeout), use_tqdm)
 
     def beam_search(
         self,
@@ -415,13 +418,17 @@ class LLM(PoolingCalls):
         prompts: Sequence[Any],
         params: Sequence[SamplingParams | PoolingParams],
         priority: Sequence[int] | None = None,
-        timeouts: Sequence[float | None] | None = None,
+        timeout: float | Sequence[float | None] | None = None,
     ) -> list[ProcessedRequest]:
         """Everything is validated before anything is queued."""
+        if priority is not None and len(priority) != len(prompts):
+            raise InvalidRequestError(
+                f"{len(prompts)} prompts with {len(priority)} priorities", "each needs one", "pass as many of both"
+            )
         inputs = self.llm_engine.frontend.inputs
+        timeouts = _timeouts(timeout, len(prompts))
         first, self._counter = self._counter, self._counter + len(prompts)
-        none = [None] * len(prompts)
-        several = zip(prompts, params, priority or [0] * len(prompts), timeouts or none, strict=True)
+        several = zip(prompts, params, priority or [0] * len(prompts), timeouts, strict=True)
         return [
             inputs.process(str(first + index), prompt, param, None, urgency, timeout)
             for index, (prompt, param, urgency, timeout) in enumerate(several)

@@ -197,7 +197,7 @@ def test_attention_needs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mla", "state", "cross"])
-def test_a_kind_that_no_driver_serves_is_refused_at_start(
+def test_a_kind_that_no_runner_computes_is_refused_at_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     spec = {
@@ -212,7 +212,7 @@ def test_a_kind_that_no_driver_serves_is_refused_at_start(
         return msgspec.structs.replace(model, kv_specs=(*model.kv_specs[:-1], spec))
 
     monkeypatch.setattr(Llama, "describe", mixed)
-    with pytest.raises(PluginError, match=rf"attention \({kind}\).*not {kind}"):
+    with pytest.raises(UnsupportedModelError, match=rf"layer 1 is of kind '{kind}'.*full, sliding, encoder"):
         launch(EngineConfig(model=folder, dtype="float32"))
 
 

@@ -31,6 +31,15 @@ def test_a_late_prompt_ends_with_a_typed_error_and_the_others_go_on(llm: LLM) ->
     assert llm.generate("Once", SHORT, use_tqdm=False, timeout=600)[0].finished
 
 
+def test_a_late_conversation(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Once upon a time"}]
+    with pytest.raises(RequestTimeoutError):
+        llm.chat(messages, LONG, use_tqdm=False, timeout=0.05)
+    assert llm.chat([messages, messages], SHORT, use_tqdm=False, timeout=[600, None])[1].finished
+    with pytest.raises(InvalidRequestError, match="1 prompts with 2 priorities"):
+        llm.chat(messages, SHORT, use_tqdm=False, priority=[1, 2])
+
+
 @pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), float("nan"), "5", True])
 def test_nonsense_is_refused(llm: LLM, timeout: object) -> None:
     with pytest.raises(InvalidRequestError, match="timeout="):

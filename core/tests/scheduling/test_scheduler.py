@@ -307,6 +307,15 @@ def test_a_result_that_does_not_fit_the_plan_is_found_out(tokens: list[int]) -> 
         scheduler.update(StepResult(step_id=made.step_id, tokens=np.array(tokens, np.int32)))
 
 
+@pytest.mark.parametrize("pages", [[-1], [10_000], [[1]], [1.0]])
+def test_failed_pages_that_are_none_are_found_out(pages: list[Any]) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request("a"))
+    step = plan(scheduler).step_id
+    with pytest.raises(ContractError, match="failed_pages"):
+        scheduler.update(StepResult(step_id=step, tokens=np.array([3], np.int32), failed_pages=np.array(pages)))
+
+
 def test_the_worker_and_its_oracle_agree() -> None:
     core, _ = make_core(LAYOUTS["full and sliding"], SETTINGS)
     new = request("a", [3, 1, 4, 1, 5], max_tokens=20, logprobs=2)

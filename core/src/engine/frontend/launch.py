@@ -56,6 +56,8 @@ CORE_WORKER = "engine.runner.worker:Worker"
 DEFAULT_IN_FLIGHT = 2
 """Pipeline stages + 1."""
 
+_COMPUTED = ("full", "sliding", "encoder")
+"""Kinds of layer that the runner computes."""
 _ITEM_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _HOLDS = {
     "float16": ("float16", "float32", "float64"),
@@ -370,11 +372,17 @@ def attention_needs(
     type `kv_dtype`; None: `dtype`.
 
     Raises:
-        UnsupportedModelError: layers of one kind differ in form.
+        UnsupportedModelError: layers of one kind differ in form, or the runner cannot compute a kind.
         ConfigError: KV heads can be neither divided over the ranks nor copied evenly.
     """
     needs: dict[str, AttentionNeed] = {}
     for layer, spec in enumerate(model.kv_specs):
+        if spec.kind not in _COMPUTED:
+            raise UnsupportedModelError(
+                f"load {model.architecture}",
+                f"layer {layer} is of kind '{spec.kind}'; pages for it are managed, but no runner computes it yet",
+                f"use a model whose layers are of kind {', '.join(_COMPUTED)}",
+            )
         need = AttentionNeed(
             kind=spec.kind,
             head_size=spec.head_size,

@@ -11,11 +11,13 @@ from engine.types.plan import BROKEN, LogprobRows, PromptLogprobRows, StepPlan, 
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
-def check_result(plan: StepPlan, result: StepResult, vocab_size: int | None = None) -> int:
+def check_result(
+    plan: StepPlan, result: StepResult, vocab_size: int | None = None, num_pages: int | None = None
+) -> int:
     """Refuse what does not fit the plan: another step's result, wrong shapes and types, tokens outside the vocabulary.
 
     Args:
-        vocab_size: None where it is not known.
+        vocab_size, num_pages: of the model, and of the pool; None where they are not known.
 
     Returns:
         The smallest token, or 0 where none is negative: it tells whether a row is `BROKEN`.
@@ -23,7 +25,7 @@ def check_result(plan: StepPlan, result: StepResult, vocab_size: int | None = No
     Raises:
         ContractError: what is wrong with it.
     """
-    if (fault := _form_fault(plan, result)) is None:
+    if (fault := _form_fault(plan, result, num_pages)) is None:
         tokens = result.tokens
         if vocab_size is not None and _all_below(tokens, vocab_size):
             return 0
@@ -42,7 +44,7 @@ def check_result(plan: StepPlan, result: StepResult, vocab_size: int | None = No
     )
 
 
-def _form_fault(plan: StepPlan, result: StepResult) -> str | None:
+def _form_fault(plan: StepPlan, result: StepResult, num_pages: int | None) -> str | None:
     if not isinstance(result, StepResult):
         return f"{result!r:.200}, which is no StepResult"
     if result.step_id != plan.step_id:
@@ -61,9 +63,15 @@ def _form_fault(plan: StepPlan, result: StepResult) -> str | None:
     if result.prompt_logprobs is not None and (fault := _scores_fault(plan, result.prompt_logprobs)):
         return f"prompt log probabilities {fault}"
     pages = result.failed_pages
-    if pages is not None and not (_is_integers(pages) and pages.ndim == 1 and (pages >= 0).all()):
-        return f"failed_pages {pages!r:.200}"
+    if pages is not None and not _are_pages(pages, num_pages):
+        return f"failed_pages {pages!r:.200}" + ("" if num_pages is None else f" of {num_pages} pages")
     return None
+
+
+def _are_pages(pages: object, num_pages: int | None) -> bool:
+    if not isinstance(pages, np.ndarray) or not _is_integers(pages) or pages.ndim != 1:
+        return False
+    return bool((pages >= 0).all()) and (num_pages is None or bool((pages < num_pages).all()))
 
 
 def _is_integers(array: object) -> bool:

@@ -471,7 +471,7 @@ class Scheduler:
         Raises:
             ContractError: it is another step's, or does not fit the plan.
         """
-        lowest = check_result(self.outstanding[0], result, self.vocab_size)
+        lowest = check_result(self.outstanding[0], result, self.vocab_size, self.kv.pool.num_pages)
         plan = self.outstanding.popleft()
         self.done_step = plan.step_id
         self.kv.step_done(plan.step_id)
