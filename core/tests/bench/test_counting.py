@@ -15,16 +15,17 @@ SLIDING = KVSpec(kind="sliding", num_kv_heads=2, head_size=8, sliding_window=5)
 VOCABULARY, HIDDEN, BODY = 100, 16, 5000
 
 
-def counter(tied: bool) -> Counter:
+def counter(tied: bool, own_head: bool = False) -> Counter:
     model = ModelDescription(
         architecture="x", dtype="float32", vocab_size=VOCABULARY, hidden_size=HIDDEN, num_layers=2, num_q_heads=4,
         max_model_len=64, kv_specs=(FULL, SLIDING), config={"tie_word_embeddings": tied},
     )  # fmt: skip
     parameters = BODY + VOCABULARY * HIDDEN * (1 if tied else 2)
+    head = VOCABULARY * HIDDEN if own_head else 0  # quantised, of one byte each
     ready = WorkerReady(
-        num_pages=2, weight_bytes=2 * parameters, cache_bytes=0, num_parameters=parameters, load_seconds=0.0
+        num_pages=2, weight_bytes=4 * parameters + head, cache_bytes=0, num_parameters=parameters, load_seconds=0.0
     )
-    return Counter(model, ready, "float32")
+    return Counter(model, ready, "float32", own_head)
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.none() | st.integers(1, 20))
@@ -35,8 +36,12 @@ def test_keys_seen_one_by_one(start, size, window):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_input_embedding_of_its_own_is_not_read(tied):
-    assert counter(tied).step_bytes == 2 * (BODY + VOCABULARY * HIDDEN)
-    assert counter(tied).steps(3) == Work(read_bytes=6 * (BODY + VOCABULARY * HIDDEN))
+    assert counter(tied).step_bytes == 4 * (BODY + VOCABULARY * HIDDEN)
+    assert counter(tied).steps(3) == Work(read_bytes=12 * (BODY + VOCABULARY * HIDDEN))
+
+
+def test_a_quantised_head_is_read_and_the_embedding_it_was_tied_to_is_not():
+    assert counter(tied=True, own_head=True).step_bytes == 4 * BODY + VOCABULARY * HIDDEN
 
 
 @given(st.integers(0, 30), st.integers(1, 30))

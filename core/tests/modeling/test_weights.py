@@ -138,7 +138,13 @@ def test_layers_compute_what_they_say() -> None:
     from types import SimpleNamespace
 
     context: Any = SimpleNamespace(
-        ops=PlainOps(), dtype=torch.float32, device=torch.device("cpu"), rank=0, size=1, attention=None
+        ops=PlainOps(),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        rank=0,
+        size=1,
+        attention=None,
+        quantization={},
     )
 
     class Parts(Module):

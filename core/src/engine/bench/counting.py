@@ -33,16 +33,17 @@ class Counter:
     Args:
         model: what it is.
         ready: what its worker answered: parameters and bytes.
-        dtype: of the cache's elements.
+        dtype: of the cache's elements, and of the input embedding.
+        own_head: the head has weights beside those of an embedding that it is tied to: it is quantised.
     """
 
-    def __init__(self, model: ModelDescription, ready: WorkerReady, dtype: str) -> None:
+    def __init__(self, model: ModelDescription, ready: WorkerReady, dtype: str, own_head: bool = False) -> None:
         self._model, self._itemsize = model, ITEM_SIZES[dtype]
         table = model.vocab_size * model.hidden_size
         tied = bool(model.config.get("tie_word_embeddings", False))
         # An input embedding of its own is not multiplied with: a step reads single rows of it.
         multiplied = ready.num_parameters - (0 if tied else table)
-        self.step_bytes = multiplied * ready.weight_bytes / ready.num_parameters
+        self.step_bytes = float(ready.weight_bytes - (0 if tied and not own_head else table * self._itemsize))
         self._token_flops = 2.0 * (multiplied - table)
         self._logits_flops = 2.0 * table
 

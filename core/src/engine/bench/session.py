@@ -94,7 +94,8 @@ def open_session(config: EngineConfig) -> Iterator[Session]:
     client = start_in_process(plan)
     engine = LLMEngine(frontend, client, plan)
     try:
-        counter = Counter(plan.model, client.worker, plan.start.worker.dtype)
+        own_head = any((choice.point, choice.kind) == ("quantization", "head") for choice in plan.manifest.choices)
+        counter = Counter(plan.model, client.worker, plan.start.worker.dtype, own_head)
         yield Session(engine, plan, client.worker, counter, client.core)
     finally:
         engine.shutdown()

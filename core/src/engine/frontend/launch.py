@@ -16,6 +16,7 @@ import msgspec
 
 from engine.frontend.connectors import choose_connectors, preemption_mode
 from engine.frontend.pooling_launch import check_whole_prompts, decide_runner
+from engine.frontend.quantization import choose_quantization
 from engine.interfaces.attention import AttentionCard, AttentionNeed
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.communicator import CommunicatorNeed
@@ -173,6 +174,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         config.options_for("ops"),
         together=[("pack_linear", "linear")],
     )
+    quantization = choose_quantization(config, registry, architecture, model, dtype, facts)
     communicators = _communicators(config, registry, facts)
     executor = _one(config, registry, "executor", ExecutorNeed(world_size=config.tensor_parallel_size))
     evictor = _one(config, registry, "evictor", None)
@@ -199,7 +201,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     )
 
     selections = (
-        *(platform, *communicators, *ops, *attention.values(), executor, evictor),
+        *(platform, *communicators, *ops, *attention.values(), *quantization, executor, evictor),
         *(architecture, checkpoint, tokenizer, policy, grammar, *connectors, *drafter),
     )
     selections += (*processors, *_router(config, registry))

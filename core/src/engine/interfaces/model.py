@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from engine.plugin import Card
 from engine.types.model import ModelDescription
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from engine.interfaces.communicator import Group
     from engine.interfaces.ops import Ops
+    from engine.interfaces.quantization import Quantization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,9 @@ class ModelNeed:
 
 class ModelCard(Card):
     """Describes an architecture. `unsupported(need)` names the config's features that the body does not have."""
+
+    quantized: ClassVar[frozenset[str]] = frozenset()
+    """The kinds of layer (`interfaces.quantization.KINDS`) that the body packs by `ModelContext.quantization`."""
 
     @classmethod
     def describe(cls, config: dict[str, Any]) -> ModelDescription:
@@ -90,6 +94,7 @@ class ModelContext:
         max_model_len: positions that will be asked for.
         rank, size: this worker's place; layers hold 1 / size of their weights.
         group: the ranks that share the layers; None where there is one.
+        quantization: for each kind of layer who packs and multiplies it; a kind that is not there is the ops'.
     """
 
     description: ModelDescription
@@ -101,6 +106,7 @@ class ModelContext:
     rank: int = 0
     size: int = 1
     group: Group | None = None
+    quantization: Mapping[str, Quantization] = field(default_factory=dict)
 
 
 class Model(Protocol):
@@ -136,5 +142,5 @@ class Model(Protocol):
         ...
 
     def weight_bytes(self) -> int:
-        """Memory of the weights on this rank."""
+        """Memory of the weights on this rank, with those that are quantised as they are packed."""
         ...

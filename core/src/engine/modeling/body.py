@@ -27,5 +27,5 @@ class Body(Module):
         return sum(math.prod(slot.local_shape) for part in self.parts() for slot in part.slots())
 
     def weight_bytes(self) -> int:
-        """Memory of the weights on this rank, as they are before a driver packs them."""
-        return self.num_parameters() * self.context.dtype.itemsize
+        """Memory of the weights on this rank: quantised ones as they are packed, others as they were before that."""
+        return sum(part.own_bytes(self.context.dtype.itemsize) for part in self.parts())

@@ -77,7 +77,9 @@ class LMHead(Module):
         self._ops, self.name, self._tied, self._group = context.ops, name, tied, group_of(context)
         shards = vocabulary(vocab_size, context.size)
         self._sizes = tuple(shard.length for shard in shards)
-        self._own = None if tied else Linear(context, hidden_size, [shards[context.rank]], [name], bias)
+        self._own = None if tied else Linear(context, hidden_size, [shards[context.rank]], [name], bias, kind="head")
+        self._quantization = context.quantization.get("head")
+        self._linear = context.ops.linear if self._quantization is None else self._quantization.linear
         self._packed: Any = None
 
     def tolerated(self) -> frozenset[str]:
@@ -85,11 +87,21 @@ class LMHead(Module):
         return frozenset() if self._tied is None else frozenset({f"{self.name}.weight"})
 
     def finish(self) -> None:
-        """Pack the shared matrix, which the embedding keeps."""
-        if self._tied is not None:
+        """Pack the shared matrix, which the embedding keeps as it is."""
+        if self._tied is None:
+            return
+        if self._quantization is None:
             self._packed = self._ops.pack_linear(self._tied.weight, None)
+        else:
+            self._packed = self._quantization.pack("head", self._tied.weight, None)
+
+    def own_bytes(self, itemsize: int) -> int:
+        """Of the copy of a shared matrix that is quantised."""
+        if self._quantization is None or self._packed is None:
+            return super().own_bytes(itemsize)
+        return self._quantization.packed_bytes(self._packed)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]."""
-        logits = self._own(hidden) if self._own is not None else self._ops.linear(hidden, self._packed)
+        logits = self._own(hidden) if self._own is not None else self._linear(hidden, self._packed)
         return logits if self._group is None else self._group.all_gather(logits, 1, self._sizes)

@@ -58,13 +58,16 @@ class DispatchGuard(TorchDispatchMode):
         return cast(T, _Allowed(self, target))
 
     def context(self, context: ModelContext) -> ModelContext:
-        """The same context with its ops, its layers' attention and its process group wrapped."""
+        """The same context with its ops, its layers' attention and quantization, and its process group wrapped."""
 
         def attention(layer: int, scale: float) -> PagedAttention:
             return self.wrap(context.attention(layer, scale))
 
         group = None if context.group is None else self.wrap(context.group)
-        return dataclasses.replace(context, ops=self.wrap(context.ops), attention=attention, group=group)
+        quantization = {kind: self.wrap(driver) for kind, driver in context.quantization.items()}
+        return dataclasses.replace(
+            context, ops=self.wrap(context.ops), attention=attention, group=group, quantization=quantization
+        )
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,9 +1,10 @@
-"""Linear layers. Their weights are packed by the ops driver after loading, and the unpacked ones freed."""
+"""Linear layers. Their weights are packed after loading, and the unpacked ones freed: by the ops driver, or by the
+quantization driver of the layer's kind."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,10 +26,13 @@ class Linear(Module):
         names: the checkpoint's name of each part, without ".weight" and ".bias".
         bias: whether every part has one.
         adds_bias: False where another rank adds the bias, which is then passed over here.
+        kind: of layer, as `engine.interfaces.quantization` has them; None is never quantised.
 
     Attributes:
         in_size, out_sizes: on this rank.
     """
+
+    kind: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -39,7 +43,11 @@ class Linear(Module):
         bias: bool,
         *,
         adds_bias: bool = True,
+        kind: str | None = None,
     ) -> None:
+        self._kind = kind or self.kind
+        self._quantization = None if self._kind is None else context.quantization.get(self._kind)
+        self._linear = context.ops.linear if self._quantization is None else self._quantization.linear
         self._ops = context.ops
         self._dtype, self._device = context.dtype, context.device
         self._in, self._out = Shard.of(in_size), tuple(Shard.of(size) for size in out_sizes)
@@ -65,24 +73,38 @@ class Linear(Module):
         return frozenset(f"{name}.bias" for name in self.names if self.bias and not self._adds_bias)
 
     def place(self, slot: Slot, tensor: torch.Tensor) -> None:
-        """Copy a part into its rows, cast to the model's dtype."""
+        """Copy a part into its rows, cast to the model's dtype; a weight that is to be quantised keeps its own."""
         kind, rows = slot.key
         if kind not in self._tensors:
             shape = (sum(self.out_sizes), *tensor.shape[1:])
-            self._tensors[kind] = torch.empty(shape, dtype=self._dtype, device=self._device)
+            dtype = tensor.dtype if kind == "weight" and self._quantization is not None else self._dtype
+            self._tensors[kind] = torch.empty(shape, dtype=dtype, device=self._device)
         self._tensors[kind][rows].copy_(tensor)
 
     def finish(self) -> None:
         """Pack, and drop the unpacked weight."""
-        self._packed = self._ops.pack_linear(self._tensors.pop("weight"), self._tensors.pop("bias", None))
+        weight, bias = self._tensors.pop("weight"), self._tensors.pop("bias", None)
+        if self._quantization is None:
+            self._packed = self._ops.pack_linear(weight, bias)
+        else:
+            assert self._kind is not None
+            self._packed = self._quantization.pack(self._kind, weight, bias)
+
+    def own_bytes(self, itemsize: int) -> int:
+        """As the quantization driver packed them, else as `Module.own_bytes`."""
+        if self._quantization is None or self._packed is None:
+            return super().own_bytes(itemsize)
+        return self._quantization.packed_bytes(self._packed)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_size] -> [T, sum of out_sizes]."""
-        return self._ops.linear(x, self._packed)
+        return self._linear(x, self._packed)
 
 
 class ColumnParallelLinear(Linear):
     """A linear layer whose outputs are divided over ranks: y_rank = x @ weight[rows of this rank].T."""
+
+    kind = "linear"
 
     def __init__(self, context: ModelContext, in_size: int, out_size: int, name: str, bias: bool = False) -> None:
         super().__init__(context, in_size, [even(out_size, context, name)], [name], bias)
@@ -93,6 +115,8 @@ class RowParallelLinear(Linear):
 
     Rank 0 adds the bias, once.
     """
+
+    kind = "linear"
 
     def __init__(self, context: ModelContext, in_size: int, out_size: int, name: str, bias: bool = False) -> None:
         columns = even(in_size, context, name)
@@ -113,6 +137,8 @@ class MergedColumnLinear(Linear):
         names: the checkpoint's, e.g. ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"].
     """
 
+    kind = "linear"
+
     def __init__(
         self, context: ModelContext, in_size: int, out_sizes: Sequence[int], names: Sequence[str], bias: bool = False
     ) -> None:
@@ -132,6 +158,8 @@ class QKVLinear(Linear):
     Attributes:
         num_q_heads, num_kv_heads: on this rank.
     """
+
+    kind = "linear"
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -73,6 +74,10 @@ class Module:
     def place(self, slot: Slot, tensor: torch.Tensor) -> None:
         """Take a weight. Called once for each slot."""
         raise NotImplementedError(f"{type(self).__name__} has a slot {slot.name!r} but no place()")
+
+    def own_bytes(self, itemsize: int) -> int:
+        """Memory of this module's own weights on this rank, with elements of so many bytes as they were placed."""
+        return sum(math.prod(slot.local_shape) for slot in self.slots()) * itemsize
 
     def finish(self) -> None:
         """All weights of this module are placed (for a module without slots: of the whole model). Pack them."""

@@ -38,7 +38,8 @@ class Point:
         minor: the interface's minor version; a card whose `requires_minor` is higher is refused.
         flag: the command-line flag without dashes in front, where it is not the point's name.
         kinds: for `per_kind`, the kinds of layer that can be bound.
-        optional: no driver is used unless the user names one; for `one` only.
+        optional: no driver is used unless the user names one; for `one`, and for `per_kind`, where a kind that no
+            driver is named for has none.
     """
 
     name: str
@@ -114,6 +115,14 @@ POINTS: Mapping[str, Point] = _declare(
         "by_architecture",
         "the model's implementation, by the architecture string of its config.json",
         flag="model-impl",
+    ),
+    Point(
+        "quantization",
+        "engine.interfaces.quantization:QuantizationCard",
+        "per_kind",
+        "weights of fewer bits, quantised while they are loaded; a driver, or kind=driver,... (default: none)",
+        kinds=("linear", "head"),
+        optional=True,
     ),
     Point(
         "checkpoint",

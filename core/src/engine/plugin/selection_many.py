@@ -30,6 +30,7 @@ def select_kinds(
     `asked` is one name, which binds every kind that this driver serves and leaves the rest to `auto`; or an exact
     list, "full=x,sliding=y". A card says in `kinds` which it serves (a card without the attribute serves them all). A
     named driver that serves a kind and does not fit its need is an error, as is one that serves none of the kinds.
+    Where the point is optional, kinds that no driver is named for get none.
 
     Args:
         registry: what is installed.
@@ -39,7 +40,7 @@ def select_kinds(
         options: the options given for this point; each chosen driver gets those that it knows.
 
     Returns:
-        One selection a kind, in the order of `needs`.
+        One selection a kind (where it gets one), in the order of `needs`.
 
     Raises:
         ConfigError: `asked` cannot be read, or names a kind that does not exist or that the model does not have.
@@ -73,7 +74,7 @@ def select_kinds(
         if kind in bound:
             chosen, verdict = bound[kind]
             results[kind] = chosen, True, (verdict,)
-        else:
+        elif not registry.points[point].optional:
             results[kind] = _auto(registry, point, kind, need)
     validated = validate_options(point, [chosen for chosen, _, _ in results.values()], options)
     return [

@@ -1,6 +1,7 @@
 """The only place in a worker that builds drivers.
 
-Platform, communicators, ops, attention, model, checkpoint, drafter, logits processors, connectors, in that order.
+Platform, communicators, ops, attention, quantization, model, checkpoint, drafter, logits processors, connectors, in
+that order.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProces
 from engine.interfaces.model import Model, ModelContext, ModelNeed
 from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed
 from engine.interfaces.platform import Platform, PlatformNeed
+from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
 from engine.plugin import Manifest, Registry, Selection
 from engine.runner.drafting import ChosenDrafter
 from engine.runner.groups import attention_groups
@@ -31,8 +33,8 @@ from engine.types.errors import ManifestError, UnfitDriverError
 from engine.types.start import WorkerStart
 
 _POINTS = (
-    *("platform", "communicator", "ops", "attention", "model", "checkpoint", "drafter", "logits_processor"),
-    "kv_connector",
+    *("platform", "communicator", "ops", "attention", "quantization", "model", "checkpoint", "drafter"),
+    *("logits_processor", "kv_connector"),
 )
 """Whose bodies are built here."""
 
@@ -81,7 +83,8 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         context = replace(context, ops=_ops(start, chosen, context))
         attention = _attention(start, chosen, context)
         assert context.ops is not None
-        model = _model(start, chosen, context.ops, attention, platform.device, dtype, group)
+        quantization = _quantization(start, chosen, context)
+        model = _model(start, chosen, context.ops, attention, quantization, platform.device, dtype, group)
         checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
         model.load_weights(checkpoint.weights())
         drafter = _drafter(start, chosen, context)
@@ -105,9 +108,9 @@ class _Chosen:
         self.connectors = [selection for selection in selections if selection.point == "kv_connector"]
         self.processors = [selection for selection in selections if selection.point == "logits_processor"]
 
-    def names(self, point: str) -> bool:
+    def names(self, point: str, kind: str = "") -> bool:
         """Whether the manifest names a driver for an optional point."""
-        return (point, "") in self._selections
+        return (point, kind) in self._selections
 
     def fit(self, point: str, kind: str, need: Any) -> Selection:
         """The chosen driver, asked again whether it can serve `need`."""
@@ -196,6 +199,19 @@ def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> A
     return Attention(groups, tuple(needs), backends)
 
 
+def _quantization(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> dict[str, Quantization]:
+    return {
+        kind: chosen.build(
+            "quantization",
+            kind,
+            QuantizationNeed(kind=kind, dtype=start.dtype, stored_dtype=start.model.dtype, device=start.device),
+            context,
+        )
+        for kind in KINDS
+        if chosen.names("quantization", kind)
+    }
+
+
 def _processors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> tuple[Processor, ...]:
     need = LogitsProcessorNeed(vocab_size=start.model.vocab_size, device=start.device)
     return tuple(
@@ -224,6 +240,7 @@ def _model(
     chosen: _Chosen,
     ops: Ops,
     attention: Attention,
+    quantization: dict[str, Quantization],
     device: torch.device,
     dtype: torch.dtype,
     group: ProcessGroup,
@@ -242,6 +259,7 @@ def _model(
             rank=start.rank,
             size=start.size,
             group=group if start.size > 1 else None,
+            quantization=quantization,
         )
     )
     return model

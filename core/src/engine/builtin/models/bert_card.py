@@ -24,6 +24,7 @@ class Bert(ModelCard):
     """BertModel (Devlin et al. 2018): embeds by its first token, unless sentence-transformers' files say otherwise."""
 
     framework = "torch"
+    quantized = frozenset({"linear"})
     body = "engine.builtin.models.bert:BertModel"
     classifies: ClassVar[bool] = False
 

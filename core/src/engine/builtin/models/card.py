@@ -35,6 +35,7 @@ class _Family(ModelCard):
     """What the four have in common."""
 
     framework = "torch"
+    quantized = frozenset({"linear", "head"})
     default_head_dim: ClassVar[int | None] = None
 
     @classmethod

@@ -1,0 +1,1 @@
+"""Quantization driver `absmax`: rounded weights in plain torch, the reference for faster drivers."""
