@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.builtin.platform_host import body as body_module
 from engine.builtin.platform_host import card as card_module
-from engine.builtin.platform_host import memory as memory_module
-from engine.builtin.platform_host.body import MAX_DEFAULT_POOL, HostPlatformBody
+from engine.builtin.platform_host.body import HostPlatformBody
 from engine.builtin.platform_host.card import HostPlatform
-from engine.builtin.platform_host.memory import free_memory
+from engine.interfaces import host_memory as memory_module
 from engine.interfaces.context import WorkerContext
+from engine.interfaces.host_memory import MAX_DEFAULT_POOL, free_memory
 from engine.interfaces.platform import PlatformNeed
 from engine.types.errors import KVCacheTooSmallError
 
@@ -33,7 +32,7 @@ def test_facts() -> None:
 def test_bfloat16_only_where_the_processor_has_it(
     monkeypatch: pytest.MonkeyPatch, features: set[str], best: str
 ) -> None:
-    monkeypatch.setattr(card_module, "_processor", lambda: ("some processor", frozenset(features)))
+    monkeypatch.setattr(card_module, "processor", lambda: ("some processor", frozenset(features)))
     assert HostPlatform.describe().dtypes[0] == best
 
 
@@ -48,7 +47,7 @@ def test_pool(platform: HostPlatformBody, monkeypatch: pytest.MonkeyPatch) -> No
     assert (pool.shape, pool.dtype, int(pool.sum())) == ((3, 100), torch.uint8, 0)
     with pytest.raises(KVCacheTooSmallError, match=r"bytes of memory are free.*--kv-cache-memory"):
         platform.allocate_pool(1 << 40, 1 << 20)
-    monkeypatch.setattr(body_module, "free_memory", lambda: 1 << 80)
+    monkeypatch.setattr(memory_module, "free_memory", lambda: 1 << 80)
     with pytest.raises(KVCacheTooSmallError, match="allocate a KV cache"):
         platform.allocate_pool(1 << 40, 1 << 20)
 
@@ -58,13 +57,13 @@ def test_the_pool_gets_what_weights_and_steps_leave(
 ) -> None:
     found = platform.kv_cache_memory(lambda: None, None)
     assert 0 < found.pool_bytes <= min(MAX_DEFAULT_POOL, free_memory())
-    monkeypatch.setattr(body_module, "peak_growth", lambda step: step() or 1 << 20)
-    monkeypatch.setattr(body_module, "total_memory", lambda: 1 << 40)
-    monkeypatch.setattr(body_module, "resident_memory", lambda: 3 << 20)
-    monkeypatch.setattr(body_module, "free_memory", lambda: (1 << 30) + (1 << 20))
+    monkeypatch.setattr(memory_module, "peak_growth", lambda step: step() or 1 << 20)
+    monkeypatch.setattr(memory_module, "total_memory", lambda: 1 << 40)
+    monkeypatch.setattr(memory_module, "resident_memory", lambda: 3 << 20)
+    monkeypatch.setattr(memory_module, "free_memory", lambda: (1 << 30) + (1 << 20))
     assert platform.kv_cache_memory(lambda: None, None) == (1 << 28, 1 << 20)
     assert platform.kv_cache_memory(lambda: None, 0.5) == (1 << 30, 1 << 20), "no more than is free"
-    monkeypatch.setattr(body_module, "free_memory", lambda: 1 << 50)
+    monkeypatch.setattr(memory_module, "free_memory", lambda: 1 << 50)
     assert platform.kv_cache_memory(lambda: None, None).pool_bytes == MAX_DEFAULT_POOL
     assert platform.kv_cache_memory(lambda: None, 0.5).pool_bytes == (1 << 39) - (4 << 20)
     start = SimpleNamespace(device="cpu", size=2, data_parallel_size=2)

@@ -26,6 +26,7 @@ from engine.interfaces.executor import StepFuture
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsRows
 from engine.interfaces.model import ModelContext, State
 from engine.interfaces.ops import OPERATIONS
+from engine.interfaces.platform import Trial
 from engine.plugin import Candidate, Registry
 from engine.runner.worker import Worker
 from engine.types.kv import KVGroup, KVLayout
@@ -99,6 +100,7 @@ class RandomCheckpointBody:
 class BucketPlatform(HostPlatform):
     """Pads decode steps, and captures them."""
 
+    recorder = "stream"
     body = "harness:BucketPlatformBody"
 
 
@@ -112,7 +114,7 @@ class BucketPlatformBody(HostPlatformBody):
     def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
         return (4, 12)
 
-    def capture(self, fn: Callable[[], None], key: Hashable) -> Callable[[], None]:
+    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
         assert key not in self.captures, "a key is captured once"
         self.captures[key] = 0
 

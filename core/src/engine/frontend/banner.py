@@ -50,6 +50,7 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
             if worker.step_bytes is not None
             else []
         ),
+        *([("capture", _capture(worker))] if worker.not_captured is not None else []),
         (
             "requests",
             f"up to {start.max_model_len:,} tokens each; {at_once:,.1f} at once at full length, "
@@ -64,6 +65,12 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
     if address is not None:
         text.append(f"  serves {launch.model_name} on {address}")
     return "\n".join(text)
+
+
+def _capture(worker: WorkerReady) -> str:
+    if worker.captured:
+        return f"decode steps of up to {worker.captured[-1]:,} rows"
+    return "none: " + ("; ".join(worker.not_captured or ()) or "see the warning, or the platform's options")
 
 
 def _columns(rows: list[tuple[str, str]], indent: int) -> list[str]:

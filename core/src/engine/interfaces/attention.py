@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from engine.interfaces.platform import STREAM
 from engine.plugin import Card
 from engine.types.kv import KVGroup
 
@@ -50,9 +51,14 @@ class AttentionNeed:
 
 
 class AttentionCard(Card):
-    """Describes an attention driver: which kinds of layer it serves, and how it wants pages cut."""
+    """Describes an attention driver: which kinds of layer it serves, and how it wants pages cut.
+
+    `captured_by` names the recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see all that it
+    launches; which steps they may capture is the body's `capture_level`.
+    """
 
     kinds: frozenset[str] = frozenset()
+    captured_by: frozenset[str] = STREAM
 
     @classmethod
     def tokens_per_page(cls, need: AttentionNeed) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from engine.interfaces.platform import STREAM
 from engine.plugin import Card
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class CommunicatorNeed:
 
 
 class CommunicatorCard(Card):
-    """Describes a communicator."""
+    """Describes a communicator. `captured_by` names the recorders (`PlatformCard.recorder`) that see what it does."""
+
+    captured_by: frozenset[str] = STREAM
 
 
 class Communicator(Protocol):

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from engine.interfaces.platform import STREAM
 from engine.plugin import Card
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ OPERATIONS: tuple[str, ...] = (
 )
 """Every operation, by the name of its method in `Ops`. `pack_linear` and `linear` are taken from one driver."""
 
+MODEL_OPERATIONS: tuple[str, ...] = (
+    *("embedding", "embedding_part", "gather_rows", "add", "scale", "soft_cap"),
+    *("rms_norm", "add_rms_norm", "layer_norm", "rope", "silu_mul", "gelu", "linear"),
+)
+"""Those that a model's forward pass and its logits are made of: what is captured of a step."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpsNeed:
@@ -78,9 +85,17 @@ class OpsNeed:
 
 
 class OpsCard(Card):
-    """Describes a set of operations. `operations` names those it provides."""
+    """Describes a set of operations.
+
+    Attributes:
+        operations: those that it provides.
+        captured_by: the recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see all that its
+            `MODEL_OPERATIONS` launch on decode steps. Steps are captured only where every operation's driver names the
+            platform's recorder.
+    """
 
     operations: frozenset[str] = frozenset()
+    captured_by: frozenset[str] = STREAM
 
 
 class StepTables(NamedTuple):

@@ -42,14 +42,40 @@ class PlatformNeed:
 
 
 class PlatformCard(Card):
-    """Describes a device. `worker` names the worker class; None is the core's own torch worker."""
+    """Describes a device.
+
+    Attributes:
+        worker: names the worker class; None is the core's own torch worker.
+        recorder: by what `capture` sees the work that a step launches, a word that other drivers answer with
+            `captured_by`: "stream" for everything that is launched on the device's stream (CUDA graphs), or a word of
+            its own for what is recorded in another way. None: nothing is captured.
+    """
 
     worker: str | None = None
+    recorder: str | None = None
 
     @classmethod
     def describe(cls) -> PlatformFacts:
         """The facts of this machine. Cheap; called only when `unsupported` gave no reason."""
         raise NotImplementedError
+
+
+STREAM = frozenset({"stream"})
+"""What a driver's `captured_by` is where it does not say: its work is launched on the device's stream, all of it."""
+
+
+class Trial(NamedTuple):
+    """How to try a step before it serves.
+
+    Args:
+        prepare: prepare(0) and prepare(1) fill the step's buffers with two inputs that differ in every value that may
+            change from step to step, and put everything else that it reads and writes into the same state. Nothing of
+            it is in use by anybody.
+        outputs: the tensors that the last run of the step, or of its replayable form, left.
+    """
+
+    prepare: Callable[[int], None]
+    outputs: Callable[[], tuple[torch.Tensor, ...]]
 
 
 class CacheMemory(NamedTuple):
@@ -78,11 +104,17 @@ class Platform(Protocol):
         """Row counts that decode steps are padded up to, ascending; empty: no padding, every size runs as it is."""
         ...
 
-    def capture(self, fn: Callable[[], None], key: Hashable) -> Callable[[], None]:
-        """A replayable form of `fn`, which reads and writes fixed buffers only. Called once for each `key`.
+    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
+        """A replayable form of `fn`, which reads and writes fixed buffers only. Called once for each `key`, before
+        anything is served.
 
-        `key` is None for a step that is not to be captured; the answer is then `fn`. A tensor that `fn` made while it
-        was captured keeps its memory: each replay leaves the new values in it (the runner finds the logits so).
+        `key` is None for a step that is not to be captured; the answer is then `fn`, as it is where the platform cannot
+        capture this one and has said so (a warning). A tensor that `fn` made in its last run while it was captured
+        keeps its memory: each replay leaves the new values in it (the runner finds the logits so).
+
+        trial: with it, the platform may run `fn` and its replayable form on both inputs, and compare what they leave.
+
+        Raises ContractError where `fn` does what the platform cannot capture, or its replay gives something else.
         """
         ...
 

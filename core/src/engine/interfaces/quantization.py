@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engine.interfaces.platform import STREAM
 from engine.plugin import Card
 
 if TYPE_CHECKING:
@@ -45,9 +46,11 @@ class QuantizationNeed:
 
 
 class QuantizationCard(Card):
-    """Describes a way to store weights. `kinds` names the kinds of layer that it serves."""
+    """Describes a way to store weights. `kinds` names the kinds of layer that it serves, `captured_by` the recorders
+    (`engine.interfaces.platform.PlatformCard.recorder`) that see all that its `linear` computes on decode steps."""
 
     kinds: frozenset[str] = frozenset()
+    captured_by: frozenset[str] = STREAM
 
 
 class Quantization(Protocol):

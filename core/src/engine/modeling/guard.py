@@ -83,9 +83,14 @@ class DispatchGuard(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if func.is_view:
             return func(*args, **kwargs)
+        return self.refuse(func, culprit(sys._getframe(1)), args, kwargs)
+
+    def refuse(self, func: Any, line: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What becomes of an operation that is neither a view nor allowed: raises ContractError. `line` is where it
+        stands. A guard that lets more through overrides this."""
         raise ContractError(
             "run the model with nothing but ops, attention, communicators and views",
-            f"{func} at {_culprit(sys._getframe(1))}",
+            f"{func} at {line}",
             "compute it through an operation of engine.interfaces.ops, or once, when the model is built or loaded",
             point="model",
         )
@@ -119,7 +124,7 @@ def _permitted(guard: DispatchGuard, function: Callable[..., Any]) -> Callable[.
     return call
 
 
-def _culprit(frame: FrameType | None) -> str:
+def culprit(frame: FrameType | None) -> str:
     """The innermost line that is neither torch's nor this file's."""
     while frame is not None:
         code = frame.f_code

@@ -22,9 +22,10 @@ from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import Model, ModelContext, ModelNeed
 from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed
-from engine.interfaces.platform import Platform, PlatformNeed
+from engine.interfaces.platform import Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
 from engine.plugin import Manifest, Registry, Selection
+from engine.runner.capturing import why_not_captured
 from engine.runner.drafting import ChosenDrafter
 from engine.runner.groups import attention_groups
 from engine.runner.paged_attention import Attention
@@ -61,6 +62,8 @@ class Assembly:
     drafter: ChosenDrafter | None = None
     processors: tuple[Processor, ...] = ()
     connectors: dict[str, KVConnectorWorker] = field(default_factory=dict)
+    not_captured: tuple[str, ...] | None = None
+    """Why no step can be captured, empty where they can be; None where the platform captures nothing anyway."""
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -93,7 +96,20 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
     except BaseException:
         group.close()
         raise
-    return Assembly(platform, context.ops, attention, model, group, drafter, processors, connectors)
+    not_captured = _not_captured(start, chosen, attention)
+    return Assembly(platform, context.ops, attention, model, group, drafter, processors, connectors, not_captured)
+
+
+def _not_captured(start: WorkerStart, chosen: _Chosen, attention: Attention) -> tuple[str, ...] | None:
+    card = cast("type[PlatformCard]", chosen.fit("platform", "", None).card)
+    if card.recorder is None or not start.model.generates:
+        return None
+    # Of several communicators the first takes what it accepts: the sums of activations, in all likelihood.
+    communicators = chosen.communicators[:1] if start.size > 1 else []
+    reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators])
+    if not attention.can_capture_decodes():
+        reasons.append("the attention's steps cannot be replayed")
+    return tuple(reasons)
 
 
 class _Chosen:
@@ -104,6 +120,7 @@ class _Chosen:
         mine = tuple(c for c in start.choices if c.point in _POINTS)
         selections = Manifest(mine).restore(registry)
         self._selections = {(selection.point, selection.kind): selection for selection in selections}
+        self.computing = [s for s in selections if s.point in ("ops", "attention", "quantization")]
         self.communicators = [selection for selection in selections if selection.point == "communicator"]
         self.connectors = [selection for selection in selections if selection.point == "kv_connector"]
         self.processors = [selection for selection in selections if selection.point == "logits_processor"]

@@ -25,6 +25,7 @@ from engine.interfaces.model import Model, State, Walk
 from engine.interfaces.ops import Ops
 from engine.interfaces.platform import Platform
 from engine.runner.buffers import Frame, SlotTables, StepBuffers
+from engine.runner.capturing import DecodeTrial
 from engine.runner.drafting import ChosenDrafter, Drafting, StepDrafts
 from engine.runner.futures import DraftedStep, FailedStep, RunningStep
 from engine.runner.open_step import OpenStep
@@ -73,7 +74,7 @@ class ModelRunner:
         drafter: None where the engine has none; then no plan may want drafts.
         processors: the logits processors, in their order.
         walk: over the model's layers; None: through all of them.
-        capture: False: no step is captured.
+        capture: whether `capture` finds any buckets.
     """
 
     def __init__(
@@ -86,12 +87,12 @@ class ModelRunner:
         drafter: ChosenDrafter | None = None,
         processors: Sequence[Processor] = (),
         walk: Walk | None = None,
-        capture: bool = True,
+        capture: bool = False,
     ) -> None:
         self._platform, self._ops, self._attention, self._model = platform, ops, attention, model
         self._groups = attention.groups
         self._walk: Walk = PlainWalk() if walk is None else walk
-        self._buckets = platform.buckets(start.max_num_seqs) if capture and attention.can_capture_decodes() else ()
+        self._buckets = platform.buckets(start.max_num_seqs) if capture else ()
         max_rows = max(start.max_num_seqs, *self._buckets, 1)
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
         max_tokens, uncached = max(start.max_num_batched_tokens, max_rows), len(self._groups) - len(start.layout.groups)
@@ -107,7 +108,38 @@ class ModelRunner:
         self._drafting = None if drafter is None else Drafting(drafter, ops, platform, tokens)
         self._open: OpenStep | None = None
         self._captured: dict[int, _Step] = {}
+        self._vocab_size, self._max_model_len = start.model.vocab_size, start.max_model_len
         self._eager = _Step(self._buffers.frame(1, 1), [None] * len(self._groups))
+
+    @torch.inference_mode()
+    def capture(self) -> tuple[int, ...]:
+        """Capture decode steps of every bucket; once, before the first plan. The attention is bound to the pool.
+
+        Returns:
+            The buckets that are captured: none where nothing can be, or where the platform said that one could not.
+
+        Raises ContractError where a step cannot be captured and the platform insists.
+        """
+        for bucket in self._buckets:
+            step = _Step(self._buffers.frame(bucket, bucket), [None] * len(self._groups))
+            trial = DecodeTrial(
+                self._platform,
+                self._buffers,
+                self._attention,
+                step.frame,
+                self._vocab_size,
+                self._max_model_len,
+                partial(self._plan_attention, step, keep=True),
+                partial(_outputs, step),
+            )
+            forward = partial(self._forward, step)
+            step.run = self._platform.capture(forward, bucket, trial.trial)
+            if step.run is forward:
+                self._buckets = ()  # one form of step for all decodes, so that no row's result depends on their number
+                self._captured.clear()
+                break
+            self._captured[bucket] = step
+        return self._buckets
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepFuture:
@@ -149,7 +181,7 @@ class ModelRunner:
         if not plan.num_rows:
             return RunningStep(plan, rows, None)
         bucket = self._bucket(plan)
-        step = self._eager_step(plan) if bucket is None else self._captured_step(bucket)
+        step = self._eager_step(plan) if bucket is None else self._captured[bucket]
         self._prepare(step, plan, keep_plans=bucket is not None)
         if len(rows) != plan.num_rows or step.frame.num_tokens != step.frame.num_rows:
             ends = step.frame.query_start_loc_host[1:]
@@ -161,7 +193,7 @@ class ModelRunner:
         else:
             step.select = None
         if step.run is None:
-            step.run = self._platform.capture(partial(self._forward, step), bucket)
+            step.run = self._platform.capture(partial(self._forward, step), None)
         step.run()
         if self._pooler is not None:
             assert step.hidden is not None
@@ -194,21 +226,18 @@ class ModelRunner:
             step.frame = self._buffers.frame(num_rows, num_tokens)
         return step
 
-    def _captured_step(self, bucket: int) -> _Step:
-        """The step for this number of rows; it is captured when it first runs."""
-        step = self._captured.get(bucket)
-        if step is None:
-            step = self._captured[bucket] = _Step(self._buffers.frame(bucket, bucket), [None] * len(self._groups))
-        return step
-
     def _prepare(self, step: _Step, plan: StepPlan, keep_plans: bool) -> None:
         """Fill the inputs and plan attention."""
         self._buffers.fill(step.frame, plan)
         self._ops.prepare_inputs(self._slots.tables, step.frame.inputs)
         if self._token_types is not None:
             step.token_types = self._token_types.fill(plan, step.frame.num_tokens)
+        self._plan_attention(step, keep_plans)
+
+    def _plan_attention(self, step: _Step, keep: bool) -> None:
+        """One plan for each group; `keep` refills those of the step before."""
         for group, batch in zip(self._groups, step.frame.batches, strict=True):
-            earlier = step.plans[group.index] if keep_plans else None
+            earlier = step.plans[group.index] if keep else None
             step.plans[group.index] = self._attention.backend(group).plan(batch, group, earlier)
         self._attention.plans[:] = step.plans
 
@@ -279,6 +308,11 @@ class ModelRunner:
         out = torch.empty(array.shape, dtype=torch.int64, device=self._platform.device)
         self._platform.to_device(torch.from_numpy(array), out)
         return out
+
+
+def _outputs(step: _Step) -> tuple[torch.Tensor, ...]:
+    assert step.hidden is not None and step.logits is not None
+    return step.hidden, step.logits
 
 
 def _placed(masks: Masks | None, row: np.ndarray) -> SampledMasks | None:

@@ -58,8 +58,16 @@ class Worker:
             connector.register(pool)
         self._transfers = Transfers(parts.connectors)
         self._runner = ModelRunner(
-            start, parts.platform, parts.ops, parts.attention, parts.model, parts.drafter, parts.processors
+            start,
+            parts.platform,
+            parts.ops,
+            parts.attention,
+            parts.model,
+            parts.drafter,
+            parts.processors,
+            capture=parts.not_captured == (),
         )
+        captured = self._runner.capture()
         ready = WorkerReady(
             num_pages=num_pages,
             weight_bytes=parts.model.weight_bytes(),
@@ -67,6 +75,8 @@ class Worker:
             num_parameters=parts.model.num_parameters(),
             load_seconds=time.monotonic() - began,
             step_bytes=None if memory is None else memory.step_bytes,
+            captured=captured,
+            not_captured=parts.not_captured,
         )
         if relay.worker_started:
             relay.worker_started(info=ready)

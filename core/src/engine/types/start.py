@@ -89,6 +89,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
         load_seconds: from start to ready; merged, the longest.
         step_bytes: memory that a largest step takes at its peak, as the profile found it; None where there was none.
             Merged, the sum.
+        captured: rows of the decode steps that are captured and replayed.
+        not_captured: why none can be, by drivers; None where the platform captures nothing anyway.
     """
 
     num_pages: int
@@ -97,6 +99,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     load_seconds: float
     step_bytes: int | None = None
+    captured: tuple[int, ...] = ()
+    not_captured: tuple[str, ...] | None = None
 
 
 class CoreStart(msgspec.Struct, frozen=True, kw_only=True):

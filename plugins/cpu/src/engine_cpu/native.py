@@ -6,6 +6,9 @@ import importlib.util
 from pathlib import Path
 
 MODULE = "engine_cpu._native"
+TAPE = "engine_cpu.tape"
+"""The recorder that sees what this package's native module computes: a word for `PlatformCard.recorder`, and for other
+drivers' `captured_by`."""
 
 
 def why_not_built() -> list[str]:

@@ -135,6 +135,8 @@ class Process:
             step_bytes=None
             if any(answer.step_bytes is None for answer in ready)
             else sum(answer.step_bytes or 0 for answer in ready),
+            captured=ready[0].captured,
+            not_captured=ready[0].not_captured,
         )
 
     def execute(self, plan: StepPlan) -> StepUnderWay:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from engine.interfaces.communicator import CommunicatorCard, CommunicatorNeed
-from engine_cpu.native import why_not_built
+from engine_cpu.native import TAPE, why_not_built
 
 MOST_RANKS = 64
 """Mailboxes for every pair: at 64 ranks half a GiB of address space, of which only what is used takes memory."""
@@ -16,6 +16,7 @@ class ShmCommunicator(CommunicatorCard):
 
     priority = 10
     framework = "torch"
+    captured_by = frozenset({TAPE})
     body = "engine_cpu.communicator_shm.body:Shm"
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from engine.interfaces.ops import OpsCard, OpsNeed
-from engine_cpu.native import MODULE, why_not_built
+from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
 
@@ -32,6 +32,7 @@ class CpuOps(OpsCard):
     priority = 10
     framework = "torch"
     Options = CpuOpsOptions
+    captured_by = frozenset({TAPE})
     operations = frozenset(
         {
             *("embedding", "embedding_part", "gather_rows", "add", "scale", "soft_cap", "gelu", "silu_mul"),

@@ -1,11 +1,19 @@
-"""How much memory there is, how much this process has and may still take, and how much a call takes at its peak."""
+"""The host's memory, for platforms whose device is the processor: how much there is, how much this process has and may
+still take, how much a call takes at its peak, and the KV pool in it. Without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
+
+from engine.interfaces.platform import CacheMemory
+from engine.types.errors import KVCacheTooSmallError
+
+MAX_DEFAULT_POOL = 4 << 30
+"""The KV pool's bytes where the user names no number, unless a quarter of the free memory is less."""
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -17,6 +25,42 @@ _CGROUPS = (
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 """Folder, limit and use as containers see them, versions 2 and 1."""
+
+
+def cache_memory(largest_step: Callable[[], None], utilization: float | None, ranks: int) -> CacheMemory:
+    """See `engine.interfaces.platform.Platform.kv_cache_memory`.
+
+    By default the smaller of 4 GiB and a quarter of what a largest step leaves free, divided by all ranks that share
+    the memory: the machine has other work. With `utilization`, what weights and steps leave of that share of all
+    memory, at most what is free.
+    """
+    step_bytes = peak_growth(largest_step)
+    left = free_memory() // ranks - step_bytes
+    if utilization is None:
+        return CacheMemory(min(MAX_DEFAULT_POOL // ranks, left // 4), step_bytes)
+    budget = int(total_memory() * utilization) // ranks - resident_memory() - step_bytes
+    return CacheMemory(min(budget, left), step_bytes)
+
+
+def zeroed_pool(num_pages: int, page_bytes: int) -> np.ndarray:
+    """uint8 [num_pages, page_bytes]. Raises KVCacheTooSmallError."""
+    # Asked first: Linux hands out zeroed memory that it does not have, and ends the process when it is used.
+    free = free_memory()
+    if num_pages * page_bytes > free:
+        raise _no_memory(num_pages, page_bytes, f"{free:,} bytes of memory are free")
+    try:
+        # numpy's zeros are the system's own: a page of memory is cleared when it is first touched, not now.
+        return np.zeros((num_pages, page_bytes), np.uint8)
+    except (ValueError, MemoryError) as error:
+        raise _no_memory(num_pages, page_bytes, str(error).partition("\n")[0]) from error
+
+
+def _no_memory(num_pages: int, page_bytes: int, found: str) -> KVCacheTooSmallError:
+    return KVCacheTooSmallError(
+        f"allocate a KV cache of {num_pages:,} pages of {page_bytes:,} bytes ({num_pages * page_bytes:,} bytes)",
+        found,
+        "lower --kv-cache-memory or --num-kv-pages",
+    )
 
 
 def free_memory() -> int:

@@ -1,0 +1,89 @@
+"""The body of the platform `cpu`: the host's memory, and captured decode steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from engine.interfaces.host_memory import cache_memory, zeroed_pool
+from engine.interfaces.platform import CacheMemory, Trial
+from engine.types.errors import ContractError
+from engine_cpu.platform_cpu.capture import capture
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+    from engine_cpu.platform_cpu.card import CpuPlatformOptions
+
+logger = logging.getLogger(__name__)
+
+BUCKETS = (1, 2, 4, 8, 16)
+"""Rows of captured steps: as far as own kernels are used for linear layers. More rows are multiplied by oneDNN."""
+
+
+class HostFetch(NamedTuple):
+    """Results that lie on the host already."""
+
+    tensors: tuple[torch.Tensor, ...]
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        """The tensors as they were asked for."""
+        return self.tensors
+
+
+class CpuPlatformBody:
+    """See `engine.interfaces.platform.Platform`. What is launched is done when the call returns."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        options: CpuPlatformOptions = context.options
+        self._start, self._mode = context.start, options.capture
+        self._device = torch.device(context.start.device)
+        if options.threads != "auto":
+            torch.set_num_threads(options.threads)  # the other drivers' bodies, built after this one, ask for it
+
+    @property
+    def device(self) -> torch.device:
+        """Torch's "cpu"."""
+        return self._device
+
+    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
+        """1, 2, 4, 8 and 16 rows, as far as so many requests run at once."""
+        if self._mode == "never":
+            return ()
+        enough = next((place for place, bucket in enumerate(BUCKETS) if bucket >= max_num_seqs), len(BUCKETS))
+        return BUCKETS[: enough + 1]
+
+    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
+        """See the interface. Recorded as native calls; `fn` itself, with a warning, where that cannot be done and the
+        option `capture` does not insist."""
+        if key is None or self._mode == "never":
+            return fn
+        try:
+            return capture(fn, trial)
+        except ContractError as error:
+            if self._mode == "always":
+                raise
+            logger.warning("decode steps are not captured: %s", error.found)
+            return fn
+
+    def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
+        """See `engine.interfaces.host_memory.cache_memory`."""
+        return cache_memory(largest_step, utilization, self._start.size * self._start.data_parallel_size)
+
+    def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        """uint8 [num_pages, page_bytes], zeroed. Raises KVCacheTooSmallError."""
+        return torch.from_numpy(zeroed_pool(num_pages, page_bytes))
+
+    def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy at once."""
+        out.copy_(host)
+
+    def to_host(self, tensors: tuple[torch.Tensor, ...]) -> HostFetch:
+        """They are there already. Each is the caller's alone: the runner makes new ones in every step."""
+        return HostFetch(tensors)

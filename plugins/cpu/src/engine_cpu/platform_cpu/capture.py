@@ -1,0 +1,72 @@
+"""Capture: a step's native calls, recorded once on stable buffers, tried on two inputs, and replayed in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.interfaces.platform import Trial
+from engine.types.errors import ContractError
+from engine_cpu._native import Tape
+from engine_cpu.platform_cpu.guard import RecordingGuard
+
+
+class Replay:
+    """A captured step.
+
+    Args:
+        tape: its native calls.
+        kept: what the addresses on the tape belong to.
+    """
+
+    __slots__ = ("_kept", "_replay", "tape")
+
+    def __init__(self, tape: Tape, kept: object) -> None:
+        self.tape, self._kept, self._replay = tape, kept, tape.replay
+
+    def __call__(self) -> None:
+        """Run the calls again."""
+        self._replay()
+
+
+def capture(fn: Callable[[], None], trial: Trial | None) -> Replay:
+    """Record `fn`. With a trial, what it leaves is compared bit by bit: run and replayed, on both inputs.
+
+    Raises ContractError where `fn` computes something that is not recorded, and where a replay leaves something else.
+    """
+    expected = [] if trial is None else [_run(fn, trial, number) for number in (0, 1)]
+    if trial is not None:
+        trial.prepare(0)
+    guard, tape = RecordingGuard(), Tape()
+    with guard, tape:
+        fn()
+    replay = Replay(tape, (fn, guard.tensors))
+    if trial is not None:
+        _compare(_copies(trial), expected[0], tape, "recorded")
+        for number in (1, 0):
+            _compare(_run(replay, trial, number), expected[number], tape, f"replayed on input {number}")
+    return replay
+
+
+def _run(step: Callable[[], None], trial: Trial, number: int) -> list[torch.Tensor]:
+    trial.prepare(number)
+    step()
+    return _copies(trial)
+
+
+def _copies(trial: Trial) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in trial.outputs()]
+
+
+def _compare(found: list[torch.Tensor], expected: list[torch.Tensor], tape: Tape, how: str) -> None:
+    for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        same = ours.shape == theirs.shape and torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+        if not same:
+            raise ContractError(
+                "capture a decode step",
+                f"{how}, its output {index} is another than when it runs: a call on the tape has kept a value that "
+                f"changes from step to step ({len(tape)} calls: {', '.join(dict.fromkeys(tape.names))})",
+                "start with --platform.capture never, and tell the driver's author",
+                point="platform",
+            )

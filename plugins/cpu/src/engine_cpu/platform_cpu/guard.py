@@ -1,0 +1,49 @@
+"""The guard of a recording: nothing may be computed but by native calls, which the tape sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.modeling.guard import DispatchGuard
+from engine.types.errors import ContractError
+
+_ALLOCATIONS = frozenset(
+    {
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    }
+)
+"""They compute nothing; where the memory lies is what the tape's calls know."""
+
+
+class RecordingGuard(DispatchGuard):
+    """While active, every tensor operation must be a view or an allocation of memory that nobody has filled.
+
+    Attributes:
+        tensors: what was allocated. A replay writes there, so it must live as long as the tape.
+
+    Raises (from the offending line):
+        ContractError: names the operation, the file, the line and the function.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[torch.Tensor] = []
+
+    def refuse(self, func: Any, line: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See the base."""
+        if func in _ALLOCATIONS:
+            made = func(*args, **kwargs)
+            self.tensors.append(made)
+            return made
+        raise ContractError(
+            "record a decode step as native calls",
+            f"{func} at {line}, which a replay would leave out",
+            "let a driver compute it that records its calls, or start with --platform.capture never",
+            point="platform",
+        )
