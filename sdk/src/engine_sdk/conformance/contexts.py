@@ -55,12 +55,28 @@ def worker_context(
 
 
 def platform_of(device: str, start: WorkerStart, registry: Registry) -> Platform:
+    """The body of `platform_card_of`."""
+    card = platform_card_of(device, registry)
+    options = None if card.Options is None else card.Options()
+    platform: Platform = load_body(card)(WorkerContext(start=start, options=options))
+    return platform
+
+
+def platform_card_of(device: str, registry: Registry) -> type[PlatformCard]:
     """The installed platform of highest priority for a device. Raises LookupError where there is none."""
-    cards = [registry.card(candidate) for candidate in registry.candidates("platform")]
+    cards = [cast("type[PlatformCard]", registry.card(candidate)) for candidate in registry.candidates("platform")]
     for card in sorted(cards, key=lambda card: -card.priority):
-        described = cast("type[PlatformCard]", card)
-        if card.unsupported(PlatformNeed()) == [] and described.describe().device.split(":")[0] == device.split(":")[0]:
-            options = None if card.Options is None else card.Options()
-            platform: Platform = load_body(card)(WorkerContext(start=start, options=options))
-            return platform
+        if card.unsupported(PlatformNeed()) == [] and card.describe().device.split(":")[0] == device.split(":")[0]:
+            return card
     raise LookupError(f"no installed platform is for device {device}")
+
+
+def why_not_captured(captured_by: frozenset[str], device: str) -> str:
+    """Why the platform of this device captures no step of a driver whose card names these recorders; "" where it
+    does."""
+    card = platform_card_of(device, Registry.discover())
+    if card.recorder is None:
+        return f"the platform of {device} captures no steps"
+    if card.recorder not in captured_by:
+        return f"the platform of {device} records by '{card.recorder}', which the card's captured_by does not name"
+    return ""

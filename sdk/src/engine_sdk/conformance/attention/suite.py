@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
 from engine_sdk.conformance.attention.case import Case, Form, Rows, whole_rows
 from engine_sdk.conformance.base import Conformance
-from engine_sdk.conformance.contexts import worker_context
+from engine_sdk.conformance.contexts import why_not_captured, worker_context
 from engine_sdk.conformance.timing import median_seconds
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -219,12 +220,17 @@ class AttentionConformance(Conformance):
         body, first = self.backend("float32"), cases[0]
         if body.capture_level == "none":
             pytest.skip("the driver's steps are not captured: its capture_level is none")
+        why_not = why_not_captured(cast("type[AttentionCard]", self.subject().card).captured_by, self.device)
+        if why_not:
+            pytest.skip(why_not)
         platform = worker_context(self.subject(), self.device).platform
         assert platform is not None
         pool, (out, lse) = first.pool, first.outputs()
         cache = first.write_history(body)
         plan = body.plan(first.batch, first.group)
-        replay = platform.capture(lambda: first.launch(body, cache, plan, out, lse), "conformance")
+        step = functools.partial(first.launch, body, cache, plan, out, lse)
+        replay = platform.capture(step, "conformance")
+        assert replay is not step, "the platform could not capture the step, though the card names its recorder"
         for case in cases:
             case.write_history(body)
             pool[: len(case.pool)] = case.pool

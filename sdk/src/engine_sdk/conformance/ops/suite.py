@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed
+from engine_sdk.conformance.ops.captured import CapturedOperations
 from engine_sdk.conformance.ops.drafts import DraftOperations
 from engine_sdk.conformance.ops.inputs import InputOperations
 from engine_sdk.conformance.ops.layers import LayerOperations
@@ -16,7 +17,7 @@ from engine_sdk.conformance.ops.subject import DTYPES
 from engine_sdk.conformance.timing import median_seconds
 
 
-class OpsConformance(LayerOperations, InputOperations, SamplingOperations, DraftOperations):
+class OpsConformance(LayerOperations, InputOperations, SamplingOperations, DraftOperations, CapturedOperations):
     """Every operation that a driver's card names, against a float64 formula or the definition in numpy."""
 
     def test_operations_are_known(self) -> None:
