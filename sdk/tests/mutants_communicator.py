@@ -154,7 +154,7 @@ class LeavesMemory(Gloo):
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
-        self._path = f"/dev/shm/engine-mutant-{os.getpid()}-{uuid.uuid4().hex}"
+        self._path = f"/dev/shm/mutant-{os.getpid()}-{uuid.uuid4().hex}"
         if self._rank == 0:
             open(self._path, "wb").close()
 
