@@ -12,9 +12,9 @@
 
 namespace engine_cpu {
 
-// Runs work(context) on `threads` threads at once, this one among them, and returns when all have; on fewer where only
-// `useful` of them would find something to do, and on this one within such a call, or where there are no others. What
-// the work throws (the first of them) is thrown here.
+// Runs work(context) on up to `threads` threads at once, this one among them, and returns when all have: fewer where only
+// `useful` of them would find something to do, or others come too late; on this one within such a call. Once one of
+// them returns there must be nothing left to begin. What the work throws (the first of them) is thrown here.
 void on_threads(int threads, std::size_t useful, void (*work)(void*), void* context);
 
 // While one of these lives, this thread's regions run on the module's own threads.

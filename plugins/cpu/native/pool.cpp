@@ -70,13 +70,14 @@ void Pool::run(int threads, void (*work)(void*), void* context) {
     if (others <= 0) return work(context);
     work_ = work;
     context_ = context;
-    pending_.store(static_cast<std::uint32_t>(others), std::memory_order_relaxed);
+    door_.store(0, std::memory_order_release);
     const std::uint32_t before = word_.load(std::memory_order_relaxed);
     word_.store(((before | THREADS) + 1) | static_cast<std::uint32_t>(others));  // in one order with sleeping_
     if (sleeping_.load() != 0) futex(word_, FUTEX_WAKE, INT_MAX);
     work(context);
+    if (door_.fetch_or(CLOSED, std::memory_order_acq_rel) == 0) return;
     const auto patience = Clock::now() + PATIENCE;
-    for (int looks = 1; pending_.load(std::memory_order_acquire) != 0; ++looks) {
+    for (int looks = 1; door_.load(std::memory_order_acquire) != CLOSED; ++looks) {
         pause();
         if (looks % LOOKS == 0 && Clock::now() > patience) sched_yield();
     }
@@ -98,8 +99,12 @@ void Pool::serve(int index) {
         }
         seen = word;
         if (static_cast<std::uint32_t>(index) >= (word & THREADS)) continue;
+        // Perhaps this is the next region's door by now: it is then that one's work that is done.
+        std::uint32_t in = door_.load(std::memory_order_relaxed);
+        while ((in & CLOSED) == 0 && !door_.compare_exchange_weak(in, in + 1, std::memory_order_acquire)) pause();
+        if ((in & CLOSED) != 0) continue;
         work_(context_);
-        pending_.fetch_sub(1, std::memory_order_release);
+        door_.fetch_sub(1, std::memory_order_release);
     }
 }
 

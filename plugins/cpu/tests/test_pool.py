@@ -77,3 +77,15 @@ def test_signals_are_left_to_python(native) -> None:
     for task in pool:
         blocked = next(line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk:"))
         assert int(blocked.split()[1], 16) & (1 << 1)  # SIGINT
+
+
+def test_more_threads_than_cores(native) -> None:
+    """On one core, where the others are never there in time: everything is done all the same."""
+    script = (
+        "import os, engine_cpu._native as native\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "for pieces in (2, 9, 64):\n"
+        "    assert native.regions(6, 200, pieces, 1, True)[1]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
