@@ -21,14 +21,18 @@ def dense(
     scale: float,
     window: int | None,
     cap: float | None,
+    sinks: np.ndarray | None = None,
+    slopes: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One row: q [n, Hq, D], k and v [S, Hkv, D], kv_index [n] -> out [n, Hq, D], lse [n, Hq]."""
+    """One row: q [n, Hq, D], k and v [S, Hkv, D], kv_index [n] -> out [n, Hq, D], lse [n, Hq]. sinks, slopes [Hq]."""
     repeat = q.shape[1] // k.shape[1]
     k, v = k.repeat(repeat, axis=1), v.repeat(repeat, axis=1)
     scores = np.einsum("nhd,shd->nhs", q, k) * scale
     if cap is not None:
         scores = cap * np.tanh(scores / cap)
     key = np.arange(len(k))
+    if slopes is not None:
+        scores = scores - slopes[:, None] * np.abs(key - kv_index[:, None])[:, None]
     seen = key <= kv_index[:, None]
     if window is not None:
         seen &= key > kv_index[:, None] - window
@@ -36,6 +40,8 @@ def dense(
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - top)
     total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks[:, None] - top)
     return np.einsum("nhs,shd->nhd", weights / total, v), (top + np.log(total))[..., 0]
 
 
@@ -53,6 +59,8 @@ class Shape:
     spare_bytes: int = 64
     dtype: torch.dtype = torch.float64
     cache_dtype: torch.dtype | None = None
+    sinks: bool = False
+    alibi: bool = False
 
     @property
     def stored(self) -> torch.dtype:
@@ -101,9 +109,18 @@ class Case:
             block_size=shape.block,
             sliding_window=shape.window,
             soft_cap=shape.cap,
-            features=frozenset({"kv_index"}),
+            features=frozenset({"kv_index", *["sinks"] * shape.sinks, *["alibi"] * shape.alibi}),
         )
-        self.layer = AttentionLayer(index=1, group=self.group, need=self.need, scale=shape.size**-0.5)
+        count = shape.heads * shape.group
+        sinks, slopes = torch.linspace(-2, 3, count), 2.0 ** -torch.arange(1, count + 1)
+        self.layer = AttentionLayer(
+            index=1,
+            group=self.group,
+            need=self.need,
+            scale=shape.size**-0.5,
+            sinks=sinks if shape.sinks else None,
+            alibi_slopes=slopes if shape.alibi else None,
+        )
         num_pages = 2 + sum(blocks)
         pool = torch.zeros(num_pages, shape.layers * kv_bytes + shape.spare_bytes, dtype=torch.uint8)
         self.pool = pool
@@ -178,13 +195,14 @@ class Case:
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """The same of the real rows, dense."""
         outs, lses, start = [], [], 0
+        sinks, slopes = (None if x is None else x.double().numpy() for x in (self.layer.sinks, self.layer.alibi_slopes))
         for r, row in enumerate(self.rows):
             q = self.q[start : start + len(row)].double().numpy()
             k, v = (
                 torch.from_numpy(x[r]).to(self.shape.dtype).to(self.shape.stored).double().numpy()
                 for x in (self.k, self.v)
             )
-            out, lse = dense(q, k, v, np.array(row), self.layer.scale, self.shape.window, self.shape.cap)
+            out, lse = dense(q, k, v, np.array(row), self.layer.scale, self.shape.window, self.shape.cap, sinks, slopes)
             outs.append(out)
             lses.append(lse)
             start += len(row)

@@ -36,6 +36,8 @@ shapes = st.builds(
     cap=st.sampled_from([None, 0.5, 20.0]),
     layers=st.just(2),
     spare_bytes=st.sampled_from([0, 64]),
+    sinks=st.booleans(),
+    alibi=st.booleans(),
 )
 
 

@@ -180,7 +180,7 @@ def test_a_dtype_that_the_platform_has_not() -> None:
 def describe(*specs: KVSpec) -> ModelDescription:
     return ModelDescription(
         architecture="X", dtype="float32", vocab_size=1, hidden_size=1, num_layers=len(specs), num_q_heads=4,
-        max_model_len=1, kv_specs=specs, soft_cap=30.0,
+        max_model_len=1, kv_specs=specs, soft_cap=30.0, attention_features=("sinks", "alibi"),
     )  # fmt: skip
 
 
@@ -191,6 +191,7 @@ def test_attention_needs() -> None:
     needs = attention_needs(describe(full, sliding, full), block_size=16, dtype="float32", facts=facts)
     assert list(needs) == ["full", "sliding"]
     assert (needs["sliding"].sliding_window, needs["sliding"].head_size, needs["full"].soft_cap) == (5, 16, 30.0)
+    assert needs["full"].features == {"sinks", "alibi"}
     other = KVSpec(kind="full", num_kv_heads=2, head_size=16)
     with pytest.raises(UnsupportedModelError, match="layer 1 differs"):
         attention_needs(describe(full, other), block_size=16, dtype="float32", facts=facts)

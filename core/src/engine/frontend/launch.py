@@ -396,6 +396,7 @@ def attention_needs(
             block_size=block_size,
             sliding_window=spec.sliding_window,
             soft_cap=model.soft_cap,
+            features=frozenset(model.attention_features),
             framework=facts.framework,
         )
         if needs.setdefault(spec.kind, need) != need:

@@ -32,7 +32,8 @@ class AttentionNeed:
         block_size: tokens of the hash unit.
         sliding_window: tokens that a query sees, itself included; None for all.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap); None for none.
-        features: further demands: "kv_index" (queries whose KV position is given for each).
+        features: further demands: "kv_index" (queries whose KV position is given for each), "sinks" and "alibi" (layers
+            that have them, see `AttentionLayer`).
         framework: "torch" or "jax".
     """
 
@@ -89,12 +90,18 @@ class AttentionLayer:
         group: its KV group.
         need: its kind's.
         scale: scores are q . k * scale.
+        sinks: float32 [num_q_heads] on the device; for each query head one more score, of a key that is always seen and
+            whose value is 0: it takes weight away from the others (Xiao et al. 2023). Neither scaled nor capped.
+        alibi_slopes: float32 [num_q_heads] on the device; slope * |place of the query - place of the key| is taken away
+            from a score, after the soft cap (Press, Smith, Lewis 2022).
     """
 
     index: int
     group: KVGroup
     need: AttentionNeed
     scale: float
+    sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
 
 
 @dataclass(kw_only=True)
@@ -166,8 +173,9 @@ class AttentionBackend(Protocol):
 
         q [T, num_q_heads, head_size], k and v [T, num_kv_heads, head_size] (this step's, already in the cache);
         out like q, written in full (padding too, with finite values); lse float32 [T, num_q_heads], the natural
-        logarithm of the sum of exponentials of the scores, where given. A query at kv_index i sees keys max(0, i -
-        sliding_window + 1) .. i; keys and values that it does not see have no effect, NaN included (0 * NaN is NaN).
+        logarithm of the sum of exponentials of the scores, a sink's included, where given. A query at kv_index i sees
+        keys max(0, i - sliding_window + 1) .. i; keys and values that it does not see have no effect, NaN included
+        (0 * NaN is NaN).
 
         Layers of kind "encoder" keep nothing: `cache` and `write` are not called, `cache` is empty here, the batch's
         block table has no column and its slot mapping means nothing. Each row is whole, and each of its queries sees

@@ -77,8 +77,18 @@ class PagedAttention(Protocol):
 class AttentionFactory(Protocol):
     """Gives each layer its attention."""
 
-    def __call__(self, layer: int, scale: float) -> PagedAttention:
-        """layer: index of the model's layer; scale: scores are q . k * scale."""
+    def __call__(
+        self,
+        layer: int,
+        scale: float,
+        sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+    ) -> PagedAttention:
+        """layer: index of the model's layer; the others as in `engine.interfaces.attention.AttentionLayer`.
+
+        The description of a model that gives sinks or slopes names them in `attention_features`. Both are read in every
+        step, so weights may be loaded into them later.
+        """
         ...
 
 

@@ -60,8 +60,8 @@ class DispatchGuard(TorchDispatchMode):
     def context(self, context: ModelContext) -> ModelContext:
         """The same context with its ops, its layers' attention and quantization, and its process group wrapped."""
 
-        def attention(layer: int, scale: float) -> PagedAttention:
-            return self.wrap(context.attention(layer, scale))
+        def attention(*args: Any, **named: Any) -> PagedAttention:
+            return self.wrap(context.attention(*args, **named))
 
         group = None if context.group is None else self.wrap(context.group)
         quantization = {kind: self.wrap(driver) for kind, driver in context.quantization.items()}

@@ -210,6 +210,7 @@ def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> A
             block_size=start.layout.block_size,
             sliding_window=group.sliding_window,
             soft_cap=start.model.soft_cap,
+            features=frozenset(start.model.attention_features),
         )
         needs.append(need)
         backends[group.kind] = chosen.build("attention", group.kind, need, context)

@@ -75,12 +75,25 @@ class Attention:
         self.plans: list[Any] = [None] * len(groups)
         self.pool: torch.Tensor | None = None
 
-    def __call__(self, layer: int, scale: float) -> LayerAttention:
+    def __call__(
+        self,
+        layer: int,
+        scale: float,
+        sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+    ) -> LayerAttention:
         """The attention of the model's layer of this index."""
         group = self._group_of[layer]
         kind = EncoderAttention if group.kind == "encoder" else LayerAttention
         made = kind(
-            AttentionLayer(index=layer, group=group, need=self._needs[group.index], scale=scale),
+            AttentionLayer(
+                index=layer,
+                group=group,
+                need=self._needs[group.index],
+                scale=scale,
+                sinks=sinks,
+                alibi_slopes=alibi_slopes,
+            ),
             self.backend(group),
             self.plans,
         )

@@ -54,6 +54,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: positions that the model was made for (rope scaling counted in).
         kv_specs: one a layer, in order.
         soft_cap: attention logits are squashed to +-soft_cap by tanh; None for none.
+        attention_features: what else its layers ask of attention: "sinks", "alibi".
         eos_token_ids: from generation_config.json, else config.json.
         bos_token_id: None where there is none.
         config: config.json itself, for the model's body.
@@ -72,6 +73,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     kv_specs: tuple[KVSpec, ...]
     soft_cap: float | None = None
+    attention_features: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     config: dict[str, Any] = msgspec.field(default_factory=dict)

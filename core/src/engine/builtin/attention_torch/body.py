@@ -14,6 +14,7 @@ import torch
 
 from engine.builtin.attention_torch.encoder import forward_encoder
 from engine.builtin.attention_torch.plan import DecodeChunk, PrefillRow, TorchPlan
+from engine.builtin.attention_torch.scores import scores_of, weights_of
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
 from engine.types.kv import KVGroup
 
@@ -25,7 +26,7 @@ MAX_SCORES = 1 << 24
 
 
 class TorchAttentionBody:
-    """Paged attention with grouped heads, sliding window, soft cap and any `kv_index`."""
+    """Paged attention with grouped heads, sliding window, soft cap, sinks, ALiBi and any `kv_index`."""
 
     capture_level: CaptureLevel = "none"
     """A plan's shapes follow the lengths of the step, so what it launches cannot be replayed for the next one."""
@@ -94,15 +95,18 @@ def _decode(
     grouped = q[chunk.start : chunk.stop].reshape(rows * heads, -1, size)
     keys = _gather(cache.k, chunk, rows, grouped.dtype)
     values = _gather(cache.v, chunk, rows, grouped.dtype)
-    scores = _scores(layer, grouped, keys)
+    scores = scores_of(layer, grouped, keys)
+    if layer.alibi_slopes is not None:
+        slopes = layer.alibi_slopes.to(scores.dtype).view(1, -1, 1)
+        scores.view(rows, -1, chunk.num_keys).sub_(slopes * chunk.distance.unsqueeze(1))
     if chunk.hidden is not None:
         scores.view(rows, -1, chunk.num_keys).masked_fill_(chunk.hidden.unsqueeze(1), -torch.inf)
         # Hidden keys have weight 0, but 0 * NaN would still spoil the sum.
         values.view(rows, heads, chunk.num_keys, size).masked_fill_(chunk.hidden[:, None, :, None], 0)
-    result = torch.bmm(torch.softmax(scores, dim=-1), values)
-    out[chunk.start : chunk.stop] = result.view(rows, -1, size)
-    if lse is not None:
-        lse[chunk.start : chunk.stop] = torch.logsumexp(scores, dim=-1).view(rows, -1)
+    weights, total = weights_of(scores.view(rows, -1, chunk.num_keys), layer.sinks, lse is not None)
+    out[chunk.start : chunk.stop] = torch.bmm(weights.view(scores.shape), values).view(rows, -1, size)
+    if lse is not None and total is not None:
+        lse[chunk.start : chunk.stop] = total
 
 
 def _prefill(
@@ -134,20 +138,17 @@ def _prefill(
             # Between queries that lie far apart, keys that no window reaches may be stale.
             values.masked_fill_(hidden.all(dim=0)[:, None], 0)
         queries = q[start:stop].view(stop - start, heads, -1, size).permute(1, 2, 0, 3)
-        scores = _scores(layer, queries.reshape(heads, -1, size), keys)
-        scores = scores.view(heads, -1, stop - start, len(key)).masked_fill_(hidden, -torch.inf)
-        weights = torch.softmax(scores, dim=-1).view(heads, -1, len(key))
-        result = torch.bmm(weights, values).view(heads, -1, stop - start, size)
+        scores = scores_of(layer, queries.reshape(heads, -1, size), keys)
+        scores = scores.view(num_heads, stop - start, len(key))
+        if layer.alibi_slopes is not None:
+            scores.sub_(layer.alibi_slopes.to(scores.dtype).view(-1, 1, 1) * (key - index.unsqueeze(1)).abs())
+        scores.masked_fill_(hidden, -torch.inf)
+        sinks = None if layer.sinks is None else layer.sinks.unsqueeze(1)
+        weights, total = weights_of(scores, sinks, lse is not None)
+        result = torch.bmm(weights.view(heads, -1, len(key)), values).view(heads, -1, stop - start, size)
         out[start:stop] = result.permute(2, 0, 1, 3).reshape(stop - start, num_heads, size)
-        if lse is not None:
-            lse[start:stop] = torch.logsumexp(scores, dim=-1).permute(2, 0, 1).reshape(stop - start, num_heads)
-
-
-def _scores(layer: AttentionLayer, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """queries [b, n, D], keys [b, S, D] -> [b, n, S] in the precision of keys, soft-capped."""
-    scores = torch.bmm(queries.to(keys.dtype) * layer.scale, keys.transpose(1, 2))
-    cap = layer.need.soft_cap
-    return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
+        if lse is not None and total is not None:
+            lse[start:stop] = total.T
 
 
 def _gather(pages: torch.Tensor, chunk: DecodeChunk, rows: int, dtype: torch.dtype) -> torch.Tensor:

@@ -6,7 +6,7 @@ from engine.interfaces.attention import AttentionCard, AttentionNeed
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """With the bytes of an element."""
-FEATURES = frozenset({"kv_index"})
+FEATURES = frozenset({"kv_index", "sinks", "alibi"})
 
 
 class TorchAttention(AttentionCard):

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import torch
 
+from engine.builtin.attention_torch.scores import scores_of, weights_of
 from engine.interfaces.attention import AttentionLayer
 
 MAX_SCORES = 1 << 24
@@ -33,10 +34,13 @@ def forward_encoder(
         at_once = max(1, MAX_SCORES // (heads * (stop - start)))
         for first in range(start, stop, at_once):
             last = min(first + at_once, stop)
-            queries = q[first:last].transpose(0, 1).to(wide) * layer.scale
-            scores = torch.bmm(queries, keys.transpose(1, 2))
-            if (cap := layer.need.soft_cap) is not None:
-                scores.div_(cap).tanh_().mul_(cap)
-            out[first:last] = torch.bmm(torch.softmax(scores, dim=-1), values).transpose(0, 1)
-            if lse is not None:
-                lse[first:last] = torch.logsumexp(scores, dim=-1).T
+            scores = scores_of(layer, q[first:last].transpose(0, 1), keys)
+            if layer.alibi_slopes is not None:
+                place = torch.arange(stop - start, device=q.device)
+                distance = (place - place[first - start : last - start].unsqueeze(1)).abs()
+                scores -= layer.alibi_slopes.to(wide).view(-1, 1, 1) * distance
+            sinks = None if layer.sinks is None else layer.sinks.unsqueeze(1)
+            weights, total = weights_of(scores, sinks, lse is not None)
+            out[first:last] = torch.bmm(weights, values).transpose(0, 1)
+            if lse is not None and total is not None:
+                lse[first:last] = total.T

@@ -24,6 +24,7 @@ class DecodeChunk:
         pages: int32 [rows * num_blocks]; what to gather, row after row.
         num_blocks, num_keys: gathered for each row; keys past `num_keys` of the last block are dropped.
         hidden: bool [rows, num_keys], True where a gathered key is not seen; None where each row sees all of them.
+        distance: int64 [rows, num_keys]; from each gathered key to the query.
     """
 
     start: int
@@ -32,6 +33,7 @@ class DecodeChunk:
     num_blocks: int
     num_keys: int
     hidden: torch.Tensor | None
+    distance: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ def _decode_chunk(batch: AttentionBatch, group: KVGroup, start: int, stop: int, 
     first_block: torch.Tensor | None = None
     if window is None:
         num_keys = int(batch.seq_lens_bound[start:stop].max())
-        hidden = torch.arange(num_keys, device=table.device) > last_key
+        key = torch.arange(num_keys, device=table.device)
+        hidden = key > last_key
     else:
         first_key = (last_key - (window - 1)).clamp_(min=0)
         first_block = torch.div(first_key, size, rounding_mode="floor")
@@ -127,7 +130,9 @@ def _decode_chunk(batch: AttentionBatch, group: KVGroup, start: int, stop: int, 
         if first_block is not None:
             block = block + first_block
         pages = table.gather(1, torch.minimum(block, torch.div(last_key, size, rounding_mode="floor")))
-    return DecodeChunk(start, stop, pages.reshape(-1), num_blocks, num_keys, None if all_seen else hidden)
+    return DecodeChunk(
+        start, stop, pages.reshape(-1), num_blocks, num_keys, None if all_seen else hidden, (last_key - key).abs()
+    )
 
 
 def _prefill_rows(batch: AttentionBatch, group: KVGroup) -> list[PrefillRow]:
