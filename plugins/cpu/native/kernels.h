@@ -58,6 +58,11 @@ struct SiluMul {
     void* out;
 };
 
+// Attention's arguments and what it computes in: attention.h.
+struct AttentionForward;
+struct AttentionWrite;
+class AttentionScratch;
+
 // The kernels of one level. A level holds every one of them: what it has no instructions for, it computes plainly.
 struct Kernels {
     // dst[i] = src[0][i] + ... + src[n - 1][i], added in that order; 16-bit floats in float32, rounded once.
@@ -69,6 +74,8 @@ struct Kernels {
     void (*silu_mul)(DType dtype, const SiluMul& arguments, int threads);
     void (*elementwise)(DType dtype, const Elementwise& arguments, int threads);
     void (*layer_norm)(DType dtype, const LayerNorm& arguments, int threads);
+    void (*attention)(const AttentionForward& arguments, AttentionScratch& scratch, int threads);
+    void (*attention_write)(const AttentionWrite& arguments, int threads);
 };
 
 // The levels that are compiled in and that this processor can run, lowest first.

@@ -7,4 +7,5 @@ NB_MODULE(_native, m) {
     engine_cpu::bind_parallel(m);
     engine_cpu::bind_rows(m);
     engine_cpu::bind_shm(m);
+    engine_cpu::bind_attention(m);
 }

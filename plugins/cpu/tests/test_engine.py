@@ -18,6 +18,7 @@ PARAMS = [
     SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, logprobs=2, repetition_penalty=1.1),
     SamplingParams(temperature=0.8, top_p=0.9, seed=4, max_tokens=12, ignore_eos=True),
 ]
+OURS = {"ops": "cpu", "attention": "cpu"}
 PROMPTS = [{"prompt_token_ids": np.random.default_rng(i).integers(0, 256, 7 + 20 * i).tolist()} for i in range(3)]
 
 
@@ -51,6 +52,8 @@ def test_it_is_preferred(native) -> None:
     drivers = {c.kind: c.driver for c in choices if c.point == "ops"}
     assert drivers["sample"] == "torch"
     assert drivers["linear"] == drivers["pack_linear"] == ("torch" if levels() == ["scalar"] else "cpu")
+    attention = {c.kind: c.driver for c in choices if c.point == "attention"}
+    assert attention == {"full": drivers["linear"]}
     exact = launch(EngineConfig(dtype="float64")).start.worker.choices
     assert {c.driver for c in exact if c.point == "ops"} == {"torch"}
 
@@ -71,10 +74,12 @@ def test_the_bundled_model_says_the_same(native, dtype: str) -> None:
         with LLM(dtype=dtype, num_kv_pages=60, **settings) as llm:
             return [llm.generate([prompt], p, use_tqdm=False)[0] for prompt in prompts for p in params]
 
-    expected = run(ops="torch")
+    expected = run(ops="torch", attention="torch")
     tolerance = {"float32": 1e-3, "bfloat16": 0.3}[dtype]
     for level in native.levels():
-        for output, reference in zip(run(ops="cpu", **{"ops.level": level}), expected, strict=True):
+        for output, reference in zip(
+            run(**{"ops.level": level, "attention.level": level}, **OURS), expected, strict=True
+        ):
             for entry, other in zip(output.prompt_logprobs or (), reference.prompt_logprobs or (), strict=True):
                 if entry:
                     token = next(iter(entry))
@@ -85,3 +90,34 @@ def test_the_bundled_model_says_the_same(native, dtype: str) -> None:
                 if first - second < tolerance:
                     break
                 assert token == right, level
+
+
+@pytest.mark.parametrize(("dtype", "kv_cache_dtype"), [("float32", "float32"), ("float32", "bfloat16")])
+def test_greedy_tokens_do_not_depend_on_the_batch(native, dtype: str, kv_cache_dtype: str) -> None:
+    """Long prompts in chunks, and short ones beside them: the reference attention's tokens, as long as its two most
+    likely ones are apart."""
+    if native.levels() == ["scalar"]:
+        pytest.skip("this processor has no AVX2")
+    generator = np.random.default_rng(5)
+    prompts = [{"prompt_token_ids": generator.integers(0, 256, n).tolist()} for n in (3, 40, 130, 300)]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
+    settings = {
+        "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "num_kv_pages": 100, "max_num_seqs": 4,
+        "max_num_batched_tokens": 64, "ops": "torch",
+    }  # fmt: skip
+    with LLM(attention="torch", **settings) as llm:
+        expected = llm.generate(prompts, params, use_tqdm=False)
+    with LLM(attention="cpu", **settings) as llm:
+        batched = llm.generate(prompts, params, use_tqdm=False)
+        alone = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
+    compared = 0
+    for found in (batched, alone):
+        for output, reference in zip(found, expected, strict=True):
+            wanted = reference.outputs[0]
+            for token, right, entry in zip(output.outputs[0].token_ids, wanted.token_ids, wanted.logprobs, strict=True):
+                first, second = sorted((e.logprob for e in entry.values()), reverse=True)[:2]
+                if first - second < 1e-2:
+                    break
+                assert token == right
+                compared += 1
+    assert compared > 100

@@ -13,5 +13,7 @@ void rope(DType dtype, const Rope& arguments, int threads);
 void silu_mul(DType dtype, const SiluMul& arguments, int threads);
 void elementwise(DType dtype, const Elementwise& arguments, int threads);
 void layer_norm(DType dtype, const LayerNorm& arguments, int threads);
+void attention(const AttentionForward& arguments, AttentionScratch& scratch, int threads);
+void attention_write(const AttentionWrite& arguments, int threads);
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

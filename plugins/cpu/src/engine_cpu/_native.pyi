@@ -150,3 +150,53 @@ def regions(threads: int, count: int, total: int, piece: int, own: bool, fails_a
 
 def pool_size() -> int:
     """How many threads the module has of its own."""
+
+class PagedCache:
+    """One layer's pages, in the layout of native/attention.h."""
+
+    def __init__(self, dtype: int, base: int, page_stride: int, heads: int, size: int, block: int) -> None:
+        """base: address of the first page; page_stride: bytes."""
+
+class Attention:
+    """Attention of layers of one form: kernels of one level, threads, and the memory that they compute in."""
+
+    def __init__(self, level: str, threads: int, size: int, group: int) -> None:
+        """size: of a head; group: query heads of a KV head. Raises ValueError where there is no such level."""
+
+    def write(
+        self,
+        dtype: int,
+        k: int,
+        k_stride: int,
+        k_head_stride: int,
+        v: int,
+        v_stride: int,
+        v_head_stride: int,
+        slots: int,
+        tokens: int,
+        cache: PagedCache,
+    ) -> None:
+        """slots: int64 [tokens]."""
+
+    def forward(
+        self,
+        dtype: int,
+        q: int,
+        q_stride: int,
+        q_head_stride: int,
+        out: int,
+        lse: int,
+        query_start_loc: int,
+        block_table: int,
+        table_stride: int,
+        kv_index: int,
+        rows: int,
+        tokens: int,
+        cache: PagedCache,
+        scale: float,
+        soft_cap: float,
+        window: int,
+        sinks: int,
+        slopes: int,
+    ) -> None:
+        """lse, kv_index, sinks, slopes: 0 for none; soft_cap, window: 0 for none."""

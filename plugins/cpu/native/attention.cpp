@@ -1,0 +1,45 @@
+#include "attention.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+
+namespace engine_cpu {
+
+// A thread's memory: queries, scores, weights, sums, merged sums, values without what is unseen, and some lists.
+AttentionScratch::AttentionScratch(int threads, std::size_t size, std::size_t group)
+    : threads_(static_cast<std::size_t>(std::max(threads, 1))),
+      split_rows_(std::max(SPLIT_ROWS, std::min(group, ROWS))),
+      most_pairs_(4 * threads_),
+      partial_floats_(split_rows_ * (padded(size) + 2)),
+      thread_bytes_((ROWS * padded(size) * 4 * 3 + ROWS * (STEP + 32) * 8 + STEP * padded(size) * 4 + ROWS * 64 +
+                     STEP * 64 + 4096 + 4095) /
+                    4096 * 4096),
+      memory_(map<std::byte>(threads_ * thread_bytes_)),
+      partials_(map<float>(most_pairs_ * SEGMENTS * partial_floats_)),
+      taken_(new std::atomic<bool>[threads_]()),
+      done_(new std::atomic<std::size_t>[most_pairs_]()) {}
+
+template <typename T>
+AttentionScratch::Mapped<T> AttentionScratch::map(std::size_t count) {
+    const std::size_t bytes = count * sizeof(T);
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    return Mapped<T>(static_cast<T*>(memory), Unmap{bytes});
+}
+
+void AttentionScratch::Unmap::operator()(void* memory) const { munmap(memory, bytes); }
+
+AttentionScratch::Claim::Claim(AttentionScratch& scratch) {
+    for (std::size_t i = 0;; i = i + 1 == scratch.threads_ ? 0 : i + 1)
+        if (!scratch.taken_[i].exchange(true, std::memory_order_acquire)) {
+            memory = scratch.memory_.get() + i * scratch.thread_bytes_;
+            taken_ = &scratch.taken_[i];
+            return;
+        }
+}
+
+AttentionScratch::Claim::~Claim() { taken_->store(false, std::memory_order_release); }
+
+}  // namespace engine_cpu

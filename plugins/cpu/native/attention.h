@@ -1,0 +1,119 @@
+// Attention over a paged cache: what the kernels take, and the memory that they compute in.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+
+namespace engine_cpu {
+
+// One layer's pages. A page holds, head after head, the keys and then the values of `block` tokens:
+//
+//   keys    in groups of 16 tokens (the last may be shorter), each [size / PAIR, tokens of the group, PAIR]
+//   values  [block / PAIR, size, PAIR]
+//
+// with PAIR 2 in bfloat16, whose dot products take two elements at once, and 1 in float32. One register thus holds the
+// same elements of 16 keys, and the scores of 16 keys need no sum across lanes; and prefills multiply with the pages as
+// they lie, without packing them first.
+struct PagedCache {
+    DType dtype;
+    void* base;
+    std::size_t page_stride;  // bytes
+    std::size_t heads, size, block;
+};
+
+// Stores k and v [tokens, heads, size] at slots [tokens]: page * block + offset. Strides count elements.
+struct AttentionWrite {
+    DType dtype;
+    const void* k;
+    std::size_t k_stride, k_head_stride;
+    const void* v;
+    std::size_t v_stride, v_head_stride;
+    const std::int64_t* slots;
+    std::size_t tokens;
+    PagedCache cache;
+};
+
+// out [tokens, heads * group, size], dense, of q [tokens, heads * group, size]; see the interface for the others.
+struct AttentionForward {
+    DType dtype;
+    const void* q;
+    std::size_t q_stride, q_head_stride;
+    void* out;
+    float* lse;                            // [tokens, heads * group], or null
+    const std::int32_t* query_start_loc;   // [rows + 1]
+    const std::int32_t* block_table;       // [rows, table_stride]
+    std::size_t table_stride;
+    const std::int64_t* kv_index;          // [tokens]; null: each query sees all tokens of its row
+    std::size_t rows, tokens, group;
+    PagedCache cache;
+    float scale, soft_cap;                 // soft_cap 0: none
+    std::int64_t window;                   // 0: none
+    const float* sinks;                    // [heads * group], or null
+    const float* slopes;                   // [heads * group], or null
+};
+
+// What a call computes in. It belongs to whoever calls, keeps its address, and serves one call at a time.
+class AttentionScratch {
+public:
+    // Keys of a step; query rows (tokens times heads of a group) of a tile.
+    static constexpr std::size_t STEP = 128, ROWS = 96;
+    // Up to so many query rows, or one token's, a row's keys may be divided among threads: in at most so many segments,
+    // of at least so many keys. Which, its own length alone says: so a row's bits do not depend on the others.
+    static constexpr std::size_t SPLIT_ROWS = 32, SEGMENTS = 16, SEGMENT_KEYS = 256;
+
+    struct Row {
+        std::size_t first_item, tiles, segments;  // items: heads * tiles, or heads * segments where it is divided
+        std::int64_t begin, end;                  // keys that any query sees, from the beginning of a step on
+        std::int64_t segment_keys;
+        std::ptrdiff_t first_pair;  // of its heads' places among the divided; -1: not divided
+    };
+
+    AttentionScratch(int threads, std::size_t size, std::size_t group);
+
+    // The memory of one thread, until it is given back.
+    class Claim {
+    public:
+        explicit Claim(AttentionScratch& scratch);
+        ~Claim();
+        Claim(const Claim&) = delete;
+        Claim& operator=(const Claim&) = delete;
+        std::byte* memory;
+
+    private:
+        std::atomic<bool>* taken_;
+    };
+
+    static std::size_t padded(std::size_t size) { return (size + 15) / 16 * 16; }
+    std::size_t split_rows() const { return split_rows_; }
+    std::size_t most_pairs() const { return most_pairs_; }
+    // A segment's results: [split_rows, padded size] sums, then each row's maximum and sum of weights.
+    float* partial(std::size_t pair, std::size_t segment) const {
+        return partials_.get() + (pair * SEGMENTS + segment) * partial_floats_;
+    }
+    std::atomic<std::size_t>& done(std::size_t pair) { return done_[pair]; }
+    std::vector<Row>& rows() { return rows_; }
+
+private:
+    struct Unmap {
+        std::size_t bytes;
+        void operator()(void* memory) const;
+    };
+    template <typename T>
+    using Mapped = std::unique_ptr<T[], Unmap>;
+    template <typename T>
+    static Mapped<T> map(std::size_t count);
+
+    std::size_t threads_, split_rows_, most_pairs_, partial_floats_, thread_bytes_;
+    Mapped<std::byte> memory_;  // the system's own: nothing is taken before it is touched
+    Mapped<float> partials_;
+    std::unique_ptr<std::atomic<bool>[]> taken_;
+    std::unique_ptr<std::atomic<std::size_t>[]> done_;
+    std::vector<Row> rows_;
+};
+
+}  // namespace engine_cpu

@@ -1,0 +1,243 @@
+// Attention of a step: rows are cut into tiles, and those with few queries and many keys into segments of keys, which
+// threads take one after the other (flash-decoding: Dao, Haziza, Massa, Sizov 2023).
+#include "attention.h"
+
+#include <algorithm>
+
+#include "levels/attention_tile.h"
+#include "levels/table.h"
+#include "parallel.h"
+
+namespace engine_cpu::ENGINE_CPU_LEVEL {
+namespace {
+
+using Scratch = AttentionScratch;
+constexpr double GRAIN = 64 << 10;  // bytes of keys and values that are worth a thread
+
+template <typename How, typename T>
+class Step {
+    using Operand = typename How::Operand;
+
+public:
+    Step(const AttentionForward& a, Scratch& scratch) : a_(a), scratch_(scratch), heads_(a.cache.heads) {}
+
+    void run(int threads) {
+        const std::size_t items = plan(threads);
+        const auto useful = static_cast<std::size_t>(work_ / GRAIN) + 1;
+        threads = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(std::max(threads, 1)), useful));
+        parallel_for(threads, items, 1, [&](std::size_t begin, std::size_t end) {
+            Scratch::Claim claim(scratch_);
+            Tile<How> tile(a_, claim.memory);
+            for (std::size_t i = begin; i < end; ++i) compute(tile, items - 1 - i);  // long prefills come last: first
+        });
+        const auto real = static_cast<std::size_t>(a_.query_start_loc[a_.rows]);
+        const std::size_t num_heads = heads_ * a_.group, padding = a_.tokens - std::min(real, a_.tokens);
+        if (!padding) return;
+        std::fill_n(static_cast<T*>(a_.out) + real * num_heads * a_.cache.size, padding * num_heads * a_.cache.size, T{});
+        if (a_.lse != nullptr) std::fill_n(a_.lse + real * num_heads, padding * num_heads, 0.0f);
+    }
+
+private:
+    // The keys that a token sees, of its row of n tokens of which it is the t-th.
+    void look(std::size_t token, std::int64_t t, std::int64_t n, QueryRow& row) const {
+        const std::int64_t last = a_.kv_index != nullptr ? a_.kv_index[token] : n - 1;
+        row.begin = a_.window ? std::max<std::int64_t>(0, last - a_.window + 1) : 0;
+        row.end = last + 1;
+        row.position = a_.kv_index != nullptr ? last : t;
+    }
+
+    // Cuts the rows into items, and says how many there are.
+    std::size_t plan(int threads) {
+        auto& rows = scratch_.rows();
+        rows.resize(a_.rows);
+        double total = 0;
+        const double bytes = static_cast<double>(a_.cache.size * 2 * size_of(a_.cache.dtype));
+        for (std::size_t r = 0; r < a_.rows; ++r) {
+            Scratch::Row& row = rows[r];
+            const std::int32_t first = a_.query_start_loc[r];
+            const std::int64_t n = a_.query_start_loc[r + 1] - first;
+            const std::size_t queries = static_cast<std::size_t>(n) * a_.group;
+            row.tiles = (queries + Scratch::ROWS - 1) / Scratch::ROWS;
+            row.segments = row.tiles ? 1 : 0;
+            row.begin = row.end = 0;
+            QueryRow seen{};
+            for (std::int64_t t = 0; t < n; ++t) {
+                look(static_cast<std::size_t>(first + t), t, n, seen);
+                row.begin = t ? std::min(row.begin, seen.begin) : seen.begin;
+                row.end = std::max(row.end, seen.end);
+            }
+            constexpr auto step = static_cast<std::int64_t>(STEP);
+            row.begin = row.begin / step * step;
+            const std::int64_t keys = row.end - row.begin;
+            row.segment_keys = keys;
+            if (row.tiles && queries <= scratch_.split_rows()) {
+                const auto least = static_cast<std::int64_t>(Scratch::SEGMENT_KEYS);
+                constexpr auto most = static_cast<std::int64_t>(Scratch::SEGMENTS);
+                row.segment_keys = std::max(least, ((keys + most - 1) / most + step - 1) / step * step);
+                row.segments = static_cast<std::size_t>((keys + row.segment_keys - 1) / row.segment_keys);
+            }
+            total += static_cast<double>(keys) * bytes * static_cast<double>(std::max<std::size_t>(1, queries / 16));
+        }
+        // A row is divided where one of its heads alone is more than a fair piece. There are fewer such heads than
+        // pieces, and so places enough to put their parts.
+        const double piece = total * static_cast<double>(heads_) / static_cast<double>(scratch_.most_pairs());
+        std::size_t items = 0, pairs = 0;
+        for (Scratch::Row& row : rows) {
+            const double head = static_cast<double>(row.end - row.begin) * bytes;
+            row.first_item = items;
+            row.first_pair = -1;
+            if (threads > 1 && row.segments > 1 && head > piece && pairs + heads_ <= scratch_.most_pairs()) {
+                row.first_pair = static_cast<std::ptrdiff_t>(pairs);
+                pairs += heads_;
+                items += heads_ * row.segments;
+            } else {
+                items += heads_ * row.tiles;
+            }
+        }
+        work_ = total * static_cast<double>(heads_);
+        return items;
+    }
+
+    void compute(Tile<How>& tile, std::size_t item) {
+        const auto& rows = scratch_.rows();
+        const auto found = std::upper_bound(rows.begin(), rows.end(), item, [](std::size_t value, const Scratch::Row& row) {
+            return value < row.first_item;
+        });
+        const auto r = static_cast<std::size_t>(found - rows.begin()) - 1;
+        const Scratch::Row& row = rows[r];
+        const std::size_t parts = row.first_pair < 0 ? row.tiles : row.segments;
+        const std::size_t head = (item - row.first_item) % heads_, part = (item - row.first_item) / heads_;
+        const auto first = static_cast<std::size_t>(a_.query_start_loc[r]);
+        const auto n = static_cast<std::size_t>(a_.query_start_loc[r + 1]) - first;
+        const std::int32_t* table = a_.block_table + r * a_.table_stride;
+        if (row.segments > 1) {
+            take(tile, first, n, head, 0, n * a_.group);
+            if (row.first_pair < 0)
+                segments(tile, row, table, first, n * a_.group, head);
+            else
+                segment(tile, row, table, first, n * a_.group, head, part);
+            return;
+        }
+        const std::size_t queries = n * a_.group, begin = queries * part / parts, end = queries * (part + 1) / parts;
+        const auto [from, to] = take(tile, first, n, head, begin, end);
+        constexpr auto step = static_cast<std::int64_t>(STEP);
+        tile.attend(end - begin, table, head, from / step * step, to);
+        give(tile, tile.sums(), first, head, begin, end);
+    }
+
+    // Query rows begin .. end - 1 of a row of n tokens into the tile; the keys that they see.
+    std::pair<std::int64_t, std::int64_t> take(Tile<How>& tile, std::size_t first, std::size_t n, std::size_t head,
+                                               std::size_t begin, std::size_t end) const {
+        std::int64_t from = 0, to = 0;
+        for (std::size_t i = begin; i < end; ++i) {
+            const std::size_t t = i / a_.group, q_head = head * a_.group + i % a_.group;
+            QueryRow& row = tile.row(i - begin);
+            look(first + t, static_cast<std::int64_t>(t), static_cast<std::int64_t>(n), row);
+            row.slope = a_.slopes != nullptr ? a_.slopes[q_head] * LOG2E : 0.0f;
+            tile.take_query(i - begin, static_cast<const Operand*>(a_.q) + (first + t) * a_.q_stride +
+                                           q_head * a_.q_head_stride);
+            from = i == begin ? row.begin : std::min(from, row.begin);
+            to = std::max(to, row.end);
+        }
+        return {from, to};
+    }
+
+    // All segments of a row's head, one after the other.
+    void segments(Tile<How>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t first,
+                  std::size_t queries, std::size_t head) {
+        const std::size_t floats = queries * tile.stride();
+        const Sums merged{tile.spare(), tile.spare() + floats, tile.spare() + floats + queries};
+        for (std::size_t s = 0; s < row.segments; ++s) {
+            attend_segment(tile, row, table, queries, head, s);
+            merge(merged, tile.sums(), queries, tile.stride(), s == 0);
+        }
+        give(tile, merged, first, head, 0, queries);
+    }
+
+    // One of them. Whoever computes the last one merges them, in their order: the bits are those of `segments`.
+    void segment(Tile<How>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t first,
+                 std::size_t queries, std::size_t head, std::size_t s) {
+        attend_segment(tile, row, table, queries, head, s);
+        const std::size_t pair = static_cast<std::size_t>(row.first_pair) + head, floats = queries * tile.stride();
+        const auto place = [&](std::size_t i) {
+            float* memory = scratch_.partial(pair, i);
+            return Sums{memory, memory + floats, memory + floats + queries};
+        };
+        const Sums mine = place(s);
+        std::copy_n(tile.sums().values, floats, mine.values);
+        std::copy_n(tile.sums().top, queries, mine.top);
+        std::copy_n(tile.sums().total, queries, mine.total);
+        if (scratch_.done(pair).fetch_add(1, std::memory_order_acq_rel) + 1 != row.segments) return;
+        scratch_.done(pair).store(0, std::memory_order_relaxed);
+        const Sums merged{tile.spare(), tile.spare() + floats, tile.spare() + floats + queries};
+        for (std::size_t i = 0; i < row.segments; ++i) merge(merged, place(i), queries, tile.stride(), i == 0);
+        give(tile, merged, first, head, 0, queries);
+    }
+
+    void attend_segment(Tile<How>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t queries,
+                        std::size_t head, std::size_t s) const {
+        const std::int64_t begin = row.begin + static_cast<std::int64_t>(s) * row.segment_keys;
+        tile.attend(queries, table, head, begin, std::min(row.end, begin + row.segment_keys));
+    }
+
+    static void merge(const Sums& into, const Sums& part, std::size_t queries, std::size_t stride, bool first) {
+        if (first) {
+            std::copy_n(part.values, queries * stride, into.values);
+            std::copy_n(part.top, queries, into.top);
+            std::copy_n(part.total, queries, into.total);
+            return;
+        }
+        for (std::size_t i = 0; i < queries; ++i) {
+            const float top = std::max(into.top[i], part.top[i]), base = top == -INFINITE ? 0.0f : top;
+            const float left = exp2(into.top[i] - base), right = exp2(part.top[i] - base);
+            float* out = into.values + i * stride;
+            const float* added = part.values + i * stride;
+            const Vec wide_left = splat(left), wide_right = splat(right);
+            for (std::size_t j = 0; j < stride; j += Vec::WIDTH)
+                store(out + j, Vec::fma(Vec::load(added + j), wide_right, Vec::load(out + j) * wide_left));
+            into.total[i] = into.total[i] * left + part.total[i] * right;
+            into.top[i] = top;
+        }
+    }
+
+    // The results of query rows begin .. end - 1.
+    void give(const Tile<How>& tile, const Sums& sums, std::size_t first, std::size_t head, std::size_t begin,
+              std::size_t end) const {
+        const std::size_t size = a_.cache.size, num_heads = heads_ * a_.group;
+        for (std::size_t i = begin; i < end; ++i) {
+            const std::size_t token = first + i / a_.group, q_head = head * a_.group + i % a_.group;
+            float top = sums.top[i - begin], total = sums.total[i - begin], factor = 1.0f;
+            if (a_.sinks != nullptr) {
+                const float sink = a_.sinks[q_head] * LOG2E, with = std::max(top, sink);
+                factor = exp2(top - with);
+                total = total * factor + exp2(sink - with);
+                top = with;
+            }
+            T* out = static_cast<T*>(a_.out) + (token * num_heads + q_head) * size;
+            const float* values = sums.values + (i - begin) * tile.stride();
+            const Vec inverse = splat(factor / total);
+            std::size_t j = 0;
+            for (; j + Vec::WIDTH <= size; j += Vec::WIDTH) store(out + j, Vec::load(values + j) * inverse);
+            for (; j < size; ++j) out[j] = narrow<T>(values[j] * (factor / total));
+            if (a_.lse != nullptr) a_.lse[token * num_heads + q_head] = (top + std::log2(total)) / LOG2E;
+        }
+    }
+
+    const AttentionForward& a_;
+    Scratch& scratch_;
+    std::size_t heads_;
+    double work_ = 0;
+};
+
+}  // namespace
+
+void attention(const AttentionForward& a, AttentionScratch& scratch, int threads) {
+    if (a.cache.dtype == DType::float32)
+        Step<Singles, float>(a, scratch).run(threads);
+    else if (a.dtype == DType::bfloat16)
+        Step<BF16Pairs, bf16>(a, scratch).run(threads);
+    else
+        Step<WidenedPairs<float>, float>(a, scratch).run(threads);
+}
+
+}  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -1,0 +1,430 @@
+// A tile of attention: some query rows of one KV head over a range of keys, by online softmax (Milakov, Gimelshein 2018;
+// FlashAttention, Dao et al. 2022), a step of 128 keys after the other.
+//
+// The bits of a query row depend on the keys that it sees and on where the range begins, and on nothing else: steps end
+// at multiples of 128 keys, every score and every sum is added up in one order, and a step of which a row sees nothing
+// leaves it as it is.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attention.h"
+#include "levels/lanes.h"
+
+namespace engine_cpu::ENGINE_CPU_LEVEL {
+
+constexpr float LOG2E = 1.44269504088896341f;
+constexpr std::size_t GROUP = 16;  // tokens of a group of keys in a page
+constexpr std::size_t STEP = AttentionScratch::STEP;
+constexpr std::size_t SCORES = STEP + 32;  // floats from one row of scores to the next: the ends are written in full
+
+// Calls f with the number as a constant.
+template <std::size_t MOST, typename F>
+inline void with_constant(std::size_t n, F&& f) {
+    if constexpr (MOST > 1) {
+        if (n < MOST) return with_constant<MOST - 1>(n, f);
+    }
+    f(std::integral_constant<std::size_t, MOST>{});
+}
+
+// What a tile's rows see and how: query rows are tokens times heads of a group.
+struct QueryRow {
+    std::int64_t begin, end;  // of the keys that it sees
+    std::int64_t position;    // its own
+    float slope;              // of its head, times LOG2E
+};
+
+// Rows' running results: sums [rows, stride], and for each row the largest score (times LOG2E) and the sum of weights.
+struct Sums {
+    float* values;
+    float* top;
+    float* total;
+};
+
+template <typename How>
+class Tile {
+    using Cache = typename How::Cache;
+    using Operand = typename How::Operand;
+    static constexpr std::size_t WIDTH = Vec::WIDTH, PAIR = How::PAIR;
+    // Accumulators of a product, rows times registers: what fits beside the operands.
+#if defined(__AVX512F__)
+    static constexpr std::size_t MR = std::is_same_v<typename How::Wide, Two> ? 5 : 6, NR = 4;
+#elif defined(__AVX2__)
+    static constexpr std::size_t MR = 4, NR = 2;
+#else
+    static constexpr std::size_t MR = 2, NR = 2;
+#endif
+
+    static constexpr std::size_t WAITING = 16;  // up to so many rows memory is what takes time
+    // Where to fetch to: the first level can wait for half as many lines at once.
+    static constexpr int LEVEL_2 = 2;
+
+    struct Keys {  // a register's
+        const Cache* data;
+        std::size_t stride;  // from one pair of elements to the next
+        std::size_t at, count;
+    };
+    struct Values {  // of so many pairs of keys
+        const Cache* data;
+        std::size_t at, pairs;
+    };
+
+public:
+    Tile(const AttentionForward& a, std::byte* memory)
+        : a_(a),
+          size_(a.cache.size),
+          stride_(AttentionScratch::padded(size_)),
+          scale_(a.scale * LOG2E),
+          plain_(a.soft_cap == 0.0f && a.slopes == nullptr && a.scale > 0.0f) {
+        constexpr std::size_t ROWS = AttentionScratch::ROWS;
+        const auto take = [&memory](std::size_t bytes) {
+            std::byte* taken = memory;
+            memory += (bytes + 63) / 64 * 64;
+            return taken;
+        };
+        queries_ = reinterpret_cast<Operand*>(take(ROWS * stride_ * sizeof(Operand)));
+        scores_ = reinterpret_cast<float*>(take(ROWS * SCORES * 4));
+        weights_ = reinterpret_cast<Operand*>(take(ROWS * SCORES * sizeof(Operand)));
+        sums_ = {reinterpret_cast<float*>(take(ROWS * stride_ * 4)), reinterpret_cast<float*>(take(ROWS * 4)),
+                 reinterpret_cast<float*>(take(ROWS * 4))};
+        factors_ = reinterpret_cast<float*>(take(ROWS * 4));
+        clean_ = reinterpret_cast<Cache*>(take(STEP * stride_ * sizeof(Cache)));
+        rows_ = reinterpret_cast<QueryRow*>(take(ROWS * sizeof(QueryRow)));
+        keys_ = reinterpret_cast<Keys*>(take(STEP * sizeof(Keys)));
+        values_ = reinterpret_cast<Values*>(take(STEP * sizeof(Values)));
+        merged_ = {reinterpret_cast<float*>(memory), nullptr, nullptr};
+    }
+
+    const Sums& sums() const { return sums_; }
+    float* spare() const { return merged_.values; }
+    std::size_t stride() const { return stride_; }
+    QueryRow& row(std::size_t i) const { return rows_[i]; }
+
+    void take_query(std::size_t i, const Operand* q) const { std::copy_n(q, size_, queries_ + i * size_); }
+
+    // Leaves in `sums` what the first `count` rows make of keys begin .. end - 1 of a head.
+    void attend(std::size_t count, const std::int32_t* table, std::size_t head, std::int64_t begin, std::int64_t end) {
+        count_ = count;
+        std::fill_n(sums_.values, count * stride_, 0.0f);
+        std::fill_n(sums_.top, count, -INFINITE);
+        std::fill_n(sums_.total, count, 0.0f);
+        for (std::int64_t key = begin; key < end;) {
+            const auto step = static_cast<std::int64_t>(STEP);
+            const std::int64_t next = std::min(end, (key / step + 1) * step);
+            list_keys(table, head, key, static_cast<std::size_t>(next - key));
+            multiply_keys();
+            const bool all = weigh(key, static_cast<std::size_t>(next - key));
+            list_values(table, head, key, static_cast<std::size_t>(next - key), all);
+            next_ = page(table, head, (next < end ? next : key) / static_cast<std::int64_t>(a_.cache.block));
+            multiply_values();
+            key = next;
+        }
+    }
+
+private:
+    const Cache* page(const std::int32_t* table, std::size_t head, std::int64_t block) const {
+        const auto* bytes = static_cast<const std::byte*>(a_.cache.base) +
+                            static_cast<std::size_t>(table[block]) * a_.cache.page_stride;
+        return reinterpret_cast<const Cache*>(bytes) + head * 2 * a_.cache.block * size_;
+    }
+
+    // Calls f(page, offset, count, first) for the parts of keys key .. key + n - 1 that lie in one page each.
+    template <typename F>
+    void for_pages(const std::int32_t* table, std::size_t head, std::int64_t key, std::size_t n, F&& f) const {
+        for (std::size_t at = 0; at < n;) {
+            const std::size_t place = static_cast<std::size_t>(key) + at;
+            const std::size_t block = place / a_.cache.block, offset = place % a_.cache.block;
+            const std::size_t part = std::min(a_.cache.block - offset, n - at);
+            f(page(table, head, static_cast<std::int64_t>(block)), offset, part, at);
+            at += part;
+        }
+    }
+
+    void list_keys(const std::int32_t* table, std::size_t head, std::int64_t key, std::size_t n) {
+        num_keys_ = 0;
+        for_pages(table, head, key, n, [&](const Cache* data, std::size_t offset, std::size_t part, std::size_t at) {
+            for (std::size_t i = 0; i < part;) {
+                const std::size_t group = (offset + i) / GROUP, lane = (offset + i) % GROUP;
+                const std::size_t tokens = std::min(GROUP, a_.cache.block - group * GROUP);
+                const std::size_t count = std::min({WIDTH, tokens - lane});
+                keys_[num_keys_++] = {data + group * GROUP * size_ + lane * PAIR, tokens * PAIR, at + i, count};
+                i += count;
+            }
+        });
+    }
+
+    // scores [rows, keys] = queries . keys
+    void multiply_keys() {
+        for (std::size_t first = 0; first < num_keys_;) {
+            std::size_t together = 0;
+            while (together < NR && first + together < num_keys_ && keys_[first + together].count == WIDTH &&
+                   keys_[first + together].stride == keys_[first].stride)
+                ++together;
+            if (together == NR) {
+                for_rows([&](auto rows, auto ahead, std::size_t row) {
+                    scores<decltype(rows)::value, NR, true, decltype(ahead)::value>(row, first);
+                });
+                first += NR;
+            } else if (together) {
+                for_rows([&](auto rows, auto, std::size_t row) {
+                    scores<decltype(rows)::value, 1, true, false>(row, first);
+                });
+                ++first;
+            } else {
+                for_rows([&](auto rows, auto, std::size_t row) {
+                    scores<decltype(rows)::value, 1, false, false>(row, first);
+                });
+                ++first;
+            }
+        }
+    }
+
+    // Calls f(number of rows, whether to fetch ahead, first row), the former as constants, so that the numbers differ by
+    // one at most. Few rows wait for memory: the first of them ask for what follows.
+    template <typename F>
+    void for_rows(F&& f) const {
+        const std::size_t parts = (count_ + MR - 1) / MR, each = count_ / parts, more = count_ % parts;
+        for (std::size_t part = 0, row = 0; part < parts; ++part) {
+            const std::size_t n = each + (part < more);
+            with_constant<MR>(n, [&](auto rows) {
+                if (row == 0 && count_ <= WAITING)
+                    f(rows, std::true_type{}, row);
+                else
+                    f(rows, std::false_type{}, row);
+            });
+            row += n;
+        }
+    }
+
+    // What is read after the keys from `first` on: other keys, or else the values of the first ones.
+    const Cache* after(std::size_t first) const {
+        return first < num_keys_ ? keys_[first].data
+                                 : keys_[(first - num_keys_) % num_keys_].data + a_.cache.block * size_;
+    }
+
+    template <std::size_t M, std::size_t N, bool FULL, bool AHEAD>
+    void scores(std::size_t row, std::size_t first) const {
+        const Operand* q = queries_ + row * size_;
+        const Keys* keys = keys_ + first;
+        const Cache* data[N];
+        std::ptrdiff_t ahead[N] = {};
+        for (std::size_t n = 0; n < N; ++n) {
+            data[n] = keys[n].data;
+            if constexpr (AHEAD)
+                ahead[n] = reinterpret_cast<const char*>(after(first + N + n)) - reinterpret_cast<const char*>(data[n]);
+        }
+        const std::size_t stride = keys[0].stride;
+        Vec sums[M][N];
+        for (std::size_t m = 0; m < M; ++m)
+            for (std::size_t n = 0; n < N; ++n) sums[m][n] = Vec::zero();
+        for (std::size_t i = 0; i < size_; i += PAIR) {
+            typename How::Wide wide[N];
+            for (std::size_t n = 0; n < N; ++n) {
+                wide[n] = FULL ? How::load(data[n]) : How::load(data[n], keys[n].count);
+                if constexpr (AHEAD) __builtin_prefetch(reinterpret_cast<const char*>(data[n]) + ahead[n], 0, LEVEL_2);
+                data[n] += stride;
+            }
+            for (std::size_t m = 0; m < M; ++m) {
+                const typename How::Spread spread = How::spread(q + m * size_ + i);
+                for (std::size_t n = 0; n < N; ++n) sums[m][n] = How::dot(sums[m][n], spread, wide[n]);
+            }
+        }
+        for (std::size_t m = 0; m < M; ++m)
+            for (std::size_t n = 0; n < N; ++n) store(scores_ + (row + m) * SCORES + keys[n].at, sums[m][n]);
+    }
+
+    // From scores to weights [rows, keys], and what the sums so far are to be multiplied with. True where every row sees
+    // every key.
+    bool weigh(std::int64_t key, std::size_t n) {
+        bool all = true;
+        for (std::size_t i = 0; i < count_; ++i) {
+            const QueryRow& row = rows_[i];
+            const std::int64_t length = static_cast<std::int64_t>(n);
+            const std::int64_t begin = std::clamp<std::int64_t>(row.begin - key, 0, length);
+            const std::int64_t end = std::clamp<std::int64_t>(row.end - key, 0, length);
+            all = all && begin == 0 && end == length;
+            if (begin >= end) {
+                zero(weights_ + i * SCORES, 0, n + PAIR - 1);
+                factors_[i] = 1.0f;
+            } else {
+                weigh_row(i, n, static_cast<std::size_t>(begin), static_cast<std::size_t>(end), key);
+            }
+        }
+        return all;
+    }
+
+    static void zero(Operand* weights, std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; i += WIDTH) store(weights + i, Vec::zero());
+    }
+
+    void weigh_row(std::size_t i, std::size_t n, std::size_t begin, std::size_t end, std::int64_t key) {
+        float* s = scores_ + i * SCORES;
+        Operand* p = weights_ + i * SCORES;
+        const std::size_t from = begin / WIDTH * WIDTH, to = (end + WIDTH - 1) / WIDTH * WIDTH;
+        if (!plain_) bend(s, from, to, rows_[i], key);
+        const auto hide = [&](std::size_t j) {
+            const auto first = static_cast<std::ptrdiff_t>(begin) - static_cast<std::ptrdiff_t>(j);
+            const auto last = static_cast<std::ptrdiff_t>(end) - static_cast<std::ptrdiff_t>(j);
+            store(s + j, keep(Vec::load(s + j), first, last, splat(-INFINITE)));
+        };
+        if (from < begin) hide(from);
+        if (end < to) hide(to - WIDTH);
+        Vec largest_of = splat(-INFINITE);
+        for (std::size_t j = from; j < to; j += WIDTH) largest_of = maximum(largest_of, Vec::load(s + j));
+        const float factor = plain_ ? scale_ : 1.0f;
+        const float top = std::max(sums_.top[i], largest(largest_of) * factor);
+        const float base = top == -INFINITE ? 0.0f : top;
+        zero(p, 0, from);
+        Vec total = Vec::zero();
+        const Vec wide_factor = splat(factor), minus = splat(-base);
+        for (std::size_t j = from; j < to; j += WIDTH) {
+            const Vec weight = exp2(Vec::fma(Vec::load(s + j), wide_factor, minus));
+            total = total + weight;
+            store(p + j, weight);
+        }
+        zero(p, to, n + PAIR - 1);
+        factors_[i] = exp2(sums_.top[i] - base);
+        sums_.total[i] = sums_.total[i] * factors_[i] + total.sum();
+        sums_.top[i] = top;
+    }
+
+    // scale, soft cap and the slope of positions, times LOG2E.
+    void bend(float* s, std::size_t from, std::size_t to, const QueryRow& row, std::int64_t key) const {
+        const bool capped = a_.soft_cap != 0.0f;
+        const Vec before = splat(capped ? a_.scale / a_.soft_cap : scale_), after = splat(a_.soft_cap * LOG2E);
+        const Vec slope = splat(-row.slope);
+        for (std::size_t j = from; j < to; j += WIDTH) {
+            Vec x = Vec::load(s + j) * before;
+            if (capped) x = tanh(x) * after;
+            const auto ahead = static_cast<float>(key + static_cast<std::int64_t>(j) - row.position);
+            if (row.slope != 0.0f) x = Vec::fma(magnitude(numbered() + splat(ahead)), slope, x);
+            store(s + j, x);
+        }
+    }
+
+    // What to read of the values: all where every row sees every key, else what any row sees. Of a pair with one key that
+    // is seen a copy is read, with zeros in the other's place: weights of 0 would not keep NaN away.
+    void list_values(const std::int32_t* table, std::size_t head, std::int64_t key, std::size_t n, bool all) {
+        num_values_ = 0;
+        all = all && n % PAIR == 0;
+        bool seen[STEP + 1] = {};
+        if (!all) {
+            for (std::size_t i = 0; i < count_; ++i) {
+                const auto length = static_cast<std::int64_t>(n);
+                const std::int64_t begin = std::clamp<std::int64_t>(rows_[i].begin - key, 0, length);
+                const std::int64_t end = std::clamp<std::int64_t>(rows_[i].end - key, 0, length);
+                if (i && rows_[i].begin == rows_[i - 1].begin && rows_[i].end == rows_[i - 1].end) continue;
+                for (std::int64_t j = begin; j < end; ++j) seen[j] = true;
+            }
+        }
+        for_pages(table, head, key, n, [&](const Cache* data, std::size_t offset, std::size_t part, std::size_t at) {
+            data += a_.cache.block * size_;
+            const std::size_t first = offset / PAIR, pairs = (part + PAIR - 1) / PAIR;
+            if (all) {
+                values_[num_values_++] = {data + first * size_ * PAIR, at, pairs};
+                return;
+            }
+            bool follows = false;
+            for (std::size_t pair = 0; pair < pairs; ++pair) {
+                const std::size_t place = at + pair * PAIR;
+                const bool even = seen[place], odd = PAIR == 1 || seen[place + 1];
+                const Cache* from = data + (first + pair) * size_ * PAIR;
+                if (even && odd) {
+                    if (follows)
+                        ++values_[num_values_ - 1].pairs;
+                    else
+                        values_[num_values_++] = {from, place, 1};
+                } else if (even || (odd && PAIR == 2)) {
+                    Cache* copy = clean_ + place * size_;
+                    for (std::size_t i = 0; i < size_; ++i) {
+                        copy[2 * i] = even ? from[2 * i] : Cache{};
+                        copy[2 * i + 1] = even ? Cache{} : from[2 * i + 1];
+                    }
+                    values_[num_values_++] = {copy, place, 1};
+                }
+                follows = even && odd;
+            }
+        });
+    }
+
+    // sums [rows, size] = sums * factors + weights . values
+    void multiply_values() {
+        const std::size_t whole = size_ / WIDTH, rest = size_ % WIDTH;
+        constexpr std::size_t MOST = WIDTH == 16 ? 2 * NR : NR;
+        for (std::size_t first = 0; first < whole;) {
+            // Few rows: whole vectors at once, so that memory is read from its beginning to its end.
+            const std::size_t most = count_ <= MR / 2 ? MOST : NR, n = std::min(most, whole - first);
+            if (n > NR) {
+                with_constant<MOST>(n, [&](auto wide) {
+                    if constexpr (decltype(wide)::value > NR)
+                        with_constant<MR / 2>(count_, [&](auto rows) {
+                            add<decltype(rows)::value, decltype(wide)::value, true, true>(0, first);
+                        });
+                });
+            } else {
+                with_constant<NR>(n, [&](auto wide) {
+                    for_rows([&](auto rows, auto ahead, std::size_t row) {
+                        add<decltype(rows)::value, decltype(wide)::value, true, decltype(ahead)::value>(row, first);
+                    });
+                });
+            }
+            first += n;
+        }
+        if (rest)
+            for_rows([&](auto rows, auto, std::size_t row) {
+                add<decltype(rows)::value, 1, false, false>(row, whole);
+            });
+    }
+
+    template <std::size_t M, std::size_t N, bool FULL, bool AHEAD>
+    void add(std::size_t row, std::size_t vector) const {
+        float* out = sums_.values + row * stride_ + vector * WIDTH;
+        const Operand* weights = weights_ + row * SCORES;
+        Vec sums[M][N];
+        for (std::size_t m = 0; m < M; ++m) {
+            const Vec factor = splat(factors_[row + m]);
+            for (std::size_t n = 0; n < N; ++n) sums[m][n] = Vec::load(out + m * stride_ + n * WIDTH) * factor;
+        }
+        for (std::size_t run = 0; run < num_values_; ++run) {
+            const Values& values = values_[run];
+            const Cache* data = values.data + vector * WIDTH * PAIR;
+            const Operand* p = weights + values.at;
+            std::ptrdiff_t ahead = 0;
+            if constexpr (AHEAD)
+                ahead = reinterpret_cast<const char*>(run + 1 < num_values_ ? values_[run + 1].data : next_) -
+                        reinterpret_cast<const char*>(values.data);
+            for (std::size_t pair = 0; pair < values.pairs; ++pair, data += size_ * PAIR, p += PAIR) {
+                typename How::Wide wide[N];
+                for (std::size_t n = 0; n < N; ++n) {
+                    wide[n] = FULL ? How::load(data + n * WIDTH * PAIR) : How::load(data, size_ % WIDTH);
+                    if constexpr (AHEAD)
+                        __builtin_prefetch(reinterpret_cast<const char*>(data + n * WIDTH * PAIR) + ahead, 0, LEVEL_2);
+                }
+                for (std::size_t m = 0; m < M; ++m) {
+                    const typename How::Spread spread = How::spread(p + m * SCORES);
+                    for (std::size_t n = 0; n < N; ++n) sums[m][n] = How::dot(sums[m][n], spread, wide[n]);
+                }
+            }
+        }
+        for (std::size_t m = 0; m < M; ++m)
+            for (std::size_t n = 0; n < N; ++n) store(out + m * stride_ + n * WIDTH, sums[m][n]);
+    }
+
+    const AttentionForward& a_;
+    std::size_t size_, stride_, count_ = 0, num_keys_ = 0, num_values_ = 0;
+    float scale_;
+    bool plain_;
+    Operand* queries_;
+    float* scores_;
+    Operand* weights_;
+    Sums sums_, merged_;
+    float* factors_;
+    Cache* clean_;
+    QueryRow* rows_;
+    Keys* keys_;
+    const Cache* next_ = nullptr;  // the keys of the next step
+    Values* values_;
+};
+
+}  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -1,0 +1,1 @@
+"""Driver `cpu` of the point `attention`."""

@@ -1,0 +1,126 @@
+"""The body of the native attention: tensors to addresses. How pages are laid out says native/attention.h."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
+from engine.types.errors import ConfigError
+from engine.types.kv import KVGroup
+from engine_cpu._native import Attention, PagedCache, levels
+from engine_cpu.attention_cpu.plan import CpuPlan
+from engine_cpu.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+    from engine_cpu.attention_cpu.card import CpuAttentionOptions
+
+
+class CpuLayerCache(LayerCache):
+    """One layer's views, k and v [num_pages, num_kv_heads, tokens_per_block * head_size], and the kernels' own form."""
+
+    paged: PagedCache
+
+
+class CpuAttentionBody:
+    """See `engine.interfaces.attention.AttentionBackend`.
+
+    A row's result has the same bits whatever stands beside it in the batch. Kernels read lengths, tables and slots from
+    the batch's own memory when they run, so that what is captured stays right for any step of as many rows and tokens.
+    """
+
+    capture_level: CaptureLevel = "any"
+
+    def __init__(self, context: WorkerContext) -> None:
+        options: CpuAttentionOptions = context.options
+        if options.level not in ("auto", *levels()):
+            raise ConfigError(
+                f"attention.level {options.level}",
+                "it is not compiled in, or not of this processor",
+                f"choose auto or one of {', '.join(levels())}",
+            )
+        self._level, self._threads = options.level, torch.get_num_threads()
+        self._kernels: dict[tuple[int, int], Attention] = {}
+
+    def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> CpuLayerCache:
+        """Views of uint8 pages [num_pages, layer_bytes]."""
+        dtype: torch.dtype = getattr(torch, need.kv_dtype)
+        shape = (group.num_kv_heads, 2, group.tokens_per_block * group.head_size)
+        elements = shape[0] * shape[1] * shape[2]
+        both = pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, shape)
+        cache = CpuLayerCache(both[:, :, 0], both[:, :, 1])
+        cache.paged = PagedCache(
+            DTYPES[dtype], both.data_ptr(), both.stride(0) * dtype.itemsize, group.num_kv_heads, group.head_size,
+            group.tokens_per_block,
+        )  # fmt: skip
+        return cache
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: CpuPlan | None = None) -> CpuPlan:
+        """The addresses that the kernels read at. Rows without a cache are given one for the step."""
+        plan = CpuPlan.of(batch, group.kind == "encoder") if out is None else out
+        plan.fill(batch)
+        return plan
+
+    def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: CpuPlan) -> None:
+        """Store k, v [T, num_kv_heads, head_size], rounded to the cache's type where that is narrower."""
+        assert isinstance(cache, CpuLayerCache)
+        self._write(self._kernels_of(layer), k, v, cache.paged, plan.slot_mapping)
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: LayerCache,
+        plan: CpuPlan,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """See `engine.interfaces.attention.AttentionBackend.forward`."""
+        kernels = self._kernels_of(layer)
+        if plan.whole is None:
+            assert isinstance(cache, CpuLayerCache)
+            paged = cache.paged
+        else:
+            paged = plan.whole.cache(k)
+            self._write(kernels, k, v, paged, plan.slot_mapping)
+        if q.stride(-1) != 1:
+            q = q.contiguous()
+        result = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+        sums = lse if lse is None or _dense_float(lse) else torch.empty(lse.shape, dtype=torch.float32)
+        sinks, slopes = layer.sinks, layer.alibi_slopes
+        kernels.forward(
+            DTYPES[q.dtype], q.data_ptr(), q.stride(0), q.stride(1), result.data_ptr(),
+            0 if sums is None else sums.data_ptr(), plan.query_start_loc, plan.block_table, plan.table_stride,
+            plan.kv_index, plan.num_rows, plan.num_tokens, paged, layer.scale, layer.need.soft_cap or 0.0,
+            layer.group.sliding_window or 0, 0 if sinks is None else sinks.data_ptr(),
+            0 if slopes is None else slopes.data_ptr(),
+        )  # fmt: skip
+        if result is not out:
+            out.copy_(result)
+        if lse is not None and sums is not None and sums is not lse:
+            lse.copy_(sums)
+
+    def _kernels_of(self, layer: AttentionLayer) -> Attention:
+        """The kernels and their memory, one for each form of layer."""
+        size, group = layer.group.head_size, layer.need.num_q_heads // layer.need.num_kv_heads
+        found = self._kernels.get((size, group))
+        if found is None:
+            found = self._kernels[size, group] = Attention(self._level, self._threads, size, group)
+        return found
+
+    @staticmethod
+    def _write(kernels: Attention, k: torch.Tensor, v: torch.Tensor, paged: PagedCache, slot_mapping: int) -> None:
+        if k.stride(-1) != 1 or v.stride(-1) != 1:
+            k, v = k.contiguous(), v.contiguous()
+        kernels.write(
+            DTYPES[k.dtype], k.data_ptr(), k.stride(0), k.stride(1), v.data_ptr(), v.stride(0), v.stride(1),
+            slot_mapping, k.shape[0], paged,
+        )  # fmt: skip
+
+
+def _dense_float(lse: torch.Tensor) -> bool:
+    return lse.dtype == torch.float32 and lse.is_contiguous()

@@ -1,0 +1,65 @@
+"""The card of the native attention."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from engine.interfaces.attention import AttentionCard, AttentionNeed
+from engine_cpu.native import MODULE, TAPE, why_not_built
+
+DTYPES = ("float32", "bfloat16")
+FEATURES = frozenset({"kv_index", "sinks", "alibi"})
+
+
+class CpuAttentionOptions(BaseModel):
+    """Options of `cpu`.
+
+    Attributes:
+        level: the processor features to compute with; "auto" takes the highest that there is. One that the processor
+            does not have stops the start.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    level: Literal["auto", "scalar", "avx2", "avx512", "avx512_bf16"] = "auto"
+
+
+class CpuAttention(AttentionCard):
+    """Paged attention by native kernels, over pages in the order in which they multiply them."""
+
+    priority = 10
+    framework = "torch"
+    captured_by = frozenset({TAPE})
+    kinds = frozenset({"full", "sliding", "encoder"})
+    Options = CpuAttentionOptions
+    body = "engine_cpu.attention_cpu.body:CpuAttentionBody"
+
+    @classmethod
+    def unsupported(cls, need: AttentionNeed) -> list[str]:
+        reasons = why_not_built()
+        if not reasons and importlib.import_module(MODULE).levels() == ["scalar"]:
+            reasons.append("this processor has no AVX2, without which plain torch is faster")
+        if need.kind not in cls.kinds:
+            reasons.append(f"layers of kind '{need.kind}' are not served, only {', '.join(sorted(cls.kinds))}")
+        if need.framework != "torch":
+            reasons.append(f"it computes with torch's tensors, not with {need.framework}'s")
+        if need.device.partition(":")[0] != "cpu":
+            reasons.append(f"it computes on the processor, not on {need.device}")
+        if need.dtype not in DTYPES:
+            reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
+        kv_dtype = need.dtype if need.kind == "encoder" else need.kv_dtype
+        if kv_dtype not in DTYPES:
+            reasons.append(f"a cache of {kv_dtype} is not served, only of {', '.join(DTYPES)}")
+        elif (need.dtype, kv_dtype) == ("bfloat16", "float32"):
+            reasons.append("a cache of float32 under queries of bfloat16 saves no memory")
+        if kv_dtype == "bfloat16":
+            # The pages hold pairs of elements, and of tokens.
+            if need.head_size % 2:
+                reasons.append(f"heads of {need.head_size} elements, an odd number, are not served in bfloat16")
+            if need.kind != "encoder" and need.block_size % 2:
+                reasons.append(f"blocks of {need.block_size} tokens, an odd number, are not served in bfloat16")
+        reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
+        return reasons
