@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from engine.cli.flags import canonical
-from engine.cli.main import COMMANDS, _find
+from engine.cli.main import COMMANDS, _find, split_name
 from tests.docs.markdown import blocks, spans
 
 _SHELL = ("sh", "bash", "shell", "")
@@ -56,7 +56,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 def parse(line: str) -> None:
     """Parse a command line as the program would. Raises where it would refuse it."""
-    name, *rest = words(line)[1:]
+    name, rest = split_name(words(line)[1:])
     if name in _NO_COMMAND:
         return
     wanted = [word for word in rest if word not in ("--help", "-h")]  # these end the program in the parser
@@ -68,7 +68,7 @@ def parse(line: str) -> None:
 def flags() -> set[str]:
     """Every flag of every built-in command."""
     found: set[str] = set()
-    pending = [parser_of(name) for name in COMMANDS]
+    pending = [parser_of(name) for name in (*COMMANDS, "plugins test")]
     while pending:
         for action in pending.pop()._actions:
             found.update(action.option_strings)

@@ -24,7 +24,13 @@ class Block(NamedTuple):
 def pages() -> list[Path]:
     """README, CONTRIBUTING, the core's README, and every page of docs/ that is written by hand."""
     written = [path for path in (ROOT / "docs").rglob("*.md") if "reference" not in path.relative_to(ROOT).parts]
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "core" / "README.md", *sorted(written)]
+    return [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "core" / "README.md",
+        ROOT / "sdk" / "README.md",
+        *sorted(written),
+    ]
 
 
 def name(page: Path) -> str:

@@ -49,7 +49,7 @@ def metrics_page() -> str:
 @functools.cache
 def names() -> frozenset[str]:
     """The name of every file and folder of the packages, the tests and the documentation, and of the root's own."""
-    below = (path.name for folder in ("core", "plugins", "tests", "docs") for path in (ROOT / folder).rglob("*"))
+    below = (path.name for folder in ("core", "plugins", "sdk", "tests", "docs") for path in (ROOT / folder).rglob("*"))
     return frozenset([*below, *(path.name for path in ROOT.iterdir())])
 
 

@@ -281,13 +281,20 @@ def test_a_start_that_is_given_up() -> None:
     asyncio.run(run())
 
 
+def command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended meanwhile
+        return []
+
+
 def test_sigterm_while_the_model_loads() -> None:
     command = [sys.executable, "-m", "engine", "serve", "tiny", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         parent = psutil.Process(process.pid)
         # Other children (the platform module asks `uname`, say) come and go before the core's process.
-        while not (children := [c for c in parent.children() if "engine.loop.process" in c.cmdline()]):
+        while not (children := [c for c in parent.children() if "engine.loop.process" in command_of(c)]):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)

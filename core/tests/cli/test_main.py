@@ -49,6 +49,7 @@ def test_help_lists_the_commands(program):
     [
         (["generat", "x"], "engine generat", "did you mean 'generate'?"),
         (["fly"], "engine fly", "the commands are: generate"),
+        (["plugins", "tset", "attention", "torch"], "engine plugins tset", "did you mean 'plugins"),
         (["plugins", "--max-num-seq", "3"], "engine plugins --max-num-seq", "did you mean '--max-num-seqs'?"),
         (["plugins", "--attention.num_splits"], "set --attention.num_splits", "write --attention.num_splits VALUE"),
         (["plugins", "--attenton.x", "3"], "set 'attenton.x'", "did you mean 'attention'?"),

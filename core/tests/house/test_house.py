@@ -14,11 +14,12 @@ from engine.plugin.points import HOOK_PROCESSES, POINTS
 
 ROOT = Path(__file__).resolve().parents[3]
 MAX_LINES = 600
+PYPROJECTS = [ROOT / "core/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml"), ROOT / "sdk/pyproject.toml"]
 
 
 def sources() -> list[Path]:
     """Every Python file of the workspace's packages, tests included."""
-    folders = [ROOT / "core", *sorted((ROOT / "plugins").iterdir()), ROOT / "tests"]
+    folders = [ROOT / "core", *sorted((ROOT / "plugins").iterdir()), ROOT / "sdk", ROOT / "tests"]
     files = [path for folder in folders if folder.is_dir() for path in folder.rglob("*.py")]
     return sorted(p for p in files if not {"build", ".venv", "__pycache__"} & set(p.relative_to(ROOT).parts))
 
@@ -42,7 +43,7 @@ def test_the_environment_is_read_in_config_alone():
 
 
 def test_every_package_is_typed_and_has_the_same_form():
-    for pyproject in [ROOT / "core" / "pyproject.toml", *(ROOT / "plugins").glob("*/pyproject.toml")]:
+    for pyproject in PYPROJECTS:
         folder = pyproject.parent
         for part in ("README.md", "src", "tests", "LICENSE"):
             assert (folder / part).exists(), f"{folder.name} has no {part}"
@@ -99,7 +100,7 @@ def test_every_body_of_ours_resolves(candidate):
 def test_metadata_and_pyproject_agree():
     """An entry point that was added to a pyproject but not installed would be missing without a word."""
     registry = Registry.discover()
-    for pyproject in [ROOT / "core" / "pyproject.toml", *(ROOT / "plugins").glob("*/pyproject.toml")]:
+    for pyproject in PYPROJECTS:
         project = tomllib.loads(pyproject.read_text())["project"]
         declared = {
             (group, name, value)

@@ -28,6 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """The built-in commands: where each is, and its line in the help."""
 
+ACTIONS: dict[str, dict[str, str]] = {"plugins": {"test": "engine-sdk"}}
+"""Commands after which a word is part of the name (`engine plugins test` is the command "plugins test"), and which of
+our distributions offer such ones."""
+
 INTERRUPTED = 130
 
 
@@ -58,7 +62,13 @@ def _run(arguments: list[str]) -> int:
 
         print(f"engine {engine.__version__}")
         return 0
-    return _run_command(arguments[0], arguments[1:])
+    return _run_command(*split_name(arguments))
+
+
+def split_name(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command's name, of one word or of two, and what follows it."""
+    words = 2 if arguments[0] in ACTIONS and len(arguments) > 1 and not arguments[1].startswith("-") else 1
+    return " ".join(arguments[:words]), arguments[words:]
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
@@ -102,8 +112,12 @@ def _find(name: str) -> Command:
     registry = Registry.discover()
     names = [*COMMANDS, *(candidate.name for candidate in registry.candidates("commands"))]
     if name not in names and not any(c.name == name for c in registry.outdated("commands")):
-        hint = did_you_mean(name, names) or f"the commands are: {', '.join(names)}"
-        raise ConfigError(f"engine {name}", "there is no such command", hint)
+        first, _, action = name.partition(" ")
+        offers = ACTIONS.get(first, {}).get(action)
+        hint = f"pip install {offers}" if offers else did_you_mean(name, names)
+        hint = hint or f"the commands are: {', '.join(names)}"
+        found = "no installed distribution offers this command" if offers else "there is no such command"
+        raise ConfigError(f"engine {name}", found, hint)
     candidate = registry.find("commands", name)
     loaded = load_entry_point(candidate)
     if not isinstance(loaded, type) or not issubclass(loaded, Command):

@@ -7,20 +7,17 @@ used, so users need no `__main__` guard.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import gc
 import logging
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import BinaryIO
 
 import msgspec
 import zmq
@@ -28,6 +25,7 @@ import zmq
 from engine.loop.assemble import assemble_core
 from engine.loop.engine_core import EngineCore
 from engine.types import wire
+from engine.types.child_process import take_start
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import (
     Abort,
@@ -54,9 +52,6 @@ CALLS = frozenset({"stats", "reset_prefix_cache", "check_integrity"})
 HEALTH_SECONDS = 1.0
 """How often an idle core looks whether its workers live, and how long a core says nothing at most."""
 
-PARENT_DIED = 3
-"""The exit code of a core whose parent has gone."""
-
 Inbox = queue.SimpleQueue[ToCore | EngineDeadError]
 Outbox = queue.SimpleQueue[FromCore | None]
 
@@ -67,13 +62,7 @@ def main() -> int:
     faulthandler.enable()  # a crash says where
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)  # and so does a core that hangs, when the frontend ends it
-    pipe, directory = sys.stdin.buffer, sys.argv[1]
-    try:
-        start = wire.decoder(ProcessStart).decode(wire.read_frame(pipe))
-    except EOFError:  # the parent died before it said anything
-        shutil.rmtree(directory, ignore_errors=True)
-        return PARENT_DIED
-    threading.Thread(target=_watch_parent, args=(pipe, directory), name="parent", daemon=True).start()
+    start: ProcessStart = take_start(ProcessStart, sys.argv[1])
 
     inbox: Inbox = queue.SimpleQueue()
     outbox: Outbox = queue.SimpleQueue()
@@ -194,15 +183,6 @@ def _send_loop(address: str, outbox: Outbox) -> None:
         socket.send(data)
     socket.close()
     context.term()
-
-
-def _watch_parent(pipe: BinaryIO, directory: str) -> None:
-    """Leave at once when the pipe ends: nobody is there to read our outputs, and the device must be freed."""
-    with contextlib.suppress(OSError):
-        while pipe.read(1):
-            pass
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(PARENT_DIED)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.near import did_you_mean
 from engine.plugin.options import validate_options
 from engine.plugin.selection_many import select_fitting, select_kinds, select_ordered
-from engine.plugin.verdicts import Selection, Verdict, broken_verdict, judge, none_fits, ranked, unfit
+from engine.plugin.verdicts import Selection, Verdict, broken_verdict, judge, none_fits, or_quarantine, ranked, unfit
 from engine.types.errors import (
     ConfigError,
     ContractError,
@@ -76,11 +76,7 @@ def select(
     verdicts: list[Verdict] = []
     cards, broken = ranked(registry, point)
     for candidate, card in cards:
-        try:
-            verdict = judge(card, candidate, need)
-        except PluginError as error:
-            registry.quarantine[candidate] = error
-            verdict = broken_verdict(candidate, error)
+        verdict = or_quarantine(registry, candidate, judge, card, candidate, need)
         verdicts.append(verdict)
         if verdict.fit:
             return _selection(point, kind, candidate, card, options, False, [*verdicts, *broken])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.near import did_you_mean
 from engine.plugin.options import validate_options
-from engine.plugin.verdicts import Selection, Verdict, broken_verdict, judge, none_fits, ranked, unfit
-from engine.types.errors import ConfigError, PluginError, UnfitDriverError
+from engine.plugin.verdicts import Selection, Verdict, judge, none_fits, or_quarantine, ranked, unfit
+from engine.types.errors import ConfigError, UnfitDriverError
 
 if TYPE_CHECKING:
     from engine.plugin.card import Card
@@ -109,11 +109,7 @@ def _auto(registry: Registry, point: str, kind: str, need: Any) -> tuple[Chosen,
     verdicts: list[Verdict] = []
     cards, broken = ranked(registry, point)
     for candidate, card in cards:
-        try:
-            verdict = _kind_verdict(card, candidate, kind, need)
-        except PluginError as error:
-            registry.quarantine[candidate] = error
-            verdict = broken_verdict(candidate, error)
+        verdict = or_quarantine(registry, candidate, _kind_verdict, card, candidate, kind, need)
         verdicts.append(verdict)
         if verdict.fit:
             return (candidate, card), False, (*verdicts, *broken)
@@ -190,13 +186,11 @@ def select_ordered(
         for candidate, card in order:
             if candidate in registry.quarantine and candidate not in named:
                 continue
-            try:
-                verdict = _operations_verdict(card, candidate, {operation: needs[operation] for operation in group})
-            except PluginError as error:
-                if candidate in named:
-                    raise
-                registry.quarantine[candidate] = error
-                verdict = broken_verdict(candidate, error)
+            wanted = {operation: needs[operation] for operation in group}
+            if candidate in named:
+                verdict = _operations_verdict(card, candidate, wanted)
+            else:
+                verdict = or_quarantine(registry, candidate, _operations_verdict, card, candidate, wanted)
             verdicts.append(verdict)
             if verdict.fit:
                 for operation in group:
@@ -276,11 +270,7 @@ def select_fitting(
     for candidate, card in cards:
         if candidate in named:
             continue
-        try:
-            verdict = judge(card, candidate, need)
-        except PluginError as error:
-            registry.quarantine[candidate] = error
-            verdict = broken_verdict(candidate, error)
+        verdict = or_quarantine(registry, candidate, judge, card, candidate, need)
         verdicts.append(verdict)
         if verdict.fit:
             chosen.append(((candidate, card), False))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.options import validate_options
-from engine.plugin.verdicts import Selection, Verdict, broken_verdict, judge, ranked, unfit
-from engine.types.errors import ConfigError, PluginError
+from engine.plugin.verdicts import Selection, Verdict, judge, or_quarantine, ranked, unfit
+from engine.types.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine.plugin.card import Card
@@ -98,10 +98,8 @@ def _free_verdict(
     registry: Registry, card: type[Card], candidate: Candidate, need: Any, taken: Mapping[str, Candidate]
 ) -> Verdict:
     """Whether it fits, and none of its jobs is another's already."""
-    try:
-        verdict = judge(card, candidate, need)
-    except PluginError as error:
-        registry.quarantine[candidate] = error
-        return broken_verdict(candidate, error)
+    verdict = or_quarantine(registry, candidate, judge, card, candidate, need)
+    if candidate in registry.quarantine:
+        return verdict
     others = [f"'{taken[job].name}' serves {job} already" for job in sorted(_jobs(card)) if job in taken]
     return Verdict(candidate, fit=verdict.fit and not others, reasons=(*verdict.reasons, *others))

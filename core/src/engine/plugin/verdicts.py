@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,15 @@ def ranked(registry: Registry, point: str) -> tuple[list[tuple[Candidate, type[C
         broken.append(broken_verdict(candidate, registry.quarantine[candidate]))
     cards.sort(key=lambda pair: (-pair[1].priority, pair[0].name))
     return cards, broken
+
+
+def or_quarantine(registry: Registry, candidate: Candidate, judge: Callable[..., Verdict], *arguments: Any) -> Verdict:
+    """`judge(*arguments)` of a driver that nobody asked for by name: where its card is broken, that is the verdict."""
+    try:
+        return judge(*arguments)
+    except PluginError as error:
+        registry.quarantine[candidate] = error
+        return broken_verdict(candidate, error)
 
 
 def broken_verdict(candidate: Candidate, error: PluginError) -> Verdict:

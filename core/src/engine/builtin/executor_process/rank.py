@@ -6,19 +6,16 @@ queue the next step is launched while the last one runs.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import importlib
 import os
-import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 import zlib
 from collections import deque
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -36,6 +33,7 @@ from engine.builtin.executor_process.messages import (
     Stop,
 )
 from engine.types import wire
+from engine.types.child_process import take_start
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.plan import StepPlan
 
@@ -43,21 +41,13 @@ if TYPE_CHECKING:
     from engine.interfaces.executor import StepFuture, Worker
 
 POLL_SECONDS = 0.0001
-PARENT_DIED = 3
-"""The exit code of a rank whose parent has gone."""
 
 
 def main() -> int:
     """Run until told to stop, or until the parent dies. Returns the process's exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     faulthandler.enable()  # a crash says where
-    pipe, directory = sys.stdin.buffer, sys.argv[1]
-    try:
-        start: RankStart = wire.decoder(RankStart).decode(wire.read_frame(pipe))
-    except EOFError:  # the parent died before it said anything
-        shutil.rmtree(directory, ignore_errors=True)
-        return PARENT_DIED
-    threading.Thread(target=_watch_parent, args=(pipe, directory), name="parent", daemon=True).start()
+    start: RankStart = take_start(RankStart, sys.argv[1])
     context = zmq.Context()
     orders, news = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket, address in ((orders, start.orders), (news, start.news)):
@@ -164,15 +154,6 @@ class Rank:
 
     def _tell(self, message: News) -> None:
         self._news.send(wire.encode(message))
-
-
-def _watch_parent(pipe: BinaryIO, directory: str) -> None:
-    """Leave at once when the pipe ends: nobody is there to give orders, and the device must be freed."""
-    with contextlib.suppress(OSError):
-        while pipe.read(1):
-            pass
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(PARENT_DIED)
 
 
 if __name__ == "__main__":

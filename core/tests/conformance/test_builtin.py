@@ -1,0 +1,43 @@
+"""The reference drivers through the suites of engine-sdk, as a stranger's are."""
+
+import pytest
+
+pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
+
+from engine_sdk.conformance import (
+    AttentionConformance,
+    AttentionThorough,
+    CommunicatorConformance,
+    CommunicatorThorough,
+    OpsConformance,
+    OpsThorough,
+)
+
+
+class TestTorchAttention(AttentionConformance):
+    driver = "torch"
+
+
+class TestTorchOps(OpsConformance):
+    driver = "torch"
+
+
+@pytest.mark.xdist_group("communicators")
+class TestGloo(CommunicatorConformance):
+    driver = "gloo"
+
+
+@pytest.mark.slow
+class TestTorchAttentionThoroughly(AttentionThorough, AttentionConformance):
+    driver = "torch"
+
+
+@pytest.mark.slow
+class TestTorchOpsThoroughly(OpsThorough, OpsConformance):
+    driver = "torch"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("communicators")
+class TestGlooThoroughly(CommunicatorThorough, CommunicatorConformance):
+    driver = "gloo"

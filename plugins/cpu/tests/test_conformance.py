@@ -1,0 +1,44 @@
+"""The drivers of this package through the suites of engine-sdk; the operations at every level of processor features."""
+
+import pytest
+
+pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
+pytest.importorskip("engine_cpu", reason="engine-cpu is not installed")
+
+from engine_sdk.conformance import CommunicatorConformance, CommunicatorThorough, OpsConformance, OpsThorough
+
+
+class TestOps(OpsConformance):
+    driver = "cpu"
+
+
+class TestOpsScalar(OpsConformance):
+    driver, options = "cpu", {"level": "scalar"}
+
+
+class TestOpsAvx2(OpsConformance):
+    driver, options = "cpu", {"level": "avx2"}
+
+
+class TestOpsAvx512(OpsConformance):
+    driver, options = "cpu", {"level": "avx512"}
+
+
+class TestOpsAvx512Bf16(OpsConformance):
+    driver, options = "cpu", {"level": "avx512_bf16"}
+
+
+@pytest.mark.xdist_group("communicators")
+class TestShm(CommunicatorConformance):
+    driver = "shm"
+
+
+@pytest.mark.slow
+class TestOpsThoroughly(OpsThorough, OpsConformance):
+    driver = "cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("communicators")
+class TestShmThoroughly(CommunicatorThorough, CommunicatorConformance):
+    driver = "shm"

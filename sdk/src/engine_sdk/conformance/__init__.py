@@ -1,0 +1,70 @@
+"""Conformance suites: one pytest class a point, which an author subclasses in three lines.
+
+    from engine_sdk.conformance import AttentionConformance
+
+    class TestMyAttention(AttentionConformance):
+        driver = "my-attention"
+
+A suite asks the driver's card before each test whether it serves what the test needs, and skips with the card's own
+reason where it does not: what a driver cannot do is said once, on its card. The names here are imported when they are
+first used, so that a suite brings only what it needs (that of evictors, no torch).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+# Before any suite is imported: a failed assertion of a suite then shows its values, as one of a test's own does.
+pytest.register_assert_rewrite(
+    *(f"engine_sdk.conformance.{name}" for name in ("base", "attention", "ops", "communicator"))
+)
+
+if TYPE_CHECKING:
+    from engine_sdk.conformance.attention.suite import AttentionConformance, AttentionThorough
+    from engine_sdk.conformance.base import Conformance
+    from engine_sdk.conformance.communicator.suite import CommunicatorConformance, CommunicatorThorough
+    from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
+
+__all__ = [
+    "SUITES",
+    "AttentionConformance",
+    "AttentionThorough",
+    "CommunicatorConformance",
+    "CommunicatorThorough",
+    "Conformance",
+    "OpsConformance",
+    "OpsThorough",
+]
+
+SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "attention": ("AttentionConformance", "AttentionThorough"),
+        "ops": ("OpsConformance", "OpsThorough"),
+        "communicator": ("CommunicatorConformance", "CommunicatorThorough"),
+    }
+)
+"""For each point that has one, the suite, and the mixin with its long ranges where there is one."""
+
+_HOMES = {
+    "AttentionConformance": "attention.suite",
+    "AttentionThorough": "attention.suite",
+    "CommunicatorConformance": "communicator.suite",
+    "CommunicatorThorough": "communicator.suite",
+    "Conformance": "base",
+    "OpsConformance": "ops.suite",
+    "OpsThorough": "ops.suite",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value

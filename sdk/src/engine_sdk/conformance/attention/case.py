@@ -1,0 +1,309 @@
+"""Ragged batches over a paged pool in which everything that must not be read is NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.interfaces.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionLayer,
+    AttentionNeed,
+    LayerCache,
+)
+from engine.types.kv import KVGroup
+from engine_sdk.conformance.attention.dense import dense, visible
+
+Rows = Sequence[Sequence[int]]
+"""For each row the `kv_index` of its queries, ascending; the last one is the row's last key."""
+TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 5e-3, "bfloat16": 3e-2}
+"""Of the output, by the dtype of queries: relative, and absolute for values about 1."""
+LSE_TOLERANCE = {"float64": 1e-5, "float32": 3e-5, "float16": 5e-3, "bfloat16": 3e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What one kind of layer looks like.
+
+    Args:
+        group_size: query heads for each KV head.
+        blocks: the group's tokens per block, as a multiple of what the card's `tokens_per_page` answers.
+        spare_bytes: of a page, after its layers.
+    """
+
+    kind: str = "full"
+    num_kv_heads: int = 2
+    group_size: int = 2
+    head_size: int = 16
+    block_size: int = 16
+    blocks: int = 1
+    window: int | None = None
+    soft_cap: float | None = None
+    dtype: str = "float32"
+    kv_dtype: str | None = None
+    spare_bytes: int = 64
+
+    def need(self, device: str, rows: Rows = ()) -> AttentionNeed:
+        """What a driver is asked for; with "kv_index" where a row's queries are not contiguous."""
+        gaps = any(list(row) != list(range(row[0], row[-1] + 1)) for row in rows if len(row))
+        return AttentionNeed(
+            kind=self.kind,
+            head_size=self.head_size,
+            num_q_heads=self.num_kv_heads * self.group_size,
+            num_kv_heads=self.num_kv_heads,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype or self.dtype,
+            device=device,
+            block_size=self.block_size,
+            sliding_window=self.window,
+            soft_cap=self.soft_cap,
+            features=frozenset({"kv_index"} if gaps else ()),
+        )
+
+
+NUM_LAYERS = 3
+LAYER = 1
+"""The layer that is tested; those beside it must stay as they are."""
+
+
+class Case:
+    """One step of some rows, each with its keys in a paged pool.
+
+    Args:
+        form: the layer's.
+        rows: see `Rows`.
+        num_decodes: the first rows, of one query each.
+        tokens_per_block: of the group.
+        padding_rows: rows of one token after the others, as a captured step has them; only where all rows decode.
+        padding_tokens: after the last row.
+        bound: how much `seq_lens_bound` says too much.
+        width: columns of the block table; None: two more than are needed.
+        strided: queries, keys and values are views of one projection, as models have them.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        rows: Rows,
+        num_decodes: int,
+        tokens_per_block: int,
+        *,
+        device: str = "cpu",
+        seed: int = 0,
+        padding_rows: int = 0,
+        padding_tokens: int = 0,
+        bound: int = 0,
+        width: int | None = None,
+        strided: bool = False,
+    ) -> None:
+        assert not padding_rows or num_decodes == len(rows)
+        self.form, self.rows, self.device = form, rows, device
+        self.need = form.need(device, rows)
+        self.random = np.random.default_rng(seed)
+        self.dtype: torch.dtype = getattr(torch, form.dtype)
+        self.kv_dtype: torch.dtype = getattr(torch, form.kv_dtype or form.dtype)
+        self.lengths = np.array([row[-1] + 1 for row in rows], np.int32)
+        elements = 2 * form.num_kv_heads * tokens_per_block * form.head_size
+        self.group = KVGroup(
+            index=0,
+            kind=form.kind,  # type: ignore[arg-type]
+            layers=tuple(range(NUM_LAYERS)),
+            num_kv_heads=form.num_kv_heads,
+            head_size=form.head_size,
+            sliding_window=form.window,
+            tokens_per_block=tokens_per_block,
+            layer_bytes=elements * self.kv_dtype.itemsize,
+        )
+        self.layer = AttentionLayer(index=LAYER, group=self.group, need=self.need, scale=form.head_size**-0.5)
+        self._draw_values(strided, padding_rows + padding_tokens)
+        self._lay_out_pages(tokens_per_block, width)
+        self.batch = self._batch(num_decodes, padding_rows, padding_tokens, bound)
+        self.history = self._history()
+
+    # -- numbers -----------------------------------------------------------------------------------------------------
+    def _draw_values(self, strided: bool, padding: int) -> None:
+        """Keys and values of every position; what no query sees is NaN. And this step's queries."""
+        form = self.form
+        self.k: list[np.ndarray] = []
+        self.v: list[np.ndarray] = []
+        self.seen = [
+            visible(np.array(row), int(n), form.window) for row, n in zip(self.rows, self.lengths, strict=True)
+        ]
+        for row, seen in zip(self.rows, self.seen, strict=True):
+            unseen: np.ndarray = np.logical_not(seen.any(axis=0))
+            for values in (self.k, self.v):
+                drawn = self._round(self.random.normal(size=(seen.shape[1], form.num_kv_heads, form.head_size)))
+                drawn[unseen] = np.nan
+                values.append(drawn)
+            assert not unseen[list(row)].any()
+        heads, kv_heads = form.num_kv_heads * form.group_size, form.num_kv_heads
+        self.num_real = sum(len(row) for row in self.rows)
+        tokens = self.num_real + padding
+        fused = self.random.normal(size=(tokens, heads + 2 * kv_heads, form.head_size))
+        for part, values in ((slice(heads, heads + kv_heads), self.k), (slice(heads + kv_heads, None), self.v)):
+            fused[: self.num_real, part] = np.concatenate([x[list(r)] for x, r in zip(values, self.rows, strict=True)])
+        whole = torch.from_numpy(fused).to(self.dtype).to(self.device)
+        parts = torch.split(whole, [heads, kv_heads, kv_heads], dim=1)
+        self.q, self.new_k, self.new_v = parts if strided else (part.contiguous() for part in parts)
+
+    def _round(self, values: np.ndarray) -> np.ndarray:
+        """As they are stored."""
+        rounded: np.ndarray = torch.from_numpy(values).to(self.dtype).to(self.kv_dtype).double().numpy()
+        return rounded
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+    def _lay_out_pages(self, per_block: int, width: int | None) -> None:
+        """Pages in random order. The table names pages full of NaN past each row's end, and where a block has left the
+        window."""
+        blocks = [-(-int(n) // per_block) for n in self.lengths]
+        num_pages = 3 + sum(blocks)
+        free = (self.random.permutation(num_pages - 1) + 1).tolist()
+        self.poison = free.pop()
+        self.full_table = np.full((len(self.rows), width or max(blocks) + 2), self.poison, np.int32)
+        self.table = self.full_table.copy()
+        self.used = {0}
+        for row, count in enumerate(blocks):
+            for block in range(count):
+                page = free.pop()
+                self.used.add(page)
+                self.full_table[row, block] = page
+                if self.seen[row][:, block * per_block : (block + 1) * per_block].any():
+                    self.table[row, block] = page
+        page_bytes = NUM_LAYERS * self.group.layer_bytes + self.form.spare_bytes
+        self.pool = torch.zeros(num_pages, page_bytes, dtype=torch.uint8)
+        self.pool.view(self.kv_dtype).fill_(torch.nan)
+        self.pool = self.pool.to(self.device)
+        self.before = self.pool.clone()
+        start = LAYER * self.group.layer_bytes
+        self.pages = self.pool[:, start : start + self.group.layer_bytes]
+
+    def _slots(self, row: int, positions: Sequence[int]) -> list[int]:
+        per_block = self.group.tokens_per_block
+        return [int(self.full_table[row, p // per_block]) * per_block + p % per_block for p in positions]
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+    def _batch(self, num_decodes: int, padding_rows: int, padding_tokens: int, bound: int) -> AttentionBatch:
+        slots = [slot for r, row in enumerate(self.rows) for slot in self._slots(r, row)]
+        index = [i for row in self.rows for i in row]
+        padding = [0] * (padding_rows + padding_tokens)
+        lengths = np.append(self.lengths, np.ones(padding_rows, np.int32))
+        table = np.concatenate([self.table, np.zeros((padding_rows, self.table.shape[1]), np.int32)])
+        counts = [len(row) for row in self.rows] + [1] * padding_rows
+        bounds = np.append(self.lengths + np.int32(bound), np.ones(padding_rows, np.int32))
+        return self._made(counts, num_decodes + padding_rows, lengths, bounds, table, slots + padding, index + padding)
+
+    def _history(self) -> AttentionBatch:
+        """A step that wrote every position of every row before this one."""
+        slots = [slot for r, n in enumerate(self.lengths) for slot in self._slots(r, range(n))]
+        index = [i for n in self.lengths for i in range(n)]
+        counts = self.lengths.tolist()
+        return self._made(counts, 0, self.lengths, self.lengths.copy(), self.full_table, slots, index)
+
+    def _made(
+        self,
+        counts: list[int],
+        num_decodes: int,
+        lengths: np.ndarray,
+        bounds: np.ndarray,
+        table: np.ndarray,
+        slots: list[int],
+        index: list[int],
+    ) -> AttentionBatch:
+        start = np.cumsum([0, *counts]).astype(np.int32)
+        device = self.device
+        return AttentionBatch(
+            num_rows=len(counts),
+            num_tokens=len(slots),
+            num_decodes=num_decodes,
+            query_start_loc=torch.from_numpy(start.copy()).to(device),
+            query_start_loc_host=start,
+            seq_lens=torch.from_numpy(lengths.astype(np.int32)).to(device),
+            seq_lens_bound=bounds.astype(np.int32),
+            block_table=torch.from_numpy(table.copy()).to(device),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+            kv_index=torch.tensor(index, dtype=torch.int64, device=device),
+        )
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    def write_history(self, body: AttentionBackend) -> LayerCache:
+        """The layer's cache, with all that earlier steps left in it; this step's own places hold NaN."""
+        if self.form.kind == "encoder":
+            return LayerCache(self.new_k[:0], self.new_v[:0])
+        cache = body.cache(self.need, self.group, self.pages)
+        tensors = []
+        for values in (self.k, self.v):
+            parts = [x.copy() for x in values]
+            for part, row in zip(parts, self.rows, strict=True):
+                part[list(row)] = np.nan
+            tensors.append(torch.from_numpy(np.concatenate(parts)).to(self.dtype).to(self.device))
+        body.write(self.layer, tensors[0], tensors[1], cache, body.plan(self.history, self.group))
+        return cache
+
+    def launch(
+        self, body: AttentionBackend, cache: LayerCache, plan: Any, out: torch.Tensor, lse: torch.Tensor
+    ) -> None:
+        """This step's `write` and `forward`."""
+        if self.form.kind != "encoder":
+            body.write(self.layer, self.new_k, self.new_v, cache, plan)
+        body.forward(self.layer, self.q, self.new_k, self.new_v, cache, plan, out, lse)
+
+    def outputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for `forward`: all NaN, so that what is not written shows."""
+        out = torch.full(self.q.shape, torch.nan, dtype=self.dtype, device=self.device)
+        return out, torch.full(self.q.shape[:2], torch.nan, dtype=torch.float32, device=self.device)
+
+    def run(self, body: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
+        """out [T, Hq, D] and lse [T, Hq] of the driver."""
+        cache = self.write_history(body)
+        out, lse = self.outputs()
+        self.launch(body, cache, body.plan(self.batch, self.group), out, lse)
+        return out, lse
+
+    def check(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Compare with the dense oracle; padding has to be finite, and nothing beside the layer's pages changed."""
+        outs, lses = [], []
+        first = 0
+        for r, row in enumerate(self.rows):
+            q = self.q[first : first + len(row)].double().cpu().numpy()
+            found = dense(q, self.k[r], self.v[r], self.seen[r], self.layer.scale, self.form.soft_cap)
+            outs.append(found.out)
+            lses.append(found.lse)
+            first += len(row)
+        tolerance, real = TOLERANCE[self.form.dtype], self.num_real
+        got, got_lse = out.double().cpu().numpy(), lse.double().cpu().numpy()
+        np.testing.assert_allclose(got[:real], np.concatenate(outs), rtol=tolerance, atol=tolerance, err_msg="out")
+        near = LSE_TOLERANCE[self.form.dtype]
+        np.testing.assert_allclose(got_lse[:real], np.concatenate(lses), rtol=near, atol=near, err_msg="lse")
+        assert np.isfinite(got[real:]).all(), "the output of padding tokens is not finite"
+        if self.form.kind != "encoder":
+            self._check_neighbours()
+
+    def _check_neighbours(self) -> None:
+        """Other layers, spare bytes and pages that this step does not own are as they were."""
+        start, stop = LAYER * self.group.layer_bytes, (LAYER + 1) * self.group.layer_bytes
+        assert torch.equal(self.pool[:, :start], self.before[:, :start]), "bytes of the layer before were changed"
+        assert torch.equal(self.pool[:, stop:], self.before[:, stop:]), "bytes after the layer's own were changed"
+        others = [page for page in range(len(self.pool)) if page not in self.used]
+        assert torch.equal(self.pool[others], self.before[others]), "a page of nobody's was written"
+
+
+def whole_rows(form: Form, lengths: Sequence[int], device: str, seed: int = 0, padding: int = 0) -> Case:
+    """A step of an encoder: every row is whole, and each of its tokens sees all of them."""
+    case = Case(
+        replace(form, kind="encoder"), [range(n) for n in lengths], 0, form.block_size, device=device, seed=seed,
+        padding_tokens=padding,
+    )  # fmt: skip
+    case.seen = [np.ones_like(seen) for seen in case.seen]
+    case.group = KVGroup(
+        index=0, kind="encoder", layers=(LAYER,), num_kv_heads=form.num_kv_heads, head_size=form.head_size,
+        sliding_window=None, tokens_per_block=form.block_size, layer_bytes=0,
+    )  # fmt: skip
+    case.layer = AttentionLayer(index=LAYER, group=case.group, need=case.need, scale=case.layer.scale)
+    batch = case.batch
+    case.batch = replace(batch, block_table=batch.block_table[:, :0], slot_mapping=torch.zeros_like(batch.slot_mapping))
+    return case

@@ -1,0 +1,362 @@
+"""The suite of point `attention`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
+from engine_sdk.conformance.attention.case import Case, Form, Rows, whole_rows
+from engine_sdk.conformance.base import Conformance
+from engine_sdk.conformance.contexts import why_not_captured, worker_context
+from engine_sdk.conformance.timing import median_seconds
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+DECODES: Rows = [[0], [15], [16], [37], [5]]
+MIXED: Rows = [[20], [33], range(23), range(17, 40), range(31, 33)]
+"""Two decodes, a whole prompt, a later chunk of one, and a short extend."""
+
+
+class AttentionConformance(Conformance):
+    """Attention against a dense float64 oracle, over a pool in which all that must not be read is NaN."""
+
+    point = "attention"
+    protocol = "AttentionBackend"
+
+    # -- the driver --------------------------------------------------------------------------------------------------
+    @classmethod
+    def needs(cls) -> Sequence[AttentionNeed]:
+        base = Form().need(cls.device)
+        return [
+            base,
+            replace(base, dtype="float64", kv_dtype="float64"),
+            replace(base, kind="sliding", sliding_window=5, soft_cap=20.0),
+            replace(base, kind="encoder", head_size=7),
+            replace(base, features=frozenset({"kv_index"})),
+        ]
+
+    @classmethod
+    def impossible(cls) -> Sequence[AttentionNeed]:
+        base = Form().need(cls.device)
+        return [
+            replace(base, framework="abacus"),
+            replace(base, kind="telepathic"),
+            replace(base, dtype="float3"),
+            replace(base, features=frozenset({"clairvoyance"})),
+        ]
+
+    @classmethod
+    def backend(cls, dtype: str) -> AttentionBackend:
+        """A body for this dtype; made once."""
+        subject = cls.subject()
+        return cls.once(f"body {dtype}", lambda: cls.body()(worker_context(subject, cls.device, dtype)))  # type: ignore[no-any-return]
+
+    @classmethod
+    def case(cls, form: Form, rows: Rows, num_decodes: int, **how: Any) -> Case:
+        """A step of these rows; skipped with the card's reasons where it serves no such layer."""
+        need = form.need(cls.device, rows)
+        cls.require(need)
+        card = cast("type[AttentionCard]", cls.subject().card)
+        per_page = card.tokens_per_page(need)
+        assert isinstance(per_page, int) and per_page > 0, "tokens_per_page is not a number of tokens"
+        return Case(form, rows, num_decodes, per_page * form.blocks, device=cls.device, **how)
+
+    @classmethod
+    def verify(cls, form: Form, rows: Rows, num_decodes: int, **how: Any) -> None:
+        """Run one step and compare it with the oracle."""
+        case = cls.case(form, rows, num_decodes, **how)
+        case.check(*case.run(cls.backend(form.dtype)))
+
+    # -- one property each -------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_decode(self, dtype: str) -> None:
+        """One token a row, rows of different lengths, in blocks that are full, begun and new."""
+        self.verify(Form(dtype=dtype), DECODES, 5)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_prefill(self, dtype: str) -> None:
+        """Whole prompts: each query sees its own key and those before it, and no other."""
+        self.verify(Form(dtype=dtype), [range(1), range(16), range(45)], 0)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_mixed_rows(self, dtype: str) -> None:
+        """Decodes, prompts, chunks of prompts and short extends in one step."""
+        self.verify(Form(dtype=dtype), MIXED, 2)
+
+    @pytest.mark.parametrize("head_size", [32, 64, 80, 96, 128, 256])
+    def test_head_sizes(self, head_size: int) -> None:
+        """Those of models, in each dtype that is served: of each the first."""
+        for dtype in ("bfloat16", "float32", "float16", "float64"):
+            form = Form(head_size=head_size, dtype=dtype)
+            if not self.subject().reasons(form.need(self.device)):
+                return self.verify(form, MIXED, 2)
+        self.require(Form(head_size=head_size).need(self.device))
+
+    @pytest.mark.parametrize(("num_kv_heads", "group_size"), [(1, 1), (4, 1), (1, 4), (2, 7), (3, 2)])
+    def test_grouped_heads(self, num_kv_heads: int, group_size: int) -> None:
+        """Query head h reads KV head h // group_size."""
+        self.verify(Form(num_kv_heads=num_kv_heads, group_size=group_size), MIXED, 2)
+
+    @pytest.mark.parametrize("block_size", [1, 4, 8, 16, 32, 64, 128])
+    def test_block_sizes(self, block_size: int) -> None:
+        """Tables are followed, whatever a block holds."""
+        self.verify(Form(block_size=block_size), MIXED, 2)
+
+    @pytest.mark.parametrize("blocks", [2, 3])
+    def test_blocks_of_smaller_groups(self, blocks: int) -> None:
+        """A group that needs less than the largest has more tokens to a page: a whole multiple."""
+        self.verify(Form(block_size=16, blocks=blocks), MIXED, 2)
+
+    @pytest.mark.parametrize("window", [1, 2, 5, 16, 17, 1000])
+    def test_sliding_window(self, window: int) -> None:
+        """A query sees `window` keys, its own included. Blocks that left it are stale: their pages hold NaN."""
+        self.verify(Form(kind="sliding", window=window), [[40], [3], range(37), range(30, 52)], 2)
+
+    @pytest.mark.parametrize("soft_cap", [0.5, 30.0])
+    def test_soft_cap(self, soft_cap: float) -> None:
+        """Scores become soft_cap * tanh(scores / soft_cap)."""
+        self.verify(Form(soft_cap=soft_cap, head_size=32), MIXED, 2)
+
+    def test_soft_cap_in_a_window(self) -> None:
+        """Both at once."""
+        self.verify(Form(kind="sliding", window=9, soft_cap=2.0), MIXED, 2)
+
+    @pytest.mark.parametrize("window", [None, 6])
+    def test_kv_index(self, window: int | None) -> None:
+        """At some of a row's places: a query sees the keys up to its own place, in the window where there is one."""
+        kind = "full" if window is None else "sliding"
+        self.verify(Form(kind=kind, window=window), [[7], [0, 3, 4, 19], [12, 13, 40], range(5, 9)], 1)
+
+    def test_strided_tensors(self) -> None:
+        """Queries, keys and values are views of one projection, as models cut them."""
+        self.verify(Form(), MIXED, 2, strided=True)
+        self.verify(Form(), DECODES, 5, strided=True)
+
+    def test_padding_rows(self) -> None:
+        """Rows that fill a bucket: one token each, whose key goes to the null page. Their output is finite."""
+        self.verify(Form(), DECODES, 5, padding_rows=3)
+
+    def test_padding_tokens(self) -> None:
+        """Tokens after the last row: their output is finite."""
+        self.verify(Form(), MIXED, 2, padding_tokens=5)
+
+    def test_lengths_that_are_bounded_only(self) -> None:
+        """`seq_lens_bound` may say more than `seq_lens`, which is exact: the host does not know yet what was kept."""
+        self.verify(Form(), DECODES, 5, bound=4)
+        self.verify(Form(), MIXED, 2, bound=19)
+
+    def test_narrower_cache(self) -> None:
+        """Keys and values are rounded to the cache's dtype when they are written."""
+        self.verify(Form(dtype="float32", kv_dtype="bfloat16"), MIXED, 2)
+
+    @pytest.mark.parametrize("length", [700, 3000])
+    def test_long_rows(self, length: int) -> None:
+        """Beyond what one piece of work holds: partial results of pieces are put together."""
+        form = Form(num_kv_heads=1, group_size=2)
+        self.verify(form, [[length], [3], [length // 2 + 1]], 3)
+        self.verify(form, [[length - 5], range(length - 40, length)], 1)
+
+    def test_many_rows(self) -> None:
+        """More rows than cores, of all lengths."""
+        self.verify(Form(), [[7 * i % 61] for i in range(70)], 70)
+
+    def test_large_scores(self) -> None:
+        """Scores in the hundreds neither overflow nor become 0 / 0."""
+        case = self.case(Form(), MIXED, 2)
+        case.q *= 300
+        case.check(*case.run(self.backend("float32")))
+
+    def test_without_lse(self) -> None:
+        """`lse` is optional, and changes nothing."""
+        case = self.case(Form(), MIXED, 2)
+        out, lse = case.run(self.backend("float32"))
+        again = self.case(Form(), MIXED, 2)
+        cache = again.write_history(self.backend("float32"))
+        alone = again.outputs()[0]
+        plan = self.backend("float32").plan(again.batch, again.group)
+        self.backend("float32").write(again.layer, again.new_k, again.new_v, cache, plan)
+        self.backend("float32").forward(again.layer, again.q, again.new_k, again.new_v, cache, plan, alone)
+        case.check(alone, lse)
+        assert torch.equal(alone, out)
+
+    # -- plans -------------------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("window", [None, 9])
+    def test_refilled_plan(self, window: int | None) -> None:
+        """`plan(out=)` gives the same plan back, filled with the new step: longer rows, shorter ones, other pages."""
+        form = Form(kind="full" if window is None else "sliding", window=window)
+        steps: list[Rows] = [[[20], [5], [33]], [[41], [50], [34]], [[2], [6], [80]]]
+        self._refill(form, steps, 3)
+
+    def test_refilled_plan_of_prefills(self) -> None:
+        """The same with several tokens a row."""
+        self._refill(Form(), [[range(8), range(3, 11)], [range(30, 38), range(8)]], 0)
+
+    def _refill(self, form: Form, steps: list[Rows], num_decodes: int) -> None:
+        body, plan = self.backend(form.dtype), None
+        cases = [self.case(form, rows, num_decodes, seed=i, width=8) for i, rows in enumerate(steps)]
+        batch = cases[0].batch
+        for case in cases:
+            cache = case.write_history(body)
+            _copy_into(batch, case.batch)  # the runner's buffers stay where they are, and so must what a plan names
+            refilled = body.plan(batch, case.group, plan)
+            assert plan is None or refilled is plan, "plan(out=) gave another plan"
+            plan = refilled
+            out, lse = case.outputs()
+            case.launch(body, cache, plan, out, lse)
+            case.check(out, lse)
+
+    def test_captured_step(self) -> None:
+        """What the platform records of a step is right for the steps after it, whose rows are longer and elsewhere."""
+        steps: list[Rows] = [[[30], [16], [60], [38], [70]], DECODES, [[1], [2], [90], [16], [0]]]
+        cases = [self.case(Form(), rows, 5, seed=i, width=8) for i, rows in enumerate(steps)]
+        body, first = self.backend("float32"), cases[0]
+        if body.capture_level == "none":
+            pytest.skip("the driver's steps are not captured: its capture_level is none")
+        why_not = why_not_captured(cast("type[AttentionCard]", self.subject().card).captured_by, self.device)
+        if why_not:
+            pytest.skip(why_not)
+        platform = worker_context(self.subject(), self.device).platform
+        assert platform is not None
+        pool, (out, lse) = first.pool, first.outputs()
+        cache = first.write_history(body)
+        plan = body.plan(first.batch, first.group)
+        step = functools.partial(first.launch, body, cache, plan, out, lse)
+        replay = platform.capture(step, "conformance")
+        assert replay is not step, "the platform could not capture the step, though the card names its recorder"
+        for case in cases:
+            case.write_history(body)
+            pool[: len(case.pool)] = case.pool
+            for mine, other in ((first.q, case.q), (first.new_k, case.new_k), (first.new_v, case.new_v)):
+                mine.copy_(other)
+            _copy_into(first.batch, case.batch)
+            assert body.plan(first.batch, first.group, plan) is plan
+            out.fill_(torch.nan)
+            lse.fill_(torch.nan)
+            replay()
+            case.check(out, lse)
+
+    # -- layers that keep nothing ------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_encoder(self, dtype: str) -> None:
+        """Each token of a row sees all of them. There is no cache; `write` is not called."""
+        form = Form(kind="encoder", dtype=dtype)
+        self.require(form.need(self.device))
+        case = whole_rows(form, (5, 1, 17, 40), self.device, padding=3)
+        case.check(*case.run(self.backend(dtype)))
+
+    # -- everything at once ------------------------------------------------------------------------------------------
+    def test_ragged_batches(self) -> None:
+        """Any rows of any form, as hypothesis finds them."""
+        self._ragged(40)
+
+    def _ragged(self, max_examples: int) -> None:
+        self.require(Form().need(self.device))
+
+        @self.hypothesis_settings(max_examples)
+        @given(forms(), batches())
+        def check(form: Form, batch: dict[str, Any]) -> None:
+            for asked in (form, replace(form, dtype="float32")):
+                if not self.subject().reasons(asked.need(self.device, batch["rows"])):
+                    return self.verify(asked, **batch)
+
+        check()
+
+    # -- how fast ----------------------------------------------------------------------------------------------------
+    @classmethod
+    def figure(cls) -> str | None:
+        """Decode steps over long rows: what of the memory's bandwidth is reached."""
+        form = Form(num_kv_heads=4, group_size=2, head_size=64, dtype="bfloat16")
+        if cls.subject().reasons(form.need(cls.device)):
+            return None
+        case = cls.case(form, [[1023]] * 4, 4)
+        body = cls.backend("bfloat16")
+        cache, (out, lse) = case.write_history(body), case.outputs()
+        plan = body.plan(case.batch, case.group)
+        seconds = median_seconds(lambda: case.launch(body, cache, plan, out, lse), cls.device)
+        moved = 4 * 1024 * 4 * 64 * 2 * 2
+        return (
+            f"4 rows of 1,024 keys, 8/4 heads of 64, bfloat16: {seconds * 1e6:,.0f} us, "
+            f"{moved / seconds / 1e9:.2f} GB/s of keys and values"
+        )
+
+
+class AttentionThorough:
+    """Mixed in before the suite: more of everything. Takes minutes.
+
+    class TestMineThoroughly(AttentionThorough, AttentionConformance): ...
+    """
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("window", [None, 33])
+    @pytest.mark.parametrize("head_size", [32, 48, 64, 80, 96, 112, 128, 192, 256])
+    def test_thorough_forms(self: Any, head_size: int, window: int | None, dtype: str) -> None:
+        """Every dtype by head size by window, with grouped heads and blocks of several sizes."""
+        for group_size, block_size in ((1, 16), (4, 32), (7, 64)):
+            form = Form(
+                kind="full" if window is None else "sliding", window=window, head_size=head_size, dtype=dtype,
+                group_size=group_size, block_size=block_size,
+            )  # fmt: skip
+            self.verify(form, [[190], [64], range(130), range(100, 163)], 2)
+
+    def test_thorough_ragged_batches(self: Any) -> None:
+        """Hundreds of them."""
+        self._ragged(600)
+
+
+def forms() -> st.SearchStrategy[Form]:
+    """Layers of any form."""
+
+    def made(window: int | None, **fields: Any) -> Form:
+        return Form(kind="full" if window is None else "sliding", window=window, **fields)
+
+    return st.builds(
+        made,
+        window=st.sampled_from([None, None, 1, 2, 3, 5, 16, 100]),
+        num_kv_heads=st.sampled_from([1, 2, 3]),
+        group_size=st.sampled_from([1, 2, 5]),
+        head_size=st.sampled_from([16, 32, 64, 8, 12]),
+        block_size=st.sampled_from([16, 32, 1, 2, 4, 7]),
+        soft_cap=st.sampled_from([None, None, 0.5, 20.0]),
+        dtype=st.sampled_from(["float64", "float32"]),
+        spare_bytes=st.sampled_from([0, 64]),
+    )
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, Any]:
+    """Decode rows, then rows of any number of queries, contiguous or not."""
+    decodes = [[n] for n in draw(st.lists(st.integers(0, 60), max_size=5))]
+    others: list[Sequence[int]] = []
+    for _ in range(draw(st.integers(0 if decodes else 1, 3))):
+        if draw(st.booleans()):
+            start = draw(st.integers(0, 40))
+            others.append(range(start, start + draw(st.integers(1, 20))))
+        else:
+            others.append(sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=8))))
+    return {
+        "rows": [*decodes, *others],
+        "num_decodes": len(decodes),
+        "seed": draw(st.integers(0, 2**32)),
+        "padding_tokens": draw(st.sampled_from([0, 0, 3])),
+        "bound": draw(st.sampled_from([0, 0, 4])),
+        "strided": draw(st.booleans()),
+    }
+
+
+def _copy_into(batch: Any, other: Any) -> None:
+    """Fill a batch's buffers, of the device and of the host, with another's of the same shapes."""
+    for name, value in vars(batch).items():
+        if isinstance(value, torch.Tensor):
+            value.copy_(getattr(other, name))
+        elif isinstance(value, np.ndarray):
+            value[:] = getattr(other, name)
+        else:
+            assert value == getattr(other, name)

@@ -1,0 +1,82 @@
+"""The contexts that bodies under test are built with: as the engine's own, with a model of no weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.platform import PlatformCard, PlatformNeed
+from engine.plugin import Registry, load_body
+from engine.types.kv import KVLayout
+from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
+from engine.types.start import WorkerStart
+from engine_sdk.conformance.subject import Subject
+
+if TYPE_CHECKING:
+    from engine.interfaces.platform import Platform
+
+
+def worker_start(device: str = "cpu", dtype: str = "float32", **fields: Any) -> WorkerStart:
+    """A start message. fields: replace its own."""
+    model = ModelDescription(
+        architecture="Conformance", dtype=dtype, vocab_size=256, hidden_size=64, num_layers=1, num_q_heads=4,
+        max_model_len=4096, kv_specs=(KVSpec(kind="full", num_kv_heads=2, head_size=16),),
+    )  # fmt: skip
+    given: dict[str, Any] = {
+        "choices": (), "model": model, "dtype": dtype, "device": device, "max_model_len": 4096, "max_num_seqs": 64,
+        "max_num_batched_tokens": 4096, "layout": KVLayout(block_size=16, page_bytes=1 << 16, groups=()),
+        "files": CheckpointFiles(name="conformance", folder="", weights=(), config={}),
+    }  # fmt: skip
+    return WorkerStart(**(given | fields))
+
+
+def worker_context(
+    subject: Subject,
+    device: str = "cpu",
+    dtype: str = "float32",
+    *,
+    registry: Registry | None = None,
+    with_ops: bool = True,
+    **fields: Any,
+) -> WorkerContext:
+    """The context of a body in a worker: with the platform of the device, and the reference operations.
+
+    registry: what is installed; None: look. fields: of the start message.
+    """
+    registry = registry or Registry.discover()
+    start = worker_start(device, dtype, **fields)
+    platform = platform_of(device, start, registry)
+    context = WorkerContext(start=start, platform=platform, device=platform.device, dtype=getattr(torch, dtype))
+    ops = load_body(registry.card(registry.find("ops", "torch")))(context) if with_ops else None
+    return replace(context, ops=ops, options=subject.options)
+
+
+def platform_of(device: str, start: WorkerStart, registry: Registry) -> Platform:
+    """The body of `platform_card_of`."""
+    card = platform_card_of(device, registry)
+    options = None if card.Options is None else card.Options()
+    platform: Platform = load_body(card)(WorkerContext(start=start, options=options))
+    return platform
+
+
+def platform_card_of(device: str, registry: Registry) -> type[PlatformCard]:
+    """The installed platform of highest priority for a device. Raises LookupError where there is none."""
+    cards = [cast("type[PlatformCard]", registry.card(candidate)) for candidate in registry.candidates("platform")]
+    for card in sorted(cards, key=lambda card: -card.priority):
+        if card.unsupported(PlatformNeed()) == [] and card.describe().device.split(":")[0] == device.split(":")[0]:
+            return card
+    raise LookupError(f"no installed platform is for device {device}")
+
+
+def why_not_captured(captured_by: frozenset[str], device: str) -> str:
+    """Why the platform of this device captures no step of a driver whose card names these recorders; "" where it
+    does."""
+    card = platform_card_of(device, Registry.discover())
+    if card.recorder is None:
+        return f"the platform of {device} captures no steps"
+    if card.recorder not in captured_by:
+        return f"the platform of {device} records by '{card.recorder}', which the card's captured_by does not name"
+    return ""

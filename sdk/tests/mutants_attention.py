@@ -1,0 +1,192 @@
+"""Attention drivers with one planted fault each; a class a mutant, whose docstring names the fault."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from heavy_card import Heavy
+from mutant_suites import suites_of
+from plain_attention import Plain
+from plain_cards import NamesNoBody, PlainAttention, ServesEverything, Undecided
+
+from engine.interfaces.attention import AttentionBatch, AttentionLayer, LayerCache
+from engine.types.kv import KVGroup
+from engine_sdk.conformance import AttentionConformance
+
+
+class SeesOneMore(Plain):
+    """off-by-one causal mask: a query sees the key after its own"""
+
+    def seen(self, place: int, layer: AttentionLayer, length: int) -> torch.Tensor:
+        return super().seen(min(place + 1, length - 1), layer, length)
+
+
+class SeesOneLess(Plain):
+    """off-by-one causal mask: a query does not see its own key"""
+
+    def seen(self, place: int, layer: AttentionLayer, length: int) -> torch.Tensor:
+        return super().seen(max(place - 1, 0), layer, length)
+
+
+class IgnoresTable(Plain):
+    """ignored block table: a row's pages are taken to lie one after the other"""
+
+    def table(self, batch: AttentionBatch) -> torch.Tensor:
+        first = batch.block_table[:, :1]
+        return first + torch.arange(batch.block_table.shape[1], dtype=torch.int32)
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        plan.table = plan.table % max(1, len(cache.k)) if layer.group.kind != "encoder" else plan.table
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+
+
+class WindowOffByOne(Plain):
+    """sliding window one key too wide"""
+
+    def seen(self, place: int, layer: AttentionLayer, length: int) -> torch.Tensor:
+        window = layer.need.sliding_window
+        return torch.arange(0 if window is None else max(0, place - window), place + 1)
+
+
+class NoSoftCap(Plain):
+    """soft cap left out"""
+
+    def capped(self, scores: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        return scores
+
+
+class LseInBase2(Plain):
+    """lse in base 2"""
+
+    def logarithm(self, total: torch.Tensor) -> torch.Tensor:
+        return total / math.log(2)
+
+
+class ReadsHiddenPages(Plain):
+    """what is not seen is read with weight 0, so that stale pages and NaN in them spoil the sum"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+        if layer.group.kind == "encoder":
+            return
+        for token, row, place in plan.queries:
+            size = layer.group.tokens_per_block
+            block = cache.v[plan.table[row, place // size].long()]
+            out[token] += (block * 0).sum().to(out.dtype)
+
+
+class IgnoresKvIndex(Plain):
+    """kv_index ignored: a row's queries are taken to be its last keys"""
+
+    def place(self, batch: AttentionBatch, row: int, token: int) -> int:
+        return int(batch.seq_lens[row]) - int(batch.query_start_loc[row + 1]) + token
+
+
+class KeepsOldLengths(Plain):
+    """plan(out=) keeps the lengths and places of the first step"""
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        if out is None:
+            return super().plan(batch, group)
+        queries = out.queries
+        super().plan(batch, group, out)
+        out.queries = queries
+        return out
+
+
+class KeepsOldTable(Plain):
+    """plan(out=) keeps a copy of the first step's block table"""
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        table = None if out is None else out.table
+        plan = super().plan(batch, group, out)
+        plan.table = batch.block_table.clone() if table is None else table
+        return plan
+
+
+class MakesNewPlan(Plain):
+    """plan(out=) allocates another plan"""
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        return super().plan(batch, group)
+
+
+class TrustsBound(Plain):
+    """the bound of the lengths is taken for the lengths: decodes see keys past their row"""
+
+    def place(self, batch: AttentionBatch, row: int, token: int) -> int:
+        decode = batch.query_start_loc_host[row + 1] - batch.query_start_loc_host[row] == 1
+        return int(batch.seq_lens_bound[row]) - 1 if decode else super().place(batch, row, token)
+
+
+class WrongGroups(Plain):
+    """query heads are dealt to KV heads in turn, not in groups"""
+
+    def repeated(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        return x.repeat(1, times, 1)
+
+
+class NoScale(Plain):
+    """scores are scaled by a constant of its own"""
+
+    def capped(self, scores: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        return super().capped(scores / layer.scale * 0.25, layer) if layer.group.head_size != 16 else scores
+
+
+class LeavesPadding(Plain):
+    """the output of padding is not written"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        kept = out.clone()
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+        real = plan.queries[-1][0] + 1
+        out[real:] = kept[real:]
+
+
+class WritesPastLayer(Plain):
+    """keys are written into the layer after this one too"""
+
+    def write(self, layer: AttentionLayer, k: Any, v: Any, cache: LayerCache, plan: Any) -> None:
+        super().write(layer, k, v, cache, plan)
+        beside = cache.v.as_strided(cache.v.shape, cache.v.stride(), cache.v.storage_offset() + cache.v[0].numel())
+        beside[plan.slots // layer.group.tokens_per_block, 0] = 0
+
+
+class SeesThePast(Plain):
+    """layers that keep nothing: a token sees those before it alone"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        if layer.group.kind != "encoder":
+            return super().forward(layer, q, k, v, cache, plan, out, lse)
+        for index, (token, row, _) in enumerate(plan.queries):
+            upto = type(plan)()
+            upto.queries = [query for query in plan.queries[: index + 1] if query[1] == row]
+            part, total = out.clone(), None if lse is None else lse.clone()
+            super().forward(layer, q, k, v, cache, upto, part, total)
+            out[token] = part[token]
+            if lse is not None and total is not None:
+                lse[token] = total[token]
+        out[plan.queries[-1][0] + 1 :] = 0
+
+
+class AssumesDense(Plain):
+    """queries are read as if they were contiguous, whatever their strides"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        q = q.as_strided(q.shape, torch.empty(q.shape).stride(), q.storage_offset())
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+
+
+MUTANTS = [
+    SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, ReadsHiddenPages, IgnoresKvIndex,
+    KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound, WrongGroups, NoScale, LeavesPadding, WritesPastLayer,
+    SeesThePast, AssumesDense, ServesEverything, Undecided, NamesNoBody, Heavy,
+]  # fmt: skip
+
+globals().update(suites_of(AttentionConformance, PlainAttention, MUTANTS))
+
+
+class TestUnbroken(AttentionConformance):
+    card = PlainAttention

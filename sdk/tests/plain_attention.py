@@ -1,0 +1,110 @@
+"""A second attention driver, written to be broken: right as it stands, each mutant below with one planted fault.
+
+One token after another, in float64, straight from the cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
+from engine.types.kv import KVGroup
+
+
+class PlainPlan:
+    """Where each token goes, and which row and place each query has."""
+
+    def __init__(self) -> None:
+        self.slots = torch.empty(0)
+        self.queries: list[tuple[int, int, int]] = []
+        self.table = torch.empty(0)
+        self.lengths: list[int] = []
+
+
+class Plain:
+    """See `engine.interfaces.attention.AttentionBackend`."""
+
+    capture_level = "none"
+
+    def __init__(self, context: Any) -> None:
+        del context
+
+    def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
+        dtype = getattr(torch, need.kv_dtype)
+        shape = (2, group.tokens_per_block, group.num_kv_heads, group.head_size)
+        both = pages[:, : 2 * shape[1] * shape[2] * shape[3] * dtype.itemsize].view(dtype).unflatten(1, shape)
+        return LayerCache(both[:, 0], both[:, 1])
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        plan = PlainPlan() if out is None else out
+        plan.slots = batch.slot_mapping
+        plan.table = self.table(batch)
+        plan.lengths = batch.seq_lens.tolist()
+        plan.queries = []
+        start = batch.query_start_loc_host
+        for row in range(batch.num_rows):
+            for token in range(start[row], start[row + 1]):
+                plan.queries.append((token, row, self.place(batch, row, token)))
+        return plan
+
+    def table(self, batch: AttentionBatch) -> torch.Tensor:
+        return batch.block_table
+
+    def place(self, batch: AttentionBatch, row: int, token: int) -> int:
+        return int(batch.kv_index[token])
+
+    def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: Any) -> None:
+        size = layer.group.tokens_per_block
+        page, offset = plan.slots // size, plan.slots % size
+        cache.k[page, offset] = k.to(cache.k.dtype)
+        cache.v[page, offset] = v.to(cache.v.dtype)
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: LayerCache,
+        plan: Any,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        out.zero_()
+        if lse is not None:
+            lse.zero_()
+        for token, row, place in plan.queries:
+            if layer.group.kind == "encoder":
+                own = [t for t, r, _ in plan.queries if r == row]
+                keys, values = k[own].double(), v[own].double()
+            else:
+                seen = self.seen(place, layer, plan.lengths[row])
+                size = layer.group.tokens_per_block
+                pages = plan.table[row, seen // size].long()
+                keys, values = (x[pages, self.offsets(seen, size)].double() for x in cache)
+            repeat = q.shape[1] // keys.shape[1]
+            keys, values = (self.repeated(x, repeat) for x in (keys, values))
+            scores = self.capped(torch.einsum("hd,shd->hs", q[token].double(), keys) * layer.scale, layer)
+            weights, total = torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1)
+            out[token] = torch.einsum("hs,shd->hd", weights, values).to(out.dtype)
+            if lse is not None:
+                lse[token] = self.logarithm(total)
+
+    def seen(self, place: int, layer: AttentionLayer, length: int) -> torch.Tensor:
+        window = layer.need.sliding_window
+        return torch.arange(0 if window is None else max(0, place - window + 1), place + 1)
+
+    def offsets(self, seen: torch.Tensor, size: int) -> torch.Tensor:
+        return seen % size
+
+    def repeated(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        return x.repeat_interleave(times, dim=1)
+
+    def capped(self, scores: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        cap = layer.need.soft_cap
+        return scores if cap is None else cap * torch.tanh(scores / cap)
+
+    def logarithm(self, total: torch.Tensor) -> torch.Tensor:
+        return total

@@ -1,0 +1,50 @@
+"""Cards of the drivers that are written to be broken. Light, as cards are; some are faulty themselves."""
+
+from __future__ import annotations
+
+from engine.interfaces.attention import AttentionCard, AttentionNeed
+
+
+class PlainAttention(AttentionCard):
+    """Attention, one token after another."""
+
+    framework = "torch"
+    kinds = frozenset({"full", "sliding", "encoder"})
+    body = "plain_attention:Plain"
+
+    @classmethod
+    def unsupported(cls, need: AttentionNeed) -> list[str]:
+        reasons = []
+        if need.kind not in cls.kinds:
+            reasons.append(f"layers of kind {need.kind} are not served")
+        if need.dtype not in ("float64", "float32", "bfloat16", "float16"):
+            reasons.append(f"dtype {need.dtype} is not served")
+        if need.framework != "torch":
+            reasons.append(f"it computes with torch, not with {need.framework}")
+        reasons += [f"feature {feature} is not served" for feature in sorted(need.features - {"kv_index"})]
+        return reasons
+
+
+class ServesEverything(PlainAttention):
+    """the card claims to serve whatever it is asked for"""
+
+    @classmethod
+    def unsupported(cls, need: AttentionNeed) -> list[str]:
+        return []
+
+
+class Undecided(PlainAttention):
+    """the card answers differently when it is asked again"""
+
+    asked = 0
+
+    @classmethod
+    def unsupported(cls, need: AttentionNeed) -> list[str]:
+        cls.asked += 1
+        return [f"asked {cls.asked} times"] if need.head_size == 7 else super().unsupported(need)
+
+
+class NamesNoBody(PlainAttention):
+    """the card names a body that is not there"""
+
+    body = "plain_attention:Missing"
