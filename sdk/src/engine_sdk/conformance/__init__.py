@@ -20,15 +20,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 # Before any suite is imported: a failed assertion of a suite then shows its values, as one of a test's own does.
-pytest.register_assert_rewrite(
-    *(f"engine_sdk.conformance.{name}" for name in ("base", "attention", "ops", "communicator"))
-)
+_TESTING = ("base", "attention", "ops", "communicator", "evictor", "drafter", "scheduling_policy", "router")
+pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
 if TYPE_CHECKING:
     from engine_sdk.conformance.attention.suite import AttentionConformance, AttentionThorough
     from engine_sdk.conformance.base import Conformance
     from engine_sdk.conformance.communicator.suite import CommunicatorConformance, CommunicatorThorough
+    from engine_sdk.conformance.drafter import DrafterConformance
+    from engine_sdk.conformance.evictor import EvictorConformance
     from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
+    from engine_sdk.conformance.router import RouterConformance
+    from engine_sdk.conformance.scheduling_policy import SchedulingPolicyConformance
 
 __all__ = [
     "SUITES",
@@ -37,8 +40,12 @@ __all__ = [
     "CommunicatorConformance",
     "CommunicatorThorough",
     "Conformance",
+    "DrafterConformance",
+    "EvictorConformance",
     "OpsConformance",
     "OpsThorough",
+    "RouterConformance",
+    "SchedulingPolicyConformance",
 ]
 
 SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -46,6 +53,10 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "attention": ("AttentionConformance", "AttentionThorough"),
         "ops": ("OpsConformance", "OpsThorough"),
         "communicator": ("CommunicatorConformance", "CommunicatorThorough"),
+        "evictor": ("EvictorConformance",),
+        "drafter": ("DrafterConformance",),
+        "scheduling_policy": ("SchedulingPolicyConformance",),
+        "router": ("RouterConformance",),
     }
 )
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
@@ -56,8 +67,12 @@ _HOMES = {
     "CommunicatorConformance": "communicator.suite",
     "CommunicatorThorough": "communicator.suite",
     "Conformance": "base",
+    "DrafterConformance": "drafter",
+    "EvictorConformance": "evictor",
     "OpsConformance": "ops.suite",
     "OpsThorough": "ops.suite",
+    "RouterConformance": "router",
+    "SchedulingPolicyConformance": "scheduling_policy",
 }
 
 
