@@ -179,10 +179,43 @@ class AssumesDense(Plain):
         super().forward(layer, q, k, v, cache, plan, out, lse)
 
 
+class NoSinks(Plain):
+    """sinks ignored"""
+
+    def with_sink(self, scores: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        return scores
+
+
+class ScaledSinks(Plain):
+    """sinks are scaled as other scores are"""
+
+    def with_sink(self, scores: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        if layer.sinks is None:
+            return scores
+        return torch.cat([scores, layer.sinks.double()[:, None] * layer.scale], dim=1)
+
+
+class NoSlopes(Plain):
+    """ALiBi's slopes ignored"""
+
+    def sloped(self, scores: torch.Tensor, distance: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        return scores
+
+
+class SlopesToOneSide(Plain):
+    """ALiBi takes nothing from keys after the query, in layers that see them"""
+
+    def sloped(self, scores: torch.Tensor, distance: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        place = int(distance.argmin())
+        late = torch.arange(len(distance)) > place
+        return super().sloped(scores, distance.masked_fill(late, 0), layer)
+
+
 MUTANTS = [
     SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, ReadsHiddenPages, IgnoresKvIndex,
     KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound, WrongGroups, NoScale, LeavesPadding, WritesPastLayer,
-    SeesThePast, AssumesDense, ServesEverything, Undecided, NamesNoBody, Heavy,
+    SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes, SlopesToOneSide, ServesEverything, Undecided,
+    NamesNoBody, Heavy,
 ]  # fmt: skip
 
 globals().update(suites_of(AttentionConformance, PlainAttention, MUTANTS))

@@ -86,9 +86,12 @@ class Plain:
                 keys, values = (x[pages, self.offsets(seen, size)].double() for x in cache)
             repeat = q.shape[1] // keys.shape[1]
             keys, values = (self.repeated(x, repeat) for x in (keys, values))
+            places = torch.arange(len(own)) if layer.group.kind == "encoder" else seen
             scores = self.capped(torch.einsum("hd,shd->hs", q[token].double(), keys) * layer.scale, layer)
+            scores = self.sloped(scores, (place - places).abs(), layer)
+            scores = self.with_sink(scores, layer)
             weights, total = torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1)
-            out[token] = torch.einsum("hs,shd->hd", weights, values).to(out.dtype)
+            out[token] = torch.einsum("hs,shd->hd", weights[:, : len(values)], values).to(out.dtype)
             if lse is not None:
                 lse[token] = self.logarithm(total)
 
@@ -105,6 +108,13 @@ class Plain:
     def capped(self, scores: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
         cap = layer.need.soft_cap
         return scores if cap is None else cap * torch.tanh(scores / cap)
+
+    def sloped(self, scores: torch.Tensor, distance: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        slopes = layer.alibi_slopes
+        return scores if slopes is None else scores - slopes.double()[:, None] * distance
+
+    def with_sink(self, scores: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        return scores if layer.sinks is None else torch.cat([scores, layer.sinks.double()[:, None]], dim=1)
 
     def logarithm(self, total: torch.Tensor) -> torch.Tensor:
         return total

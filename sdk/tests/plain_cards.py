@@ -21,7 +21,9 @@ class PlainAttention(AttentionCard):
             reasons.append(f"dtype {need.dtype} is not served")
         if need.framework != "torch":
             reasons.append(f"it computes with torch, not with {need.framework}")
-        reasons += [f"feature {feature} is not served" for feature in sorted(need.features - {"kv_index"})]
+        reasons += [
+            f"feature {feature} is not served" for feature in sorted(need.features - {"kv_index", "sinks", "alibi"})
+        ]
         return reasons
 
 

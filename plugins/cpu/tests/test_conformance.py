@@ -5,7 +5,34 @@ import pytest
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 pytest.importorskip("engine_cpu", reason="engine-cpu is not installed")
 
-from engine_sdk.conformance import CommunicatorConformance, CommunicatorThorough, OpsConformance, OpsThorough
+from engine_sdk.conformance import (
+    AttentionConformance,
+    AttentionThorough,
+    CommunicatorConformance,
+    CommunicatorThorough,
+    OpsConformance,
+    OpsThorough,
+)
+
+
+class TestAttention(AttentionConformance):
+    driver = "cpu"
+
+
+class TestAttentionScalar(AttentionConformance):
+    driver, options = "cpu", {"level": "scalar"}
+
+
+class TestAttentionAvx2(AttentionConformance):
+    driver, options = "cpu", {"level": "avx2"}
+
+
+class TestAttentionAvx512(AttentionConformance):
+    driver, options = "cpu", {"level": "avx512"}
+
+
+class TestAttentionAvx512Bf16(AttentionConformance):
+    driver, options = "cpu", {"level": "avx512_bf16"}
 
 
 class TestOps(OpsConformance):
@@ -31,6 +58,11 @@ class TestOpsAvx512Bf16(OpsConformance):
 @pytest.mark.xdist_group("communicators")
 class TestShm(CommunicatorConformance):
     driver = "shm"
+
+
+@pytest.mark.slow
+class TestAttentionThoroughly(AttentionThorough, AttentionConformance):
+    driver = "cpu"
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from pydantic import BaseModel
 
 from engine.plugin import POINTS, Card
+from engine.types.errors import ConfigError
 from engine_sdk.conformance.subject import Subject
 
 CARD_SECONDS = 0.02
@@ -182,6 +183,24 @@ class Conformance:
     def body(cls) -> type:
         """The class that does the work."""
         return cls.subject().body()
+
+    @classmethod
+    def built(cls, context: Callable[[], Any], key: str) -> Any:
+        """A body with this context, made once for each key; the test is skipped where the body refuses options that
+        the suite names, because this machine has not got what they ask for."""
+
+        def build() -> Any:
+            try:
+                return cls.body()(context())
+            except ConfigError as error:
+                if not cls.options:
+                    raise
+                return error
+
+        found = cls.once(f"body {key}", build)
+        if isinstance(found, ConfigError):
+            pytest.skip(str(found))
+        return found
 
     def test_body_has_the_interface(self) -> None:
         """Each method is there and takes the interface's arguments, by place and by name."""

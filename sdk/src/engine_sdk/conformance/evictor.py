@@ -1,4 +1,4 @@
-"""The suite of point `evictor`: any sequence of calls, as hypothesis finds them, against what the interface promises."""
+"""The suite of point `evictor`: any sequence of calls, as hypothesis finds them, against the interface's promises."""
 
 from __future__ import annotations
 
@@ -232,8 +232,6 @@ def _commit(evictor: Evictor, chain: list[int]) -> None:
 
 def _given(evictor: Evictor, n: int) -> list[int]:
     victims: Any = evictor.victims(n, 0)
-    assert isinstance(victims, np.ndarray) and victims.dtype == np.int32, (
-        f"victims are {type(victims)}, not int32 arrays"
-    )
+    assert isinstance(victims, np.ndarray) and victims.dtype == np.int32, "victims are no int32 array"
     pages: list[int] = victims.tolist()
     return pages

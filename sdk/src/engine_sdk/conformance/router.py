@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,7 +39,7 @@ class RouterConformance(Conformance):
         router, random = self.make(num_ranks), np.random.default_rng(num_ranks)
         for turn in range(300):
             living = sorted(random.choice(num_ranks, random.integers(2, num_ranks + 1), replace=False).tolist())
-            ranks = [RankLoad(r, *random.integers(0, 65, 2).tolist(), float(random.random())) for r in living]
+            ranks = [_load(r, random, 65) for r in living]
             siblings = requests_of(turn, int(random.integers(1, 300)), int(random.choice([1, 1, 3])))
             before = [request.prompt_token_ids[:] for request in siblings], copy.deepcopy(ranks)
             chosen = router.route(siblings, ranks)
@@ -53,7 +54,7 @@ class RouterConformance(Conformance):
         """Two routers that hear the same decide the same."""
         routers, random = [self.make(4), self.make(4)], np.random.default_rng(3)
         for turn in range(100):
-            ranks = [RankLoad(r, *random.integers(0, 9, 2).tolist(), float(random.random())) for r in range(4)]
+            ranks = [_load(r, random, 9) for r in range(4)]
             request = requests_of(turn % 7, 100, 1)
             first, second = (router.route(request, ranks) for router in routers)
             assert first == second
@@ -94,8 +95,13 @@ class RouterConformance(Conformance):
             return None
         router, ranks = cls.make(8), [RankLoad(r, r, r, 0.1 * r) for r in range(8)]
         short, long = requests_of(1, 500, 1), requests_of(2, 20_000, 1)
-        times = [median_seconds(lambda given=given: router.route(given, ranks)) for given in (short, long)]
+        times = [median_seconds(functools.partial(router.route, given, ranks)) for given in (short, long)]
         return f"8 ranks, a prompt of 500 tokens: {times[0] * 1e6:.0f} us, of 20,000: {times[1] * 1e6:,.0f} us"
+
+
+def _load(rank: int, random: np.random.Generator, most: int) -> RankLoad:
+    running, waiting = random.integers(0, most, 2).tolist()
+    return RankLoad(rank, running, waiting, float(random.random()))
 
 
 def requests_of(seed: int, length: int, siblings: int) -> list[EngineRequest]:

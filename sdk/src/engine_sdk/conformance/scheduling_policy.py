@@ -151,8 +151,8 @@ class SchedulingPolicyConformance(Conformance):
                 looks[n].append((_looks(requests) - before) / 20)
             before, kept = _looks(requests), list(queue)
             listed = _looks(requests) - before
-            for request in kept[len(kept) // 2 :][:20]:
-                queue.remove(request)
+            for waiting in kept[len(kept) // 2 :][:20]:
+                queue.remove(waiting)
             looks[n].append((_looks(requests) - before - listed) / 20)
         for name, few, many in zip(("peek", "push_front and pop", "pop", "remove"), *looks.values(), strict=True):
             allowed = 4 * (few + 1) + 8 * math.log2(12_800)

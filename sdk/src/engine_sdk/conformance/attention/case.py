@@ -17,7 +17,7 @@ from engine.interfaces.attention import (
     LayerCache,
 )
 from engine.types.kv import KVGroup
-from engine_sdk.conformance.attention.dense import dense, visible
+from engine_sdk.conformance.attention.dense import Extras, dense, visible
 
 Rows = Sequence[Sequence[int]]
 """For each row the `kv_index` of its queries, ascending; the last one is the row's last key."""
@@ -47,9 +47,12 @@ class Form:
     dtype: str = "float32"
     kv_dtype: str | None = None
     spare_bytes: int = 64
+    sinks: bool = False
+    alibi: bool = False
 
     def need(self, device: str, rows: Rows = ()) -> AttentionNeed:
         """What a driver is asked for; with "kv_index" where a row's queries are not contiguous."""
+        features = {name for name, there in (("sinks", self.sinks), ("alibi", self.alibi)) if there}
         gaps = any(list(row) != list(range(row[0], row[-1] + 1)) for row in rows if len(row))
         return AttentionNeed(
             kind=self.kind,
@@ -62,7 +65,7 @@ class Form:
             block_size=self.block_size,
             sliding_window=self.window,
             soft_cap=self.soft_cap,
-            features=frozenset({"kv_index"} if gaps else ()),
+            features=frozenset(features | ({"kv_index"} if gaps else set())),
         )
 
 
@@ -119,7 +122,22 @@ class Case:
             tokens_per_block=tokens_per_block,
             layer_bytes=elements * self.kv_dtype.itemsize,
         )
-        self.layer = AttentionLayer(index=LAYER, group=self.group, need=self.need, scale=form.head_size**-0.5)
+        heads = self.need.num_q_heads
+        sinks = torch.from_numpy(self.random.normal(size=heads)).float() if form.sinks else None
+        slopes = (2.0 ** -torch.arange(1, heads + 1)).float() if form.alibi else None
+        self.extras = Extras(
+            form.soft_cap,
+            None if slopes is None else slopes.double().numpy(),
+            None if sinks is None else sinks.double().numpy(),
+        )
+        self.layer = AttentionLayer(
+            index=LAYER,
+            group=self.group,
+            need=self.need,
+            scale=form.head_size**-0.5,
+            sinks=None if sinks is None else sinks.to(device),
+            alibi_slopes=None if slopes is None else slopes.to(device),
+        )
         self._draw_values(strided, padding_rows + padding_tokens)
         self._lay_out_pages(tokens_per_block, width)
         self.batch = self._batch(num_decodes, padding_rows, padding_tokens, bound)
@@ -270,7 +288,8 @@ class Case:
         first = 0
         for r, row in enumerate(self.rows):
             q = self.q[first : first + len(row)].double().cpu().numpy()
-            found = dense(q, self.k[r], self.v[r], self.seen[r], self.layer.scale, self.form.soft_cap)
+            places = np.array(row)
+            found = dense(q, self.k[r], self.v[r], places, self.seen[r], self.layer.scale, self.extras)
             outs.append(found.out)
             lses.append(found.lse)
             first += len(row)
@@ -303,7 +322,7 @@ def whole_rows(form: Form, lengths: Sequence[int], device: str, seed: int = 0, p
         index=0, kind="encoder", layers=(LAYER,), num_kv_heads=form.num_kv_heads, head_size=form.head_size,
         sliding_window=None, tokens_per_block=form.block_size, layer_bytes=0,
     )  # fmt: skip
-    case.layer = AttentionLayer(index=LAYER, group=case.group, need=case.need, scale=case.layer.scale)
+    case.layer = replace(case.layer, group=case.group)
     batch = case.batch
     case.batch = replace(batch, block_table=batch.block_table[:, :0], slot_mapping=torch.zeros_like(batch.slot_mapping))
     return case

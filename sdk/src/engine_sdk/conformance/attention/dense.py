@@ -14,22 +14,43 @@ class DenseResult(NamedTuple):
     lse: np.ndarray
 
 
+class Extras(NamedTuple):
+    """What scores may have beyond their scale.
+
+    Args:
+        soft_cap: scores become soft_cap * tanh(scores / soft_cap).
+        slopes: float64 [Hq]; slope * distance is taken away from a score, after the cap.
+        sinks: float64 [Hq]; one more score for each head, of a key whose value is 0.
+    """
+
+    soft_cap: float | None = None
+    slopes: np.ndarray | None = None
+    sinks: np.ndarray | None = None
+
+
 def dense(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, scale: float, soft_cap: float | None
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, places: np.ndarray, seen: np.ndarray, scale: float, extras: Extras
 ) -> DenseResult:
     """One row.
 
     Args:
         q: float64 [n, Hq, D].
         k, v: float64 [S, Hkv, D]; what no query sees may be NaN.
+        places: int [n]; of each query among the keys.
         seen: bool [n, S].
     """
     used: np.ndarray = np.asarray(seen.any(axis=0))
     k, v = (np.where(used[:, None, None], x, 0).repeat(q.shape[1] // x.shape[1], axis=1) for x in (k, v))
     scores = np.einsum("nhd,shd->nhs", q, k) * scale
-    if soft_cap is not None:
-        scores = soft_cap * np.tanh(scores / soft_cap)
+    if extras.soft_cap is not None:
+        scores = extras.soft_cap * np.tanh(scores / extras.soft_cap)
+    if extras.slopes is not None:
+        distance = np.abs(places[:, None] - np.arange(len(k)))
+        scores = scores - extras.slopes[:, None] * distance[:, None]
     scores = np.where(seen[:, None], scores, -np.inf)
+    if extras.sinks is not None:
+        sink = np.broadcast_to(extras.sinks[:, None], (*scores.shape[:2], 1))
+        scores, v = np.concatenate([scores, sink], axis=-1), np.concatenate([v, np.zeros_like(v[:1])])
     top = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - top)
     total = weights.sum(axis=-1, keepdims=True)

@@ -56,8 +56,7 @@ class AttentionConformance(Conformance):
     @classmethod
     def backend(cls, dtype: str) -> AttentionBackend:
         """A body for this dtype; made once."""
-        subject = cls.subject()
-        return cls.once(f"body {dtype}", lambda: cls.body()(worker_context(subject, cls.device, dtype)))  # type: ignore[no-any-return]
+        return cls.built(lambda: worker_context(cls.subject(), cls.device, dtype), dtype)  # type: ignore[no-any-return]
 
     @classmethod
     def case(cls, form: Form, rows: Rows, num_decodes: int, **how: Any) -> Case:
@@ -128,6 +127,22 @@ class AttentionConformance(Conformance):
     def test_soft_cap_in_a_window(self) -> None:
         """Both at once."""
         self.verify(Form(kind="sliding", window=9, soft_cap=2.0), MIXED, 2)
+
+    @pytest.mark.parametrize("window", [None, 6])
+    def test_sinks(self, window: int | None) -> None:
+        """One more score for each head, neither scaled nor capped, whose weight goes to nobody; lse counts it."""
+        kind = "full" if window is None else "sliding"
+        for soft_cap in (None, 2.0):
+            self.verify(Form(kind=kind, window=window, soft_cap=soft_cap, sinks=True), MIXED, 2)
+        self.verify(Form(kind=kind, window=window, sinks=True), [[500], [3], [40]], 3)
+
+    @pytest.mark.parametrize("window", [None, 6])
+    def test_alibi(self, window: int | None) -> None:
+        """Scores fall with the distance of the key, by a slope of each head's own, after the soft cap."""
+        kind = "full" if window is None else "sliding"
+        for soft_cap in (None, 0.5):
+            self.verify(Form(kind=kind, window=window, soft_cap=soft_cap, alibi=True), MIXED, 2)
+        self.verify(Form(kind=kind, window=window, alibi=True, sinks=True), [[500], [3], [40]], 3)
 
     @pytest.mark.parametrize("window", [None, 6])
     def test_kv_index(self, window: int | None) -> None:
@@ -252,6 +267,13 @@ class AttentionConformance(Conformance):
         case = whole_rows(form, (5, 1, 17, 40), self.device, padding=3)
         case.check(*case.run(self.backend(dtype)))
 
+    def test_encoder_with_everything(self) -> None:
+        """Soft cap, sinks, and slopes by the distance to both sides."""
+        form = Form(kind="encoder", soft_cap=2.0, sinks=True, alibi=True)
+        self.require(form.need(self.device))
+        case = whole_rows(form, (9, 1, 33), self.device)
+        case.check(*case.run(self.backend("float32")))
+
     # -- everything at once ------------------------------------------------------------------------------------------
     def test_ragged_batches(self) -> None:
         """Any rows of any form, as hypothesis finds them."""
@@ -263,7 +285,8 @@ class AttentionConformance(Conformance):
         @self.hypothesis_settings(max_examples)
         @given(forms(), batches())
         def check(form: Form, batch: dict[str, Any]) -> None:
-            for asked in (form, replace(form, dtype="float32")):
+            plainer = replace(form, dtype="float32")
+            for asked in (form, plainer, replace(plainer, sinks=False, alibi=False)):
                 if not self.subject().reasons(asked.need(self.device, batch["rows"])):
                     return self.verify(asked, **batch)
 
@@ -326,6 +349,8 @@ def forms() -> st.SearchStrategy[Form]:
         block_size=st.sampled_from([16, 32, 1, 2, 4, 7]),
         soft_cap=st.sampled_from([None, None, 0.5, 20.0]),
         dtype=st.sampled_from(["float64", "float32"]),
+        sinks=st.sampled_from([False, False, True]),
+        alibi=st.sampled_from([False, False, True]),
         spare_bytes=st.sampled_from([0, 64]),
     )
 

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
-import pytest
 import torch
 
 from engine.interfaces.ops import OpsCard, OpsNeed
-from engine.types.errors import ConfigError
 from engine_sdk.conformance.base import Conformance
 from engine_sdk.conformance.contexts import worker_context
 
@@ -49,20 +47,8 @@ class OpsSubject(Conformance):
 
     @classmethod
     def operations(cls, dtype: str) -> Any:
-        """The body; made once for each dtype. Skipped where it refuses the options that the suite names."""
-
-        def build() -> Any:
-            try:
-                return cls.body()(worker_context(cls.subject(), cls.device, dtype))
-            except ConfigError as error:
-                if not cls.options:
-                    raise
-                return error
-
-        found = cls.once(f"body {dtype}", build)
-        if isinstance(found, ConfigError):
-            pytest.skip(str(found))
-        return found
+        """The body; made once for each dtype."""
+        return cls.built(lambda: worker_context(cls.subject(), cls.device, dtype), dtype)
 
     @classmethod
     def operation(cls, name: str, dtype: str) -> Callable[..., Any]:
