@@ -25,6 +25,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("engine.cli.config:Config", "print every setting, and where it was set"),
     "bench": ("engine.cli.bench:Bench", "measure latency, throughput, serving under load, or the scheduler alone"),
     "plugins": ("engine.cli.plugins:Plugins", "list points, drivers, where they come from, and what is configured"),
+    "plugins doctor": ("engine.cli.doctor:Doctor", "look for plugins that are broken, duplicate, outdated or slow"),
+    "plugins why": ("engine.cli.why:Why", "explain who serves a point: candidate, verdict, reasons"),
 }
 """The built-in commands: where each is, and its line in the help."""
 

@@ -99,6 +99,12 @@ def render(rows: Sequence[Row]) -> str:
         choice = "; ".join(part for part in (row.choice, f"! {row.note}" if row.note else "") if part)
         lines.append((row.point if row.point != previous else "", row.driver, row.distribution, row.version, choice))
         previous = row.point
+    return columns(lines)
+
+
+def columns(lines: Sequence[tuple[str, ...]]) -> str:
+    """Lines of cells as text, each column as wide as its widest cell."""
+    head = lines[0]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines

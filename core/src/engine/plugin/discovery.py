@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +20,11 @@ from engine.types.errors import (
     IncompatibleDriverError,
     PluginError,
 )
+
+logger = logging.getLogger(__name__)
+
+SLOW_SECONDS = 5.0
+"""A card that takes longer to import is named in the log: the start waits for it."""
 
 _GROUP = re.compile(r"engine\.((?:hooks\.)?[a-z_]+)\.v(\d+)\Z")
 
@@ -134,7 +141,7 @@ class Registry:
             raise duplicate(point, matches)
         for candidate in self.outdated(point):
             if candidate.name == name:
-                raise self._incompatible(candidate)
+                raise self.incompatible(candidate)
         raise self._not_found(point, name)
 
     # -- cards -------------------------------------------------------------------------------------------------------
@@ -150,8 +157,13 @@ class Registry:
             return self._cards[candidate]
         from engine.plugin.loading import load_entry_point
 
-        point = self.points[candidate.point]
+        point, started = self.points[candidate.point], time.monotonic()
         card = load_entry_point(candidate)
+        if (seconds := time.monotonic() - started) > SLOW_SECONDS:
+            logger.warning(
+                "the card of driver '%s' for %s (%s) took %.1f s to import; see `engine plugins doctor`",
+                *(candidate.name, candidate.point, candidate.provenance, seconds),
+            )
         module, _, attribute = point.interface.partition(":")
         interface: type[Card] = getattr(importlib.import_module(module), attribute)
         if not isinstance(card, type) or not issubclass(card, interface):
@@ -208,7 +220,8 @@ class Registry:
             driver=name,
         )
 
-    def _incompatible(self, candidate: Candidate) -> IncompatibleDriverError:
+    def incompatible(self, candidate: Candidate) -> IncompatibleDriverError:
+        """The error for a candidate of a major outside the served range."""
         majors = self._majors(candidate.point)
         served = ", ".join(f"v{major}" for major in majors)
         stale = candidate.major < min(majors)

@@ -72,14 +72,14 @@ def select(
         verdict = judge(card, candidate, need)
         if not verdict.fit:
             raise unfit(registry, verdict, kind)
-        return _selection(point, kind, candidate, card, options, True, [verdict])
+        return _selection(point, kind, candidate, card, options, True, [verdict], need)
     verdicts: list[Verdict] = []
     cards, broken = ranked(registry, point)
     for candidate, card in cards:
         verdict = or_quarantine(registry, candidate, judge, card, candidate, need)
         verdicts.append(verdict)
         if verdict.fit:
-            return _selection(point, kind, candidate, card, options, False, [*verdicts, *broken])
+            return _selection(point, kind, candidate, card, options, False, [*verdicts, *broken], need)
     raise none_fits(registry, point, kind, [*verdicts, *broken])
 
 
@@ -117,7 +117,7 @@ def select_architecture(
         verdict = judge(card, candidate, need)
         verdicts.append(verdict)
         if verdict.fit:
-            return _selection(point, "", candidate, card, options, False, verdicts)
+            return _selection(point, "", candidate, card, options, False, verdicts, need)
     wanted = ", ".join(architectures) or "a model whose config.json names no architecture"
     if verdicts:
         raise UnsupportedModelError(
@@ -156,7 +156,9 @@ def select_claims(
     if not is_auto(asked):
         assert asked is not None
         candidate = registry.find(point, asked.strip())
-        return _selection(point, "", candidate, registry.card(candidate), options, True, [Verdict(candidate, True)])
+        return _selection(
+            point, "", candidate, registry.card(candidate), options, True, [Verdict(candidate, True)], name
+        )
     cards, verdicts = ranked(registry, point)
     claiming: list[tuple[Candidate, type[Card]]] = []
     for candidate, card in cards:
@@ -191,7 +193,7 @@ def select_claims(
             point=point,
         )
     candidate, card = claiming[0]
-    return _selection(point, "", candidate, card, options, False, verdicts)
+    return _selection(point, "", candidate, card, options, False, verdicts, name)
 
 
 def select_default_model(
@@ -228,7 +230,7 @@ def select_default_model(
         )
     candidate, card, name = offers[0]
     verdicts = [*verdicts, Verdict(candidate, True)]
-    return _selection(point, "", candidate, card, options, not is_auto(asked), verdicts), name
+    return _selection(point, "", candidate, card, options, not is_auto(asked), verdicts, name), name
 
 
 def _selection(
@@ -239,6 +241,7 @@ def _selection(
     options: Mapping[str, Any] | None,
     asked: bool,
     verdicts: Iterable[Verdict],
+    need: Any = None,
 ) -> Selection:
     validated = validate_options(point, [(candidate, card)], options)[candidate]
-    return Selection(point, kind, candidate, card, validated, asked, tuple(verdicts))
+    return Selection(point, kind, candidate, card, validated, asked, tuple(verdicts), need)

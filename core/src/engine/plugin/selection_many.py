@@ -78,7 +78,7 @@ def select_kinds(
             results[kind] = _auto(registry, point, kind, need)
     validated = validate_options(point, [chosen for chosen, _, _ in results.values()], options)
     return [
-        Selection(point, kind, candidate, card, validated[candidate], was_asked, verdicts)
+        Selection(point, kind, candidate, card, validated[candidate], was_asked, verdicts, needs[kind])
         for kind, ((candidate, card), was_asked, verdicts) in results.items()
     ]
 
@@ -210,8 +210,9 @@ def select_ordered(
     selections = []
     for operation in needs:
         (candidate, card), group_verdicts = taken[operation]
+        was_asked, need = candidate in named, needs[operation]
         selections.append(
-            Selection(point, operation, candidate, card, validated[candidate], candidate in named, group_verdicts)
+            Selection(point, operation, candidate, card, validated[candidate], was_asked, group_verdicts, need)
         )
     return selections
 
@@ -278,7 +279,7 @@ def select_fitting(
         raise none_fits(registry, point, "", [*verdicts, *broken])
     validated = validate_options(point, [pair for pair, _ in chosen], options)
     return [
-        Selection(point, "", candidate, card, validated[candidate], was_asked, (*verdicts, *broken))
+        Selection(point, "", candidate, card, validated[candidate], was_asked, (*verdicts, *broken), need)
         for (candidate, card), was_asked in chosen
     ]
 

@@ -84,7 +84,7 @@ def select_set(
         return []
     validated = validate_options(point, [(candidate, card) for candidate, card, _, _ in chosen], options)
     return [
-        Selection(point, "", candidate, card, validated[candidate], named, verdicts)
+        Selection(point, "", candidate, card, validated[candidate], named, verdicts, need)
         for candidate, card, verdicts, named in chosen
     ]
 

@@ -46,6 +46,7 @@ class Selection:
         options: its validated options (an instance of `card.Options`), None where it has none.
         asked: True where the user named it, False where `auto` found it.
         verdicts: everyone who was considered, in order, with their reasons.
+        need: what was asked of them.
     """
 
     point: str
@@ -55,6 +56,7 @@ class Selection:
     options: Any
     asked: bool
     verdicts: tuple[Verdict, ...] = ()
+    need: Any = None
 
     def load_body(self, half: str | None = None) -> type:
         """Import the driver's body; see `engine.plugin.loading.load_body`."""

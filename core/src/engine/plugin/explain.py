@@ -1,0 +1,120 @@
+"""Selection explains itself: for every candidate of a point whether it is at work, and if not, why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from engine.plugin.card import Card
+from engine.plugin.discovery import Candidate, Registry
+from engine.plugin.verdicts import Selection, Verdict, judge, or_quarantine
+from engine.types.errors import PluginError
+
+
+class Outcome(NamedTuple):
+    """What came of one candidate.
+
+    Attributes:
+        candidate: who.
+        priority: of its card; None where that cannot be imported.
+        verdict: "chosen", "fits", "unfit", "unused", "broken" or "outdated".
+        kinds: the kinds of layer or operations of which this is said; empty where it is said of all.
+        reasons: why it is not at work; for a chosen one, why it is.
+    """
+
+    candidate: Candidate
+    priority: int | None
+    verdict: str
+    kinds: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+_ORDER = ("chosen", "fits", "unfit", "unused", "broken", "outdated")
+
+
+def explain(registry: Registry, point: str, selections: Sequence[Selection]) -> list[Outcome]:
+    """What came of every candidate of a point, those at work first; one line for each thing that is said.
+
+    Whom `auto` never came to ask, because one before fitted, is asked here.
+
+    Args:
+        registry: what is installed.
+        point: the point's name.
+        selections: of this point; none where no driver of it is at work.
+    """
+    outcomes: list[Outcome] = []
+    for candidate in registry.candidates(point):
+        try:
+            card = registry.card(candidate)
+        except PluginError as error:
+            outcomes.append(Outcome(candidate, None, "broken", (), (error.found or str(error),)))
+            continue
+        said: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for selection in selections:
+            said.setdefault(_outcome(registry, candidate, card, selection), []).append(selection.kind)
+        if not selections:
+            said["unused", ("no driver of this point is at work with these settings",)] = []
+        if any(verdict == "chosen" for verdict, _ in said) and registry.points[point].pick in ("many", "ordered"):
+            # What others do says nothing against one that is at work, where several are.
+            said = {key: kinds for key, kinds in said.items() if key[0] == "chosen" or any(kinds)}
+        for (verdict, reasons), kinds in said.items():
+            named = tuple(kind for kind in kinds if kind)
+            outcomes.append(Outcome(candidate, card.priority, verdict, named, reasons))
+    for candidate in registry.outdated(point):
+        served = ", ".join(f"v{major}" for major in registry.points[point].majors)
+        reason = f"it speaks v{candidate.major}, this core serves {served}"
+        outcomes.append(Outcome(candidate, None, "outdated", (), (reason,)))
+    return sorted(outcomes, key=lambda o: (_ORDER.index(o.verdict), -(o.priority or 0), o.candidate.name))
+
+
+def _outcome(
+    registry: Registry, candidate: Candidate, card: type[Card], selection: Selection
+) -> tuple[str, tuple[str, ...]]:
+    """(verdict, reasons) of one candidate for one choice that was made."""
+    pick = registry.points[candidate.point].pick
+    if candidate == selection.candidate:
+        return "chosen", (_why(selection, pick),)
+    if pick == "ordered" and selection.kind and selection.kind not in _names(card, "operations"):
+        return "unfit", ("not among what it offers",)
+    verdict = next((v for v in selection.verdicts if v.candidate == candidate), None)
+    if verdict is None:
+        verdict = or_quarantine(registry, candidate, _verdict, card, candidate, selection, pick)
+    if (error := registry.quarantine.get(candidate)) is not None:
+        return "broken", (error.found or str(error),)
+    if not verdict.fit:
+        return "unfit", verdict.reasons
+    first = f"'{selection.candidate.name}'"
+    if selection.asked:
+        return "fits", (f"{first} was asked for",)
+    if card.priority == selection.card.priority:
+        return "fits", (f"{first} has the same priority and comes first by name",)
+    return "fits", (f"{first} has priority {selection.card.priority}",)
+
+
+def _verdict(card: type[Card], candidate: Candidate, selection: Selection, pick: str) -> Verdict:
+    """What the card says to the need that the choice was made for."""
+    kind, lacks = selection.kind, ""
+    if pick == "by_architecture":
+        lacks = "it is for another architecture" if candidate.name != selection.candidate.name else ""
+    elif pick == "claims":
+        lacks = "" if card.claims(selection.need) else f"does not claim {selection.need!r}"  # type: ignore[attr-defined]
+        return Verdict(candidate, not lacks, (lacks,) if lacks else ())
+    elif pick == "per_kind" and kind not in _names(card, "kinds", kind):
+        lacks = f"it does not serve layers of kind {kind}"
+    if lacks:
+        return Verdict(candidate, False, (lacks,))
+    return judge(card, candidate, selection.need)
+
+
+def _names(card: type[Card], attribute: str, *default: str) -> Any:
+    return getattr(card, attribute, None) or default
+
+
+def _why(selection: Selection, pick: str) -> str:
+    if selection.asked:
+        return "asked for"
+    if pick == "by_architecture":
+        return "it has the model's architecture"
+    if pick == "claims":
+        return "it claims the model"
+    return f"auto, priority {selection.card.priority}"

@@ -1,0 +1,83 @@
+"""`engine plugins why`: every candidate with a verdict and a reason."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .strangers import install
+
+
+@pytest.fixture
+def moon(tmp_path, monkeypatch):
+    install(tmp_path, "sound", "unfit", "broken")
+    install(tmp_path, "stranger", major=4, distribution="engine-mars")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def asked(program, *arguments):
+    code, out, err = program("plugins", "why", *arguments, "--json")
+    report = json.loads(out)
+    return code, {row["driver"]: row for row in report["candidates"]}, report["error"], err
+
+
+def test_every_candidate_has_a_verdict(program, moon):
+    code, rows, error, _ = asked(program, "evictor")
+    assert code == 0 and error is None
+    verdicts = {name: row["verdict"] for name, row in rows.items()}
+    assert verdicts == {
+        "lru": "chosen", "prefix": "fits", "sound": "fits",
+        "unfit": "unfit", "broken": "broken", "stranger": "outdated",
+    }  # fmt: skip
+    assert rows["lru"]["reasons"] == ["auto, priority 0"]
+    assert rows["sound"]["reasons"] == ["'lru' has priority 0"] and rows["sound"]["priority"] == -50
+    assert rows["unfit"]["reasons"] == ["the moon is not full"]
+    assert "module_that_nobody_has" in rows["broken"]["reasons"][0] and rows["broken"]["distribution"] == "engine-moon"
+    assert rows["stranger"]["reasons"] == ["it speaks v4, this core serves v0"]
+
+
+def test_the_one_who_was_asked_for(program, moon):
+    _, rows, _, _ = asked(program, "evictor", "--evictor", "sound")
+    assert rows["sound"]["verdict"] == "chosen" and rows["sound"]["reasons"] == ["asked for"]
+    assert rows["lru"]["reasons"] == ["'sound' was asked for"]
+
+
+def test_a_start_that_fails_is_explained_all_the_same(program, moon):
+    code, rows, error, err = asked(program, "evictor", "--evictor", "unfit")
+    assert code == 2 and "the moon is not full" in error and "the moon is not full" in err
+    assert rows["broken"]["verdict"] == "broken" and rows["lru"]["verdict"] == "unused"
+
+
+def test_the_table(program, moon):
+    code, out, _ = program("plugins", "why", "evictor", "tiny")
+    first, head, chosen, *_ = out.splitlines()
+    assert code == 0 and first.startswith("evictor, for tiny in ")
+    assert head.split() == ["candidate", "distribution", "version", "priority", "verdict", "reasons"]
+    assert chosen.split() == ["lru", "engine", "0.1.0", "0", "chosen", "auto,", "priority", "0"]
+
+
+def test_kinds_and_operations(program):
+    _, rows, _, _ = asked(program, "attention", "--attention", "full=torch")
+    assert rows["torch"]["verdict"] == "chosen" and rows["torch"]["kinds"] == ["full"]
+    _, rows, _, _ = asked(program, "ops", "--ops", "torch", "--dtype", "float64")
+    assert "linear" in rows["torch"]["kinds"] and rows["torch"]["reasons"] == ["asked for"]
+
+
+def test_whoever_does_not_claim_the_model_and_whoever_is_not_used(program):
+    _, rows, _, _ = asked(program, "checkpoint", "dummy:0.6B,vocab=32000")
+    assert (
+        rows["tiny"]["reasons"] == ["does not claim 'dummy:0.6B,vocab=32000'"]
+        and rows["dummy"]["verdict"] == "chosen"
+    )
+    _, rows, _, _ = asked(program, "drafter")
+    assert rows["ngram"]["verdict"] == "unused"
+    _, rows, _, _ = asked(program, "model")
+    assert rows["Qwen3ForCausalLM"]["reasons"] == ["it is for another architecture"]
+
+
+def test_slips(program):
+    code, _, err = program("plugins", "why", "atention")
+    assert code == 2 and "did you mean 'attention'" in err
+    code, _, err = program("plugins", "wy")
+    assert code == 2 and "'plugins why'" in err
