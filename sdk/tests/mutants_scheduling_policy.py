@@ -127,14 +127,14 @@ class WrongLength(FCFS):
 class InventsVictims(FCFS):
     """a waiting request is preempted"""
 
-    def victim(self, running: Sequence[Any]) -> Any:
+    def victim(self, running: Sequence[Any], pages: Sequence[int]) -> Any:
         return next(iter(self._queue.values()), running[-1])
 
 
 class DrawsVictims(FCFS):
     """the victim is drawn by chance"""
 
-    def victim(self, running: Sequence[Any]) -> Any:
+    def victim(self, running: Sequence[Any], pages: Sequence[int]) -> Any:
         return random.choice(running)
 
 

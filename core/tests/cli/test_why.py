@@ -67,8 +67,7 @@ def test_kinds_and_operations(program):
 def test_whoever_does_not_claim_the_model_and_whoever_is_not_used(program):
     _, rows, _, _ = asked(program, "checkpoint", "dummy:0.6B,vocab=32000")
     assert (
-        rows["tiny"]["reasons"] == ["does not claim 'dummy:0.6B,vocab=32000'"]
-        and rows["dummy"]["verdict"] == "chosen"
+        rows["tiny"]["reasons"] == ["does not claim 'dummy:0.6B,vocab=32000'"] and rows["dummy"]["verdict"] == "chosen"
     )
     _, rows, _, _ = asked(program, "drafter")
     assert rows["ngram"]["verdict"] == "unused"

@@ -57,4 +57,7 @@ def test_an_empty_queue() -> None:
 
 
 def test_the_victim_was_admitted_last() -> None:
-    assert fcfs().victim([Waiting("a"), Waiting("b")]) == Waiting("b")
+    several = [Waiting("a"), Waiting("b"), Waiting("c")]
+    assert fcfs().victim(several, [1, 2, 3]) == Waiting("c")
+    assert fcfs().victim(several, [1, 2, 0]) == Waiting("b")
+    assert fcfs().victim(several, [0, 0, 0]) == Waiting("c")

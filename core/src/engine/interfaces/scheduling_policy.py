@@ -1,4 +1,7 @@
-"""Point `scheduling_policy`: the order of the waiting queue, and who is preempted."""
+"""Point `scheduling_policy`: the order of the waiting queue, and who is preempted.
+
+Major 1. Bodies of major 0, whose `victim` knows of no pages, are served through `scheduling_policy_v0`.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +68,14 @@ class SchedulingPolicy(Protocol):
         """Take out a request that was aborted. Raises KeyError where it is not queued."""
         ...
 
-    def victim(self, running: Sequence[Schedulable]) -> Schedulable:
-        """The running request to preempt, of at least one; `running` is in order of admission."""
+    def victim(self, running: Sequence[Schedulable], pages: Sequence[int]) -> Schedulable:
+        """The running request to preempt.
+
+        Args:
+            running: at least one, in order of admission.
+            pages: for each of them the KV pages that would come free: those that no other request holds. Where it is 0
+                for one, nothing is won by preempting that one alone.
+        """
         ...
 
     def __len__(self) -> int: ...

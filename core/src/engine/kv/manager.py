@@ -168,6 +168,15 @@ class KVManager:
             for table in self.growing
         )
 
+    def pages_held_alone(self, slots: np.ndarray) -> np.ndarray:
+        """Pages that only this slot holds, of each slot: int [n]."""
+        alone = np.zeros(slots.size, np.int64)
+        for table in self.tables:
+            first = table.first_block[slots]
+            place, block = spans(first, table.num_blocks[slots] - first)
+            alone += np.bincount(place, self.pool.refs[table.pages[slots[place], block]] == 1, slots.size).astype(int)
+        return alone
+
     # -- first pass ---------------------------------------------------------------------------------------------------
     def leave_window(self, slots: np.ndarray, positions: np.ndarray, last_steps: np.ndarray) -> None:
         """Give back the blocks that left the sliding windows of slots that go on at `positions`.

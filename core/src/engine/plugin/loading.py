@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING, NoReturn
 
+from engine.plugin.points import POINTS
 from engine.types.errors import ContractError, DriverImportError
 
 if TYPE_CHECKING:
@@ -109,6 +110,17 @@ def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate
             driver=driver,
             distribution=distribution,
         )
+    return body if candidate is None else _adapted(body, candidate)
+
+
+def _adapted(body: type, candidate: Candidate) -> type:
+    """The body as one of the major that the core speaks, through an adapter for each major between."""
+    if (point := POINTS.get(candidate.point)) is None:
+        return body
+    for major in point.majors:
+        if candidate.major <= major and (adapter := point.adapters.get(major)) is not None:
+            module, _, function = adapter.partition(":")
+            body = getattr(importlib.import_module(module), function)(body)
     return body
 
 

@@ -8,7 +8,7 @@ driver. Nothing is imported here: interfaces are named by string.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
@@ -34,7 +34,8 @@ class Point:
         interface: "module:Class" of the card interface that every driver's card subclasses.
         pick: how drivers are picked, see `Pick`.
         help: one line for `--help`, the docs and `engine plugins`.
-        majors: the interface majors that this core serves.
+        majors: the interface majors that this core serves, ascending; its own code speaks the last.
+        adapters: for each older one "module:function", which makes of a body of that major one of the next.
         minor: the interface's minor version; a card whose `requires_minor` is higher is refused.
         flag: the command-line flag without dashes in front, where it is not the point's name.
         kinds: for `per_kind`, the kinds of layer that can be bound.
@@ -47,6 +48,7 @@ class Point:
     pick: Pick
     help: str
     majors: tuple[int, ...] = (0,)
+    adapters: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     minor: int = 0
     flag: str | None = None
     kinds: tuple[str, ...] = ()
@@ -143,6 +145,8 @@ POINTS: Mapping[str, Point] = _declare(
         "engine.interfaces.scheduling_policy:SchedulingPolicyCard",
         "one",
         "orders the waiting requests and picks whom to preempt",
+        majors=(0, 1),
+        adapters={0: "engine.interfaces.scheduling_policy_v0:adapt"},
     ),
     Point(
         "kv_connector",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from engine.types.errors import InvalidRequestError, PromptTooLongError
+from engine.kv.manager import KVManager
+from engine.scheduling.request import Request
+from engine.types.errors import InvalidRequestError, KVCacheTooSmallError, PromptTooLongError
 from engine.types.request import EngineRequest
 
 
@@ -17,3 +19,13 @@ def check_prompt(request: EngineRequest, max_model_len: int) -> None:
         raise PromptTooLongError(
             f"a prompt of {n} tokens", f"{more}it exceeds max_model_len={max_model_len}", "shorten the prompt"
         )
+
+
+def too_small(kv: KVManager, request: Request) -> KVCacheTooSmallError:
+    """The error of a request that the KV cache could not hold if it were alone."""
+    n, usable = request.num_tokens, kv.pool.num_usable
+    return KVCacheTooSmallError(
+        f"compute request {request.request_id!r} of {n} tokens",
+        f"it needs at least {max(kv.pages_at_least(n, request.encoder), usable + 1)} KV pages, the cache has {usable}",
+        "raise --kv-cache-memory or --num-kv-pages, or send a shorter prompt or a smaller max_tokens",
+    )

@@ -37,14 +37,14 @@ from engine.scheduling.long_prompts import share_budget
 from engine.scheduling.pooled import pooled_hit_limit, take_pooled
 from engine.scheduling.preemption import Preemptions
 from engine.scheduling.prompt_scores import hit_limit
-from engine.scheduling.refusals import check_prompt
+from engine.scheduling.refusals import check_prompt, too_small
 from engine.scheduling.request import Request, Status
 from engine.scheduling.siblings import Siblings
 from engine.scheduling.slots import DECODE, EMPTY, SlotTable
 from engine.scheduling.speculation import Speculation
 from engine.scheduling.swapping import Return, Swapping
 from engine.scheduling.update import accept
-from engine.types.errors import EngineError, InvalidRequestError, KVCacheTooSmallError
+from engine.types.errors import EngineError, InvalidRequestError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import BROKEN, StepPlan, StepResult
 from engine.types.request import EngineRequest, FinishReason
@@ -145,7 +145,7 @@ class Scheduler:
         if new.timeout is not None:
             self.deadlines.add(new, new.timeout)
         if not self.kv.fits_at_all(n, new.encoder):
-            self._fail(new, self._too_small(new))
+            self._fail(new, too_small(self.kv, new))
         elif self.constraints is not None and new.params.structured_outputs is not None:
             new.status = Status.COMPILING
             self.constraints.compile(new)
@@ -274,8 +274,7 @@ class Scheduler:
             if self.kv.pool.num_pending or len(self.running) == 1 or s.drafts.any():
                 keep = self._oldest_that_fit(ready, need)
             else:
-                running = list(self.running.values())
-                self._preempt(cast(Request, self.policy.victim(running)))
+                self._preempt(self._victim())
                 keep = s.phase[ready] != EMPTY
             ready, positions, need = ready[keep], positions[keep], need[:, keep]
         s.computed[ready] = positions + 1
@@ -362,7 +361,7 @@ class Scheduler:
             request = cast(Request, head)
             n = request.token_ids.size
             if not self.kv.fits_at_all(n, request.encoder):
-                self._fail(request, self._too_small(request))
+                self._fail(request, too_small(self.kv, request))
                 continue
             if not batch.budget or not self.slots.num_free:
                 return False
@@ -384,7 +383,7 @@ class Scheduler:
             request = cast(Request, head)
             n = request.token_ids.size
             if not self.kv.fits_at_all(n, request.encoder):
-                self._fail(request, self._too_small(request))
+                self._fail(request, too_small(self.kv, request))
                 continue
             hit = self._match(request)
             if self.whole_prompts and n > batch.budget:
@@ -456,12 +455,12 @@ class Scheduler:
         """Nothing can be planned and nothing is under way: make room. False where there is nobody to make room for."""
         running = list(self.running.values())
         if len(running) > 1:
-            self._preempt(cast(Request, self.policy.victim(running)))
+            self._preempt(self._victim())
             return True
         swapped = None if self.swapping is None else self.swapping.queue.peek()
         stuck = running[0] if running else cast("Request | None", swapped or self.policy.peek())
         if stuck is not None:
-            self._fail(stuck, self._too_small(stuck))
+            self._fail(stuck, too_small(self.kv, stuck))
         return stuck is not None
 
     # -- results ------------------------------------------------------------------------------------------------------
@@ -494,6 +493,11 @@ class Scheduler:
     def _queue(self, request: Request) -> None:
         request.status = Status.WAITING
         self.policy.push_front(request)
+
+    def _victim(self) -> Request:
+        running = list(self.running.values())
+        pages = self.kv.pages_held_alone(np.array([request.slot for request in running]))
+        return cast(Request, self.policy.victim(running, pages.tolist()))
 
     def _preempt(self, request: Request) -> None:
         """Take a request's pages: the swap tier keeps what they hold, or it will be computed again. Tokens that steps
@@ -573,15 +577,6 @@ class Scheduler:
             request = self.slots.requests[slot]
             if request is not None and self.slots.accepts[slot]:
                 self._fail(request, broken_logits(request.request_id, request.num_tokens))
-
-    def _too_small(self, request: Request) -> KVCacheTooSmallError:
-        n, usable = request.num_tokens, self.kv.pool.num_usable
-        return KVCacheTooSmallError(
-            f"compute request {request.request_id!r} of {n} tokens",
-            f"it needs at least {max(self.kv.pages_at_least(n, request.encoder), usable + 1)} KV pages, "
-            f"the cache has {usable}",
-            "raise --kv-cache-memory or --num-kv-pages, or send a shorter prompt or a smaller max_tokens",
-        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError where requests, slots, pages and queue contradict each other."""

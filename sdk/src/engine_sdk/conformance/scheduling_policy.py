@@ -123,7 +123,7 @@ class SchedulingPolicyConformance(Conformance):
         for request in requests:
             queue.push(request)
         assert [queue.pop().priority for _ in requests] == sorted(request.priority for request in requests)
-        assert queue.victim(requests).priority == max(request.priority for request in requests)
+        assert queue.victim(requests, [1] * len(requests)).priority == max(request.priority for request in requests)
 
     def test_victims(self) -> None:
         """One of those that run, the same when asked again; the queue does not change."""
@@ -131,9 +131,10 @@ class SchedulingPolicyConformance(Conformance):
         queue.push(waiting)
         for n in range(1, 20):
             running = [Waiting(f"{n} {i}", i * 7 % 5 - 2, float(i), 1 + i * 3 % 7) for i in range(n)]
-            victim = queue.victim(tuple(running))
+            pages = [i * 5 % 3 for i in range(n)]
+            victim = queue.victim(tuple(running), tuple(pages))
             assert any(victim is request for request in running)
-            assert queue.victim(tuple(running)) is victim
+            assert queue.victim(tuple(running), tuple(pages)) is victim
         assert len(queue) == 1 and queue.peek() is waiting
 
     def test_cost_does_not_grow_with_the_queue(self) -> None:

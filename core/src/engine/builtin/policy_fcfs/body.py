@@ -40,9 +40,10 @@ class FCFS:
         """See the interface."""
         del self._queue[request.request_id]
 
-    def victim(self, running: Sequence[Schedulable]) -> Schedulable:
-        """The one that was admitted last has the least to lose."""
-        return running[-1]
+    def victim(self, running: Sequence[Schedulable], pages: Sequence[int]) -> Schedulable:
+        """The one that was admitted last has the least to lose; of those that bring a page, where one does."""
+        pairs = zip(reversed(running), reversed(pages), strict=True)
+        return next((request for request, brings in pairs if brings), running[-1])
 
     def __len__(self) -> int:
         return len(self._queue)

@@ -65,9 +65,11 @@ class Priority:
             self._heap = [entry for entry in self._heap if self._queued.get(entry[2], (0,))[0] == entry[1]]
             heapify(self._heap)
 
-    def victim(self, running: Sequence[Schedulable]) -> Schedulable:
-        """The least urgent; of equals the one that was admitted last."""
-        return max(enumerate(running), key=lambda entry: (self._place(entry[1]), entry[0]))[1]
+    def victim(self, running: Sequence[Schedulable], pages: Sequence[int]) -> Schedulable:
+        """The least urgent; of equals the one that was admitted last. Of those that bring a page, where one does."""
+        brings = any(pages)
+        able = [i for i, n in enumerate(pages) if n or not brings]
+        return running[max(able, key=lambda i: (self._place(running[i]), i))]
 
     def __len__(self) -> int:
         return len(self._queued)

@@ -1,0 +1,90 @@
+"""Drivers of an older major in a core that speaks the next one."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.plugin import POINTS, Registry
+from engine.plugin.loading import load_body
+from engine.types.errors import IncompatibleDriverError
+
+from .conftest import Playground
+
+OLD = """
+from engine.builtin.policy_fcfs.body import FCFS
+from engine.interfaces.scheduling_policy import SchedulingPolicyCard
+
+class Card(SchedulingPolicyCard):
+    body = "pg_old:Policy"
+
+class Policy(FCFS):
+    \"\"\"What a stranger wrote for major 0.\"\"\"
+
+    asked = []
+
+    def victim(self, running):
+        self.asked.append(len(running))
+        return running[-1]
+"""
+NEW = """
+from engine.builtin.policy_fcfs.body import FCFS
+from engine.interfaces.scheduling_policy import SchedulingPolicyCard
+
+class Card(SchedulingPolicyCard):
+    body = "pg_new:Policy"
+
+class Policy(FCFS):
+    def victim(self, running, pages):
+        return running[0]
+"""
+POINT = POINTS["scheduling_policy"]
+
+
+def test_points_say_how_they_serve_each_major() -> None:
+    for point in POINTS.values():
+        assert list(point.majors) == sorted(set(point.majors)) and set(point.adapters) == set(point.majors[:-1])
+        for adapter in point.adapters.values():
+            module, _, function = adapter.partition(":")
+            assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_a_body_of_the_older_major_is_adapted(playground: Playground) -> None:
+    playground.module("pg_old", OLD)
+    playground.distribution("pg-old", "1.0", {POINT.group(0): {"old": "pg_old:Card"}})
+    registry = Registry.discover()
+    candidate = registry.find("scheduling_policy", "old")
+    body: Any = load_body(registry.card(candidate), candidate=candidate)
+    assert (body.__name__, body.__module__, body.__doc__) == ("Policy", "pg_old", "What a stranger wrote for major 0.")
+    policy = body(SimpleNamespace())
+    assert policy.victim(["a", "b"], [1, 0]) == "b" and policy.asked == [2]
+
+
+def test_it_serves(playground: Playground) -> None:
+    playground.module("pg_old", OLD)
+    playground.distribution("pg-old", "1.0", {POINT.group(0): {"old": "pg_old:Card"}})
+    prompts, params = [f"Tale {i}" for i in range(6)], SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    texts = []
+    for policy in ("fcfs", "old"):
+        with LLM(model="tiny", num_kv_pages=14, dtype="float64", scheduling_policy=policy) as llm:
+            texts.append([output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)])
+            assert llm.llm_engine.stats().num_preemptions > 0
+    assert texts[0] == texts[1]
+    assert importlib.import_module("pg_old").Policy.asked
+
+
+def test_of_two_majors_in_one_wheel_the_newer_counts(playground: Playground) -> None:
+    playground.module("pg_old", OLD)
+    playground.module("pg_new", NEW)
+    groups = {POINT.group(0): {"both": "pg_old:Card"}, POINT.group(1): {"both": "pg_new:Card"}}
+    playground.distribution("pg-both", "1.0", {**groups, POINT.group(7): {"both": "pg_none:Card", "late": "pg_none:C"}})
+    registry = Registry.discover()
+    candidate = registry.find("scheduling_policy", "both")
+    body: Any = load_body(registry.card(candidate), candidate=candidate)
+    assert body(SimpleNamespace()).victim(["a", "b"], [1, 1]) == "a"
+    with pytest.raises(IncompatibleDriverError, match="speaks engine.scheduling_policy.v7, this core serves v0, v1"):
+        registry.find("scheduling_policy", "late")
