@@ -7,6 +7,8 @@ pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 from engine_sdk.conformance import (
     DrafterConformance,
     EvictorConformance,
+    GrammarConformance,
+    LogitsProcessorConformance,
     RouterConformance,
     SchedulingPolicyConformance,
 )
@@ -38,3 +40,19 @@ class TestLeastLoaded(RouterConformance):
 
 class TestPrefixAware(RouterConformance):
     driver = "prefix_aware"
+
+
+class TestChoice(GrammarConformance):
+    driver = "choice"
+
+
+class TestAllowedTokenIds(LogitsProcessorConformance):
+    driver = "allowed_token_ids"
+
+
+class TestBadWords(LogitsProcessorConformance):
+    driver = "bad_words"
+
+
+class TestLogitBias(LogitsProcessorConformance):
+    driver = "logit_bias"

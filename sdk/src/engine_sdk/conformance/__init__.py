@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 # Before any suite is imported: a failed assertion of a suite then shows its values, as one of a test's own does.
-_TESTING = ("base", "attention", "ops", "communicator", "evictor", "drafter", "scheduling_policy", "router")
+_TESTING = (
+    "base",
+    "attention",
+    "ops",
+    "communicator",
+    "evictor",
+    "drafter",
+    "grammar",
+    "scheduling_policy",
+    "router",
+    "logits_processor",
+)
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
 if TYPE_CHECKING:
@@ -29,6 +40,8 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.communicator.suite import CommunicatorConformance, CommunicatorThorough
     from engine_sdk.conformance.drafter import DrafterConformance
     from engine_sdk.conformance.evictor import EvictorConformance
+    from engine_sdk.conformance.grammar.suite import GrammarConformance
+    from engine_sdk.conformance.logits_processor import LogitsProcessorConformance
     from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
     from engine_sdk.conformance.router import RouterConformance
     from engine_sdk.conformance.scheduling_policy import SchedulingPolicyConformance
@@ -42,6 +55,8 @@ __all__ = [
     "Conformance",
     "DrafterConformance",
     "EvictorConformance",
+    "GrammarConformance",
+    "LogitsProcessorConformance",
     "OpsConformance",
     "OpsThorough",
     "RouterConformance",
@@ -55,8 +70,10 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "communicator": ("CommunicatorConformance", "CommunicatorThorough"),
         "evictor": ("EvictorConformance",),
         "drafter": ("DrafterConformance",),
+        "grammar": ("GrammarConformance",),
         "scheduling_policy": ("SchedulingPolicyConformance",),
         "router": ("RouterConformance",),
+        "logits_processor": ("LogitsProcessorConformance",),
     }
 )
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
@@ -69,6 +86,8 @@ _HOMES = {
     "Conformance": "base",
     "DrafterConformance": "drafter",
     "EvictorConformance": "evictor",
+    "GrammarConformance": "grammar.suite",
+    "LogitsProcessorConformance": "logits_processor",
     "OpsConformance": "ops.suite",
     "OpsThorough": "ops.suite",
     "RouterConformance": "router",

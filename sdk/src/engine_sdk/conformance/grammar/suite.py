@@ -1,0 +1,274 @@
+"""The suite of point `grammar`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from engine.interfaces.context import GrammarContext
+from engine.interfaces.grammar import Grammar, GrammarCard, Matcher
+from engine.types.errors import InvalidRequestError
+from engine.types.structured_outputs import KINDS, StructuredOutputsParams
+from engine_sdk.conformance.base import Conformance
+from engine_sdk.conformance.grammar.cases import CASES, END, VOCAB_SIZE, Case, vocabulary
+from engine_sdk.conformance.timing import median_seconds
+
+WORDS = -(-VOCAB_SIZE // 32)
+PIECES = vocabulary()
+SPELLINGS = ("bytes", "longest", "random")
+
+each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+
+
+class GrammarConformance(Conformance):
+    """What fits can be written, in every spelling; what does not fit cannot; masks and matchers say the same."""
+
+    point = "grammar"
+    protocol = "Grammar"
+
+    @classmethod
+    def needs(cls) -> Sequence[None]:
+        return [None]
+
+    @classmethod
+    def make(cls, pieces: Callable[[], Sequence[bytes | None]] = vocabulary) -> Grammar:
+        """A body over a vocabulary of bytes and some longer pieces."""
+        options = cls.subject().options
+        return cls.body()(GrammarContext(vocab_size=VOCAB_SIZE, vocabulary=pieces, options=options))  # type: ignore[no-any-return]
+
+    @classmethod
+    def grammar(cls, case: Case) -> Grammar:
+        """The body, made once, for a constraint that it takes; skipped for one that it refuses by name."""
+        card = cast("type[GrammarCard]", cls.subject().card)
+        if case.kind not in card.constraints:
+            pytest.skip(f"structured_outputs.{case.kind} is not among the card's constraints")
+        grammar: Grammar = cls.once("grammar", cls.make)
+        try:
+            case.constraint.verify()
+            card.verify(case.constraint)
+            grammar.compile(case.constraint, (END,))
+        except InvalidRequestError as error:
+            assert case.keyword in str(error), f"it refuses {case.keyword!r} without naming it: {error}"
+            pytest.skip(str(error))
+        return grammar
+
+    # -- what can be written -----------------------------------------------------------------------------------------
+    @each_case
+    def test_what_fits_can_be_written(self, case: Case) -> None:
+        """Byte by byte, in longest pieces, in any: each token is in the mask and accepted, and the end may follow."""
+        grammar = self.grammar(case)
+        for spelling in SPELLINGS:
+            for texts in case.fits:
+                assert any(_written(grammar, case.constraint, text, spelling) for text in texts), (
+                    f"{texts[0]!r}: {spelling}"
+                )
+
+    @each_case
+    def test_nothing_else_can_be_written(self, case: Case) -> None:
+        """Somewhere on the way a token is not in the mask, or the end may not follow."""
+        grammar = self.grammar(case)
+        for text in case.others:
+            for spelling in SPELLINGS:
+                assert not _written(grammar, case.constraint, text, spelling), f"{text!r} can be written: {spelling}"
+
+    @each_case
+    def test_whatever_is_written_fits(self, case: Case) -> None:
+        """Random walks through the masks: where one ends its text fits, and no mask is empty before."""
+        grammar, ended = self.grammar(case), 0
+        for seed in range(25):
+            random, matcher = np.random.default_rng([seed, 1]), grammar.compile(case.constraint, (END,))
+            tokens: list[int] = []
+            while not matcher.finished and len(tokens) < 150:
+                allowed, behind = _mask(grammar, matcher), _text(tokens)
+                assert allowed, f"nothing may follow {behind!r}, which is not finished"
+                assert all(token == END or (token < len(PIECES) and PIECES[token]) for token in allowed), allowed
+                token = END if END in allowed and random.random() < 0.3 else int(random.choice(sorted(allowed)))
+                assert matcher.accept([token]) == 1, f"{token} is in the mask behind {behind!r}, and not accepted"
+                if token == END:
+                    break
+                tokens.append(token)
+            else:
+                if not matcher.finished:
+                    continue
+            ended += 1
+            assert case.check(_text(tokens)), f"{_text(tokens)!r} was written, and does not fit"
+        assert ended, "no walk came to an end"
+
+    # -- matchers ----------------------------------------------------------------------------------------------------
+    @each_case
+    def test_masks_and_matchers_agree(self, case: Case) -> None:
+        """At every place of a text: what is in the mask is accepted, what is not is not."""
+        grammar, random = self.grammar(case), np.random.default_rng(0)
+        tokens = _spelled(_first_written(grammar, case), "bytes")
+        for place in range(len(tokens) + 1):
+            matcher = _behind(grammar, case, tokens[:place])
+            if matcher.finished:
+                break
+            allowed = _mask(grammar, matcher)
+            some = {
+                *random.integers(0, len(PIECES), 6).tolist(),
+                *list(allowed)[:4],
+                END,
+                257,
+                *tokens[place : place + 1],
+            }
+            for token in some:
+                accepted = _behind(grammar, case, tokens[:place]).accept([token])
+                assert accepted == (token in allowed), f"token {token} behind {_text(tokens[:place])!r}"
+
+    @each_case
+    def test_accept_stops_where_it_must(self, case: Case) -> None:
+        """Of several tokens it takes those before the first that is not allowed, and stands behind them: the rest has
+        left no trace."""
+        grammar = self.grammar(case)
+        tokens = _spelled(_first_written(grammar, case), "bytes")
+        for place in range(len(tokens)):
+            matcher = _behind(grammar, case, [])
+            assert matcher.accept([*tokens[:place], 257, *tokens[place:]]) == place
+            assert _mask(grammar, matcher) == _mask(grammar, _behind(grammar, case, tokens[:place]))
+            assert matcher.accept(tokens[place:]) == len(tokens) - place
+
+    @each_case
+    def test_without_ends(self, case: Case) -> None:
+        """A model that has no token to end with: no mask has one, and what nothing may follow is finished."""
+        grammar = self.grammar(case)
+        matcher = grammar.compile(case.constraint, ())
+        for token in _spelled(_first_written(grammar, case), "bytes"):
+            allowed = _mask(grammar, matcher)
+            assert END not in allowed and token in allowed
+            assert matcher.accept([token]) == 1
+        assert matcher.finished or _mask(grammar, matcher), "nothing may follow, and it is not finished"
+
+    # -- masks -------------------------------------------------------------------------------------------------------
+    @each_case
+    def test_rows_of_masks(self, case: Case) -> None:
+        """Each matcher's mask goes to its own row; the rows of others are left as they are."""
+        grammar = self.grammar(case)
+        tokens = _spelled(_first_written(grammar, case), "bytes")
+        places = [place for place in range(len(tokens)) if not _behind(grammar, case, tokens[:place]).finished][:4]
+        matchers = [_behind(grammar, case, tokens[:place]) for place in places]
+        rows = np.array([5, 0, 3, 6][: len(matchers)], np.int32)
+        out = np.full((7, WORDS), 0x5A5A5A5A, np.int32)
+        grammar.fill_masks(matchers, rows, out)
+        for row, matcher in zip(rows.tolist(), matchers, strict=True):
+            assert _bits(out[row]) == _mask(grammar, matcher)
+        untouched = [row for row in range(7) if row not in rows]
+        assert (out[untouched] == 0x5A5A5A5A).all(), "a row of nobody's was written"
+
+    def test_compiled_by_several_threads(self) -> None:
+        """As the core does: what comes out is what one thread gets."""
+        card = cast("type[GrammarCard]", self.subject().card)
+        cases = [case for case in CASES if case.kind in card.constraints]
+        grammar = self.make()
+
+        def first_mask(case: Case) -> set[int] | None:
+            try:
+                return _mask(grammar, grammar.compile(case.constraint, (END,)))
+            except InvalidRequestError:
+                return None
+
+        with ThreadPoolExecutor(6) as threads:
+            found = list(threads.map(first_mask, cases * 6))
+        assert found == [first_mask(case) for case in cases] * 6
+
+    # -- what is refused ---------------------------------------------------------------------------------------------
+    def test_constraints_are_known(self) -> None:
+        """The card names fields of `StructuredOutputsParams`."""
+        card = cast("type[GrammarCard]", self.subject().card)
+        assert card.constraints and card.constraints <= set(KINDS), card.constraints - set(KINDS)
+
+    def test_the_vocabulary_is_read_late(self) -> None:
+        """Not when the body is built: it takes a while, and the engine is not up yet."""
+        asked = []
+
+        def pieces() -> Sequence[bytes | None]:
+            asked.append(1)
+            return vocabulary()
+
+        self.make(pieces)
+        assert not asked, "building the body reads the vocabulary"
+
+    def test_what_the_vocabulary_cannot_spell(self) -> None:
+        """It ends that request alone, with a typed error."""
+        card = cast("type[GrammarCard]", self.subject().card)
+        if "choice" not in card.constraints:
+            pytest.skip("structured_outputs.choice is not among the card's constraints")
+        grammar = self.make(lambda: [b"a", b"b", None])
+        with pytest.raises(InvalidRequestError):
+            grammar.compile(StructuredOutputsParams(choice=["ab", "xyz"]), (2,))
+        assert _mask(grammar, grammar.compile(StructuredOutputsParams(choice=["ab"]), (2,))) == {0}
+
+    @classmethod
+    def figure(cls) -> str | None:
+        """What a step's masks cost."""
+        card, grammar = cast("type[GrammarCard]", cls.subject().card), cls.make()
+        case: Any = next(case for case in CASES if case.kind in card.constraints)
+        matchers = [grammar.compile(case.constraint, (END,)) for _ in range(64)]
+        rows, out = np.arange(64, dtype=np.int32), np.zeros((64, WORDS), np.int32)
+        seconds = median_seconds(lambda: grammar.fill_masks(matchers, rows, out))
+        return f"masks of 64 rows of {VOCAB_SIZE} ids, {case.name}: {seconds * 1e6:,.0f} us"
+
+
+# -- walking ---------------------------------------------------------------------------------------------------------
+def _bits(row: np.ndarray) -> set[int]:
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")[:VOCAB_SIZE]
+    return set(np.flatnonzero(bits).tolist())
+
+
+def _mask(grammar: Grammar, matcher: Matcher) -> set[int]:
+    """The ids that may come next."""
+    out = np.full((1, WORDS), -1, np.int32)
+    grammar.fill_masks([matcher], np.zeros(1, np.int32), out)
+    return _bits(out[0])
+
+
+def _behind(grammar: Grammar, case: Case, tokens: Sequence[int]) -> Matcher:
+    """A new matcher behind these tokens."""
+    matcher = grammar.compile(case.constraint, (END,))
+    assert matcher.accept(tokens) == len(tokens), f"{_text(tokens)!r} is not accepted in one go"
+    return matcher
+
+
+def _text(tokens: Sequence[int]) -> str:
+    return b"".join(PIECES[token] or b"" for token in tokens).decode(errors="replace")
+
+
+def _spelled(text: str, spelling: str) -> list[int]:
+    """One of the ways to write a text in tokens."""
+    left, tokens, random = text.encode(), [], np.random.default_rng(len(text))
+    while left:
+        fitting = [token for token, piece in enumerate(PIECES) if piece and left.startswith(piece)]
+        if spelling == "bytes":
+            token = left[0]
+        elif spelling == "longest":
+            token = max(fitting, key=lambda token: len(PIECES[token] or b""))
+        else:
+            token = int(random.choice(fitting))
+        tokens.append(token)
+        left = left[len(PIECES[token] or b"") :]
+    return tokens
+
+
+def _written(grammar: Grammar, constraint: StructuredOutputsParams, text: str, spelling: str) -> bool:
+    """Whether a text can be written, and be the whole output."""
+    matcher = grammar.compile(constraint, (END,))
+    for token in _spelled(text, spelling):
+        if matcher.finished or token not in _mask(grammar, matcher):
+            return False
+        assert matcher.accept([token]) == 1, f"token {token} of {text!r} is in the mask, and is not accepted"
+    if matcher.finished:
+        return True
+    return END in _mask(grammar, matcher) and matcher.accept([END]) == 1 and matcher.finished
+
+
+def _first_written(grammar: Grammar, case: Case) -> str:
+    """A text that fits, in a spelling of JSON that the driver writes."""
+    longest = max(case.fits, key=lambda texts: len(texts[0]))
+    for text in longest:
+        if _written(grammar, case.constraint, text, "bytes"):
+            return text
+    pytest.fail(f"{longest[0]!r} cannot be written")

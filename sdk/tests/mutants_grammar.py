@@ -1,0 +1,222 @@
+"""Grammars with one planted fault each, in the places of the reference driver and of one that serves more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mutant_suites import suites_of
+from plain_grammar import Plain
+from plain_grammar_card import PlainGrammar
+
+from engine.builtin.grammar_choice.body import Choice, ChoiceMatcher
+from engine_sdk.conformance import GrammarConformance
+
+KEYWORDS = (
+    "enum", "const", "type", "minimum", "maximum", "minLength", "maxLength", "pattern", "required",
+    "additionalProperties", "properties", "items", "minItems", "maxItems", "anyOf", "$ref",
+)  # fmt: skip
+
+
+def dropping(keyword: str) -> type:
+    """A driver that does not read one keyword of a schema."""
+    name = f"Drops{keyword.strip('$')[0].upper()}{keyword.strip('$')[1:]}"
+    words = {"__doc__": f"dropped grammar keyword: `{keyword}` is not enforced", "__module__": __name__}
+    return type(name, (Plain,), {**words, "dropped": frozenset({keyword})})
+
+
+class OneRepeatLess(Plain):
+    """a counted repetition of a regular expression may come once less"""
+
+    def matches(self, pattern: str) -> Any:
+        return super().matches(pattern.replace("{2,4}", "{1,4}"))
+
+
+class FirstBranch(Plain):
+    """only the first branch of an alternative is taken"""
+
+    def matches(self, pattern: str) -> Any:
+        return super().matches(pattern.replace("(yes|no)", "(yes)"))
+
+
+class ArraysAreObjects(Plain):
+    """any JSON is taken for an object"""
+
+    def compile(self, constraint: Any, end_token_ids: Sequence[int]) -> Any:
+        if constraint.json_object:
+            constraint = type(constraint)(choice=["{}", '{"a":1}', "[]"])
+        return super().compile(constraint, end_token_ids)
+
+
+class RefusesWithoutName(Plain):
+    """what is not enforced is refused without naming it"""
+
+    def compile(self, constraint: Any, end_token_ids: Sequence[int]) -> Any:
+        from engine.types.errors import InvalidRequestError
+
+        if constraint.json is not None:
+            raise InvalidRequestError("use this", "it is not possible")
+        return super().compile(constraint, end_token_ids)
+
+
+class EveryToken(Choice):
+    """masks allow every token"""
+
+    def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
+        out[rows] = -1
+
+
+class NoEnd(Choice):
+    """a text that another one continues may not end"""
+
+    def compile(self, constraint: Any, end_token_ids: Sequence[int]) -> Any:
+        return super().compile(constraint, ())
+
+
+class EndsAnywhere(Choice):
+    """the end may follow anywhere"""
+
+    def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
+        super().fill_masks(matchers, rows, out)
+        out[rows, 8] |= 1
+
+
+class OneSpelling(Choice):
+    """tokens of several bytes are left out of the masks"""
+
+    def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
+        super().fill_masks(matchers, rows, out)
+        out[rows, 8] &= 0b11
+        out[rows, 9:] = 0
+
+
+class RowsInOrder(Choice):
+    """masks are written to the first rows, whatever rows are named"""
+
+    def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
+        super().fill_masks(matchers, np.arange(len(rows)), out)
+
+
+class ClearsOthers(Choice):
+    """rows that are not named are cleared"""
+
+    def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
+        out[:] = 0
+        super().fill_masks(matchers, rows, out)
+
+
+class OnlyAdds(Choice):
+    """bits are set, and none is cleared"""
+
+    def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
+        before = out[rows].copy()
+        super().fill_masks(matchers, rows, out)
+        out[rows] |= before
+
+
+class ReadsEarly(Choice):
+    """the vocabulary is read when the body is built"""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        context.vocabulary()
+
+
+class LosesTheLast(Choice):
+    """the last text of a choice is forgotten"""
+
+    def compile(self, constraint: Any, end_token_ids: Sequence[int]) -> Any:
+        texts = constraint.choice
+        return super().compile(type(constraint)(choice=texts[:-1] or texts), end_token_ids)
+
+
+class WithMatcher(Choice):
+    """The base of those whose matchers are broken."""
+
+    matcher: type = ChoiceMatcher
+
+    def compile(self, constraint: Any, end_token_ids: Sequence[int]) -> Any:
+        made = super().compile(constraint, end_token_ids)
+        return self.matcher(made.node, made._ends)
+
+
+class Lenient(ChoiceMatcher):
+    """Takes everything, and goes on where it can."""
+
+    __slots__ = ()
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        for token in tokens:
+            super().accept([token])
+        return len(tokens)
+
+
+class AllOrNothing(ChoiceMatcher):
+    """Goes on behind a token that is not allowed."""
+
+    __slots__ = ()
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        count = super().accept(tokens)
+        if count < len(tokens):
+            super().accept(tokens[count + 1 :])
+        return count
+
+
+class NeverFinished(ChoiceMatcher):
+    """Waits for an end that nobody may write."""
+
+    __slots__ = ()
+    finished = False
+
+
+class EarlyFinished(ChoiceMatcher):
+    """Finished where a text is complete, though it may go on."""
+
+    __slots__ = ()
+
+    @property
+    def finished(self) -> bool:
+        return self._ended or self.node.complete
+
+
+class AcceptsAnything(WithMatcher):
+    """matchers accept what masks forbid"""
+
+    matcher = Lenient
+
+
+class LeavesTraces(WithMatcher):
+    """tokens behind one that is not allowed are taken all the same"""
+
+    matcher = AllOrNothing
+
+
+class NotFinished(WithMatcher):
+    """a complete output that nothing may follow is not finished"""
+
+    matcher = NeverFinished
+
+
+class FinishedTooEarly(WithMatcher):
+    """a complete output that may also go on is finished"""
+
+    matcher = EarlyFinished
+
+
+PLAIN_MUTANTS = [
+    *map(dropping, KEYWORDS), OneRepeatLess, FirstBranch, ArraysAreObjects, RefusesWithoutName,
+]  # fmt: skip
+CHOICE_MUTANTS = [
+    EveryToken, NoEnd, EndsAnywhere, OneSpelling, RowsInOrder, ClearsOthers, OnlyAdds, ReadsEarly, LosesTheLast,
+    AcceptsAnything, LeavesTraces, NotFinished, FinishedTooEarly,
+]  # fmt: skip
+MUTANTS = [*PLAIN_MUTANTS, *CHOICE_MUTANTS]
+
+globals().update(suites_of(GrammarConformance, PlainGrammar, PLAIN_MUTANTS))
+globals().update(suites_of(GrammarConformance, "choice", CHOICE_MUTANTS))
+
+
+class TestUnbroken(GrammarConformance):
+    card = PlainGrammar

@@ -1,0 +1,103 @@
+"""A grammar driver for the suite's own cases, written to be broken: it lists every text that fits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re._parser as parser  # what re compiles from: a tree of the pattern
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from engine.builtin.grammar_choice.body import Choice
+from engine.interfaces.grammar import Matcher
+from engine.types.structured_outputs import StructuredOutputsParams
+
+REPEATS = 4
+
+
+class Plain(Choice):
+    """See `engine.interfaces.grammar.Grammar`. `dropped` names the schema keywords that are not read."""
+
+    dropped: ClassVar[frozenset[str]] = frozenset()
+
+    def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
+        texts = constraint.choice
+        if constraint.regex is not None:
+            texts = list(self.matches(constraint.regex))
+        elif constraint.json is not None:
+            schema = json.loads(constraint.json) if isinstance(constraint.json, str) else constraint.json
+            texts = [json.dumps(value, separators=(",", ":")) for value in self.values(schema, schema)]
+        elif constraint.json_object:
+            texts = ["{}", '{"a":1}']
+        return super().compile(StructuredOutputsParams(choice=texts), end_token_ids)
+
+    # -- regular expressions -----------------------------------------------------------------------------------------
+    def matches(self, pattern: str) -> Iterator[str]:
+        return self._sequence(list(parser.parse(pattern)))
+
+    def _sequence(self, items: list[Any]) -> Iterator[str]:
+        for parts in itertools.product(*(list(self._item(*item)) for item in items)):
+            yield "".join(parts)
+
+    def _item(self, op: Any, value: Any) -> Iterator[str]:
+        name = str(op)
+        if name == "LITERAL":
+            yield chr(value)
+        elif name == "IN":
+            for kind, inner in value:
+                codes = [inner] if str(kind) == "LITERAL" else range(inner[0], inner[1] + 1)
+                yield from map(chr, codes)
+        elif name == "BRANCH":
+            for branch in value[1]:
+                yield from self._sequence(list(branch))
+        elif name == "SUBPATTERN":
+            yield from self._sequence(list(value[3]))
+        elif name == "MAX_REPEAT":
+            least, most, inner = value
+            for count in range(least, min(int(most), max(REPEATS, least)) + 1):
+                yield from self._sequence(list(inner) * count)
+        elif name != "AT":
+            raise NotImplementedError(name)
+        else:
+            yield ""
+
+    # -- schemas -----------------------------------------------------------------------------------------------------
+    def values(self, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Any]:
+        schema = {key: value for key, value in schema.items() if key not in self.dropped}
+        kind = schema.get("type")
+        if "$ref" in schema:
+            yield from self.values(root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root)
+        elif "anyOf" in schema:
+            for option in schema["anyOf"]:
+                yield from self.values(option, root)
+        elif "enum" in schema or "const" in schema:
+            yield from schema.get("enum", [schema.get("const")])
+        elif kind == "boolean":
+            yield from (True, False)
+        elif kind == "integer":
+            yield from range(schema.get("minimum", -1), schema.get("maximum", 20) + 1)
+        elif kind == "string":
+            yield from self._strings(schema)
+        elif kind == "array":
+            items = list(self.values(schema.get("items", {"enum": [1, "x"]}), root))
+            for count in range(schema.get("minItems", 0), schema.get("maxItems", 3) + 1):
+                yield from map(list, itertools.product(items, repeat=count))
+        elif kind == "object":
+            yield from self._objects(schema, root)
+        else:
+            yield from (0, "x", None)
+
+    def _strings(self, schema: Mapping[str, Any]) -> Iterator[str]:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", 3)
+        texts = self.matches(schema["pattern"]) if "pattern" in schema else self.matches("[abx]{0,3}")
+        yield from (text for text in texts if least <= len(text) <= most)
+
+    def _objects(self, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        properties = dict(schema.get("properties", {"a": {"enum": [1]}}))
+        if schema.get("additionalProperties", True) is not False:
+            properties["b"] = properties.get("b", {"enum": [1]})
+        required = schema.get("required", ())
+        for names in itertools.product(*([True] if name in required else [True, False] for name in properties)):
+            there = [name for name, taken in zip(properties, names, strict=True) if taken]
+            for values in itertools.product(*(list(self.values(properties[name], root)) for name in there)):
+                yield dict(zip(there, values, strict=True))
