@@ -1,4 +1,4 @@
-# make install | test | test-all | lint | format | serve | bench | docs
+# make install | test | test-all | lint | format | serve | bench | bench-peers | docs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,8 +24,14 @@ PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup
 PORT ?= 8000
 MODEL ?=
 BENCH_FLAGS ?=
+# Of bench-peers: comma-separated names, and `python -m tests.benchmarks.peers --help` for more in PEERS_FLAGS.
+PEER ?= all
+PEER_MODEL ?= 10M,0.6B,1B
+WORKLOAD ?= W1,W2,W3,W4,W1-int8,W1-int4
+PAIRS ?= 5
+PEERS_FLAGS ?=
 
-.PHONY: help install test test-all lint format serve bench docs clean
+.PHONY: help install test test-all lint format serve bench bench-peers docs clean
 help:
 	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
 	@echo "make test       set-up if needed, lint, and every test that CI runs"
@@ -33,6 +39,7 @@ help:
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make format     ruff format and the fixes that ruff can make"
 	@echo "make bench      latency, throughput, serving and the engine core, measured on this machine"
+	@echo "make bench-peers  beside other engines: PEER=$(PEER) PEER_MODEL=$(PEER_MODEL) WORKLOAD=$(WORKLOAD) PAIRS=$(PAIRS)"
 	@echo "make serve      the server: PORT=$(PORT) MODEL=/path/to/folder"
 	@echo "make docs       the documentation, into site/; a broken link fails it"
 
@@ -76,6 +83,10 @@ bench: install
 	$(BIN)/engine bench latency $(BENCH_FLAGS)
 	$(BIN)/engine bench throughput $(BENCH_FLAGS)
 	$(BIN)/engine bench serve --rate 2 --num-requests 40 --slo-ttft 500 --slo-itl 100 $(BENCH_FLAGS)
+
+# Hours; the other engines are installed into environments of their own first (gigabytes, under the user's cache).
+bench-peers: install
+	$(BIN)/python -m tests.benchmarks.peers --peer $(PEER) --model $(PEER_MODEL) --work $(WORKLOAD) --pairs $(PAIRS) $(PEERS_FLAGS)
 
 serve: install
 	$(BIN)/engine serve $(MODEL) --port $(PORT)

@@ -1,0 +1,53 @@
+"""Writes the checkpoints: seeded random weights in bf16 as safetensors, with a tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.benchmarks.peers.dimensions import Dimensions
+from tests.benchmarks.peers.tokenizer import write_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+SEED = 0
+DEVIATION = 0.02
+FORM = 1
+"""Raised with each change of what is written, so that no older folder is taken for a new one."""
+
+
+def draw(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """One tensor, a function of its name, shape and the seed: norms are 1, all else normal with deviation 0.02."""
+    import torch
+
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=torch.bfloat16)
+    own = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
+    generator = torch.Generator().manual_seed(own)
+    return (torch.randn(shape, generator=generator) * DEVIATION).to(torch.bfloat16)
+
+
+def write_checkpoint(dimensions: Dimensions, folder: Path, seed: int = SEED) -> Path:
+    """Write a checkpoint into `folder`, which must not exist. A write that was broken off leaves no such folder."""
+    from safetensors.torch import save_file
+
+    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    tensors = {name: draw(name, shape, seed) for name, shape in dimensions.shapes().items()}
+    save_file(tensors, temporary / "model.safetensors", {"format": "pt"})
+    (temporary / "config.json").write_text(json.dumps(dimensions.config(), indent=2))
+    write_tokenizer(dimensions.vocab_size, temporary)
+    os.replace(temporary, folder)
+    return folder
+
+
+def checkpoint(dimensions: Dimensions, cache: Path, seed: int = SEED) -> Path:
+    """The folder of a checkpoint in the cache, written now where it is not there."""
+    folder = cache / "checkpoints" / f"{dimensions.name}-seed{seed}-form{FORM}"
+    return folder if folder.exists() else write_checkpoint(dimensions, folder, seed)

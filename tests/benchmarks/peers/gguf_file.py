@@ -1,0 +1,95 @@
+"""Writes a checkpoint as GGUF in bf16, for llama.cpp. Runs in that peer's interpreter: numpy and `gguf`, no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def gguf_name(name: str) -> str:
+    """A tensor's name in GGUF's Llama architecture."""
+    stem = name.removesuffix(".weight")
+    if stem in _OTHERS:
+        return _OTHERS[stem] + ".weight"
+    layer, part = stem.removeprefix("model.layers.").split(".", 1)
+    return f"blk.{layer}.{_LAYER[part]}.weight"
+
+
+def rotary_order(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a query or key projection as llama.cpp's Llama rotates them: the two halves of a head interleaved.
+
+    Args:
+        weight: [heads * head_size, hidden].
+    """
+    half = weight.shape[0] // heads // 2
+    return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a bf16 file as their bits (uint16)."""
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header: dict[str, Any] = json.loads(raw[8 : 8 + size])
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] != "BF16":
+            raise ValueError(f"{path}: {name} is {entry['dtype']}, not BF16")
+        begin, end = entry["data_offsets"]
+        bits = np.frombuffer(raw, np.uint16, (end - begin) // 2, 8 + size + begin)
+        tensors[name] = bits.reshape(entry["shape"])
+    return tensors
+
+
+def write_gguf(checkpoint: Path, path: Path) -> None:
+    """Write all of the model: norms in float32, all else in bf16, no vocabulary (token ids are passed)."""
+    import gguf  # type: ignore[import-not-found, unused-ignore]
+
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_name(checkpoint.name)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_tokenizer_model("no_vocab")
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, bits in read_safetensors(checkpoint / "model.safetensors").items():
+        for part, count in heads.items():
+            if f".{part}." in name:
+                bits = rotary_order(bits, count)
+        if bits.ndim == 1:
+            writer.add_tensor(gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
+        else:
+            octets = np.ascontiguousarray(bits).view(np.uint8)
+            writer.add_tensor(gguf_name(name), octets, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

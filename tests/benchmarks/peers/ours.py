@@ -1,0 +1,51 @@
+"""Engine itself, through its public `LLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.benchmarks.peers.peer import Peer
+from tests.benchmarks.peers.protocol import Settings, serve
+
+PEER = Peer(
+    name="engine",
+    module="tests.benchmarks.peers.ours",
+    weights=("bf16", "int8", "int4"),
+    steps=None,
+    about="`LLM.generate` in one process, drivers as `auto` chooses them",
+)
+
+
+class Ours:
+    """A worker."""
+
+    def prepare(self, settings: Settings) -> None:
+        """Nothing: it reads the checkpoint as it is."""
+
+    def load(self, settings: Settings) -> Sequence[str]:
+        """Start."""
+        from engine import LLM
+
+        further: dict[str, Any] = {} if settings.weights == "bf16" else {"quantization": settings.weights}
+        self._llm = LLM(
+            settings.checkpoint,
+            dtype="bfloat16",
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            kv_cache_memory=settings.kv_bytes,
+            **further,
+        )
+        return ("engine", "engine-cpu", "torch")
+
+    def generate(self, prompts: list[list[int]], output_lens: list[int]) -> list[list[int]]:
+        """Complete."""
+        from engine import SamplingParams
+
+        params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens]
+        asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return [output.outputs[0].token_ids for output in self._llm.generate(asked, params, use_tqdm=False)]
+
+
+if __name__ == "__main__":
+    serve(Ours())
