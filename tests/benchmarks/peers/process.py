@@ -138,22 +138,23 @@ class PeerProcess:
                     total += sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("VmHWM"))
         return total
 
-    def close(self) -> None:
+    def close(self, ask: bool = True) -> None:
         """End it: asked first, killed with all its processes where that does not help. Idempotent."""
-        if self._process.poll() is None:
+        if ask and self._process.poll() is None:
             self.resume()
             with contextlib.suppress(WorkerError):
                 self._ask({"do": "quit"}, END_SECONDS)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
         self._signal(signal.SIGKILL)
         self._process.wait()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        # Whoever is interrupted does not wait for an engine that may be in the middle of its work.
+        self.close(ask=kind is None or issubclass(kind, Exception))
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
