@@ -86,7 +86,8 @@ bench: install
 
 # Hours; the other engines are installed into environments of their own first (gigabytes, under the user's cache).
 bench-peers: install
-	$(BIN)/python -m tests.benchmarks.peers --peer $(PEER) --model $(PEER_MODEL) --work $(WORKLOAD) --pairs $(PAIRS) $(PEERS_FLAGS)
+	$(BIN)/python -m tests.benchmarks.peers --peer $(PEER) --model $(PEER_MODEL) --work $(WORKLOAD) --pairs $(PAIRS) \
+		$(PEERS_FLAGS)
 
 serve: install
 	$(BIN)/engine serve $(MODEL) --port $(PORT)

@@ -273,6 +273,8 @@ def test_the_page_shows_figures_ratios_bars_starts_and_what_is_missing() -> None
     assert "| 0.6B | W2 | 1.4 × the best peer | not measured |  |" in text
     assert "| 0.6B | bf16 | `vllm` | 60.00 | 30.00 | 2,048 |" in text
     assert "- openvino: no wheel" in text
+    assert "2026-11-21, 4 cores (avx2), 5 pairs. Probes: 50 to 50 GB/s read, 800 to 800 GFLOP/s" in text
+    assert "Nothing has been measured" in page(empty())
 
 
 def test_the_share_of_the_machine() -> None:

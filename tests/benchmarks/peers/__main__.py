@@ -37,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--cache", type=Path, default=default_cache(), help="environments, checkpoints, logs")
     flags.add_argument("--jobs", type=int, default=2, help="compilers at once while a peer is built (default: 2)")
     flags.add_argument("--install-only", action="store_true", help="make the environments and checkpoints, and stop")
-    flags.add_argument("--json", type=Path, help="write the results here, after each engine and model")
+    flags.add_argument(
+        "--json", type=Path, help="the results, written after each engine and model (default: in the cache)"
+    )
     flags.add_argument("--page", type=Path, help="write the Markdown page here (default: to standard output)")
     flags.add_argument(
         "--from", dest="sources", type=Path, nargs="+", metavar="JSON", help="measure nothing: write these results"
@@ -95,7 +97,8 @@ def measure(asked: argparse.Namespace, command: str) -> Results:
         probe=partial(probe, "bfloat16"),
         say=say,
     )
-    cache.mkdir(parents=True, exist_ok=True)
+    target = asked.json or cache / "results" / f"{datetime.datetime.now():%Y-%m-%dT%H-%M-%S}.json"
+    say(f"results go to {target}")
     folders = {model.name: checkpoint(model, cache) for model in models}
     ours = Engine(OURS, interpreter(OURS, cache, asked.jobs))
     for peer in peers:
@@ -113,9 +116,10 @@ def measure(asked: argparse.Namespace, command: str) -> Results:
                     continue
                 own = [task for task in tasks if task.weights == weights]
                 compare(bench, results, ours, theirs, model, folders[model.name], weights, own)
-                if asked.json is not None:
-                    results.save(asked.json)
+                results.save(target)
     results.left_out = list(dict.fromkeys(results.left_out))
+    if not asked.install_only:
+        results.save(target)
     return results
 
 
@@ -131,13 +135,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = Results.load(asked.sources[0])
         for source in asked.sources[1:]:
             results.add(Results.load(source))
+        if asked.json is not None:
+            results.save(asked.json)
     else:
         signal.signal(signal.SIGTERM, _end)  # so that the workers are ended too
         results = measure(asked, shlex.join(["python", "-m", "tests.benchmarks.peers", *words]))
         if asked.install_only:
             return 1 if results.left_out else 0
-    if asked.json is not None:
-        results.save(asked.json)
     if asked.page is not None:
         asked.page.parent.mkdir(parents=True, exist_ok=True)
         asked.page.write_text(page(results), encoding="utf-8")

@@ -59,12 +59,13 @@ def _work() -> str:
 
 
 def _run(results: Results) -> str:
+    if not results.comparisons:
+        return 'Nothing has been measured yet: `make bench-peers PEERS_FLAGS="--page docs/benchmarks/peers.md"` writes this page.'
     machines = [machine for c in results.comparisons for machine in c.machine]
     features = ", ".join(results.features) or "no vector instructions known"
     lines = ["## The run", "", f"{results.date}, {results.threads} cores ({features}), {results.pairs} pairs."]
-    if machines:
-        low, high, least, most = range_of(machines)
-        lines[-1] += f" Probes: {low:.0f} to {high:.0f} GB/s read, {least:.0f} to {most:.0f} GFLOP/s of bf16 products."
+    low, high, least, most = range_of(machines)
+    lines[-1] += f" Probes: {low:.0f} to {high:.0f} GB/s read, {least:.0f} to {most:.0f} GFLOP/s of bf16 products."
     lines += ["", "```sh", *results.commands, "```", ""]
     rows = [
         (f"`{engine}`", ", ".join(f"{name} {version}" for name, version in sorted(found.items())))

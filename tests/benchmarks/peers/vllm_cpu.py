@@ -26,7 +26,7 @@ PEER = Peer(
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CONFIGURE_LOGGING": "1",
     },
-    about="`LLM.generate` as it comes: torch.compile, prefix cache on",
+    about="`LLM.generate` as it comes: compiled at the start, prefix cache on, its core in a process of its own",
 )
 
 
