@@ -19,7 +19,7 @@ from tests.benchmarks.peers import registry
 from tests.benchmarks.peers.__main__ import main, parser
 from tests.benchmarks.peers.bars import BARS, BEST, verdicts
 from tests.benchmarks.peers.compare import Bench, Engine, compare
-from tests.benchmarks.peers.environment import interpreter
+from tests.benchmarks.peers.environment import InstallError, interpreter
 from tests.benchmarks.peers.page import page
 from tests.benchmarks.peers.peer import Peer
 from tests.benchmarks.peers.process import PeerProcess, WorkerError, compiled_folder, worker_environment
@@ -190,20 +190,44 @@ def test_an_environment_is_made_once_and_anew_when_its_steps_change(fake: Fake, 
     assert not mark.exists()
 
 
+@pytest.mark.slow
+def test_what_cannot_be_installed_says_why(fake: Fake, tmp_path: Path) -> None:
+    missing = fake("missing", steps=(("install", "--no-index", "there-is-no-such-distribution"),))
+    with pytest.raises(InstallError) as raised:
+        interpreter(missing, tmp_path, 1)
+    assert str(raised.value).startswith("pip install --no-index there-is-no-such-distribution failed: ")
+    assert str(raised.value).endswith("ERROR: No matching distribution found for there-is-no-such-distribution")
+    assert "Could not find a version" in raised.value.log.read_text()
+
+
 def test_a_peer_that_cannot_be_installed_is_no_error_of_the_whole(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = fake("missing", steps=(("install", "--no-index", "there-is-no-such-distribution"),))
-    monkeypatch.setattr("tests.benchmarks.peers.__main__.PEERS", {"missing": missing})
+    def install(peer: Peer, cache: Path, jobs: int) -> Path:
+        if peer.name == "missing":
+            raise InstallError("there is no wheel", cache / "log")
+        return PYTHON
+
+    peers = {"missing": fake("missing", steps=(("install", "missing"),)), "there": fake("there")}
+    monkeypatch.setattr("tests.benchmarks.peers.__main__.PEERS", peers)
+    monkeypatch.setattr("tests.benchmarks.peers.__main__.OURS", fake("engine"))
     monkeypatch.setattr("tests.benchmarks.peers.__main__.MODELS", {"tiny": TINY})
-    target = tmp_path / "out" / "results.json"
-    arguments = ["--cache", str(tmp_path), "--model", "tiny", "--json", str(target), "--page", str(tmp_path / "a.md")]
-    assert main(arguments) == 0
-    (left,) = Results.load(target).left_out
-    assert left.what == "missing"
-    assert left.reason.startswith("pip install --no-index there-is-no-such-distribution failed: ")
-    assert left.reason.endswith("ERROR: No matching distribution found for there-is-no-such-distribution")
-    assert f"- missing: {left.reason}" in (tmp_path / "a.md").read_text()
+    monkeypatch.setattr("tests.benchmarks.peers.page.MODELS", {"tiny": TINY})
+    monkeypatch.setattr("tests.benchmarks.peers.__main__.interpreter", install)
+    monkeypatch.setattr("tests.benchmarks.peers.__main__.probe", lambda dtype: MACHINE)
+    flags = ["--cache", str(tmp_path), "--model", "tiny", "--work", "W1,W1-int8", "--pairs", "1", "--starts", "1"]
+    assert main([*flags, "--page", str(tmp_path / "a.md")]) == 0
+    (kept,) = (tmp_path / "results").iterdir()
+    results = Results.load(kept)
+    assert [(left.what, left.reason) for left in results.left_out] == [
+        ("missing", "there is no wheel"),
+        ("there, int8", "it has no such weights on processors"),
+    ]
+    assert [(c.model, c.task.name, c.peer) for c in results.comparisons] == [("tiny", "W1", "there")]
+    text = (tmp_path / "a.md").read_text()
+    assert "- missing: there is no wheel" in text
+    assert "## tiny (0 million parameters)" in text
+    assert results.commands[0] in text
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ def _work() -> str:
 
 def _run(results: Results) -> str:
     if not results.comparisons:
-        return 'Nothing has been measured yet: `make bench-peers PEERS_FLAGS="--page docs/benchmarks/peers.md"` writes this page.'
+        command = 'make bench-peers PEERS_FLAGS="--page docs/benchmarks/peers.md"'
+        return f"Nothing has been measured yet: `{command}` writes this page."
     machines = [machine for c in results.comparisons for machine in c.machine]
     features = ", ".join(results.features) or "no vector instructions known"
     lines = ["## The run", "", f"{results.date}, {results.threads} cores ({features}), {results.pairs} pairs."]
