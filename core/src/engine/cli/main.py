@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """The built-in commands: where each is, and its line in the help."""
 
-ACTIONS: dict[str, dict[str, str]] = {"plugins": {"test": "engine-sdk"}}
+ACTIONS: dict[str, dict[str, str]] = {"plugins": {"new": "engine-sdk", "test": "engine-sdk"}}
 """Commands after which a word is part of the name (`engine plugins test` is the command "plugins test"), and which of
 our distributions offer such ones."""
 

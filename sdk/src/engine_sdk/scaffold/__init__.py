@@ -1,0 +1,1 @@
+"""`engine plugins new`: a package that installs, registers and passes its suite as it is."""

@@ -1,0 +1,137 @@
+"""Writes a plugin's package from the templates of its point."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.plugin import POINTS, Registry
+from engine.plugin.near import did_you_mean
+from engine.types.errors import ConfigError
+from engine_sdk.conformance import SUITES
+
+HOOKS = "hooks"
+"""Not a point: a plugin that listens."""
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
+_TORCH = frozenset({"attention", "communicator", "drafter", "ops"})
+"""Points whose minimal body computes with torch."""
+_USE = {
+    "router": "engine serve --data-parallel-size 2 --router my-driver",
+    "communicator": "engine serve --tensor-parallel-size 2 --communicator my-driver",
+}
+
+
+class Written(NamedTuple):
+    """What was made.
+
+    Attributes:
+        folder: the package's.
+        files: in it, relative.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+
+
+def kinds() -> tuple[str, ...]:
+    """What there are templates for."""
+    templates = files(__package__) / "templates"
+    return tuple(kind for kind in (*SUITES, HOOKS) if (templates / kind).is_dir())
+
+
+def write(kind: str, name: str, parent: Path) -> Written:
+    """Make the package `engine-<name>` in a new folder of that name.
+
+    Args:
+        kind: a point, or "hooks".
+        name: the driver's, e.g. "my-attention".
+        parent: where the folder is to be.
+
+    Raises:
+        ConfigError: there is no such kind; the name cannot be one, or is taken; the folder exists or cannot be made.
+    """
+    kind = kind.replace("-", "_")
+    if kind not in kinds():
+        found = "this version of the kit has no template for it" if kind in POINTS else "there is no such point"
+        hint = did_you_mean(kind, kinds()) or f"there are templates for: {', '.join(kinds())}"
+        raise ConfigError(f"make a plugin for '{kind}'", found, hint)
+    if not _NAME.match(name) or keyword.iskeyword(name):
+        raise ConfigError(
+            f"make a plugin called '{name}'", "that is no name of a driver", "use lower-case letters, digits and dashes"
+        )
+    taken = [c for c in Registry.discover().candidates("hooks.core" if kind == HOOKS else kind) if c.name == name]
+    if taken:
+        raise ConfigError(
+            f"make a plugin called '{name}'",
+            f"{taken[0].provenance} offers a driver of this name for {kind}, and two of a name are an error",
+            "choose another",
+        )
+    folder = parent / f"engine-{name}"
+    contents = {path: _filled(text, kind, name) for path, text in _templates(kind).items()}
+    package = f"engine_{name.replace('-', '_')}"
+    contents = {path.replace("engine_my_driver", package): text for path, text in contents.items()}
+    try:
+        folder.mkdir(parents=True)
+        for path, text in contents.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except FileExistsError as error:
+        raise ConfigError(f"make {folder}", "it exists already", "choose another name, or another --folder") from error
+    except OSError as error:
+        raise ConfigError(f"make {folder}", str(error), "choose another --folder") from error
+    return Written(folder, tuple(contents))
+
+
+def _templates(kind: str) -> dict[str, str]:
+    """Path in the package: text, with placeholders."""
+    own, common = files(__package__) / "templates" / kind, files(__package__) / "templates" / "common"
+
+    def text(name: str) -> str:
+        source = own / f"{name}.txt"
+        return (source if source.is_file() else common / f"{name}.txt").read_text(encoding="utf-8")
+
+    package = "src/engine_my_driver"
+    contents = {
+        "pyproject.toml": text("pyproject.toml"),
+        "README.md": text("README.md"),
+        f"{package}/__init__.py": text("init.py"),
+        f"{package}/py.typed": "",
+        f"{package}/body.py": text("body.py"),
+        "tests/test_conformance.py" if kind != HOOKS else "tests/test_hooks.py": text("test.py"),
+    }
+    if kind != HOOKS:
+        contents[f"{package}/card.py"] = text("card.py")
+    return contents
+
+
+def _filled(text: str, kind: str, name: str) -> str:
+    class_name = "".join(part.capitalize() for part in name.split("-"))
+    dependencies = ['"engine"', *(['"numpy"'] if kind in ("evictor", "drafter") else [])]
+    dependencies += ['"torch"'] if kind in _TORCH else []
+    if kind == HOOKS:
+        help_line, group = "A plugin that listens to hooks", "engine.hooks.core.v0"
+        entry = "engine_my_driver.body:MyDriver"
+        point = flag = suite = ""
+    else:
+        help_line, point = f"A driver of the point {kind}", kind
+        group, entry = POINTS[kind].group(POINTS[kind].majors[-1]), "engine_my_driver.card:MyDriverCard"
+        flag, suite = POINTS[kind].option_flag, SUITES[kind][0]
+    fields = {
+        "help": help_line,
+        "dependencies": ", ".join(dependencies),
+        "group": group,
+        "entry": entry,
+        "point": point,
+        "suite": suite,
+        "use": _USE.get(kind, f"engine generate {flag} my-driver 'Once upon a time'"),
+    }
+    for field, value in fields.items():
+        text = text.replace(f"@{field}@", value)
+    names = {"engine_my_driver": f"engine_{name.replace('-', '_')}", "MyDriver": class_name, "my-driver": name}
+    for placeholder, value in names.items():
+        text = text.replace(placeholder, value)
+    return text
