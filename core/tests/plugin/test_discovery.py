@@ -156,9 +156,32 @@ def test_not_found_says_what_is_installed_and_what_was_meant(candidate):
     assert (caught.value.point, caught.value.driver) == ("evictor", "Least-Recnt")
 
 
-def test_not_found_without_a_near_match_gives_the_pip_line(candidate):
-    with pytest.raises(DriverNotFoundError, match="pip install engine-flashattn"):
-        Registry([candidate("evictor", "x", "a:A")]).find("evictor", "flashattn")
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("flash", "pip install engine-flashattn"),
+        ("flesh", "did you mean 'flash' (pip install engine-flashattn)"),
+        ("zyx", "install the distribution that offers it"),
+    ],
+)
+def test_drivers_that_are_known_but_not_installed_have_a_pip_line(candidate, name, remedy):
+    with pytest.raises(DriverNotFoundError) as caught:
+        Registry([candidate("attention", "torch", "a:A")]).find("attention", name)
+    assert caught.value.remedy.startswith(remedy)
+
+
+def test_the_table_of_known_drivers_fits_the_points_and_the_first_party_packages():
+    import engine.plugin.known as known
+    from engine.plugin.points import POINTS
+
+    installed = Registry.discover()
+    for distribution, points in known.DISTRIBUTIONS.items():
+        assert set(points) <= set(POINTS)
+        for point, names in points.items():
+            assert len(set(names)) == len(names)
+            for candidate in installed.candidates(point):
+                if candidate.distribution == distribution:
+                    assert candidate.name in names, f"{candidate.name} of {distribution} is not in the table"
 
 
 def test_not_found_tells_of_a_driver_of_that_name_at_another_point(candidate):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.plugin.card import Card
+from engine.plugin.known import distribution_of, known_names
 from engine.plugin.near import did_you_mean, near_matches
 from engine.plugin.points import COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
 from engine.types.errors import (
@@ -210,8 +211,13 @@ class Registry:
         hint = did_you_mean(name, (c.name for c in installed))
         if elsewhere:
             hint = f"'{name}' is a driver of {', '.join(elsewhere)}"
+        if distribution := distribution_of(point, name):
+            hint = f"pip install {distribution}"
+        elif not hint and (near := near_matches(name, known_names(point))):
+            lines = (f"'{known}' (pip install {distribution_of(point, known)})" for known in near)
+            hint = f"did you mean {' or '.join(lines)}?"
         if not hint:
-            hint = f"install the distribution that offers it, for a first-party one: pip install engine-{name}"
+            hint = "install the distribution that offers it; `engine plugins` lists what is installed"
         return DriverNotFoundError(
             f"use driver '{name}' for {point}",
             f"no installed distribution offers it; installed: {listing}",
