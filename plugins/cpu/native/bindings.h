@@ -19,6 +19,7 @@ void bind_attention(nanobind::module_& m);
 void bind_ops(nanobind::module_& m);
 void bind_parallel(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
+void bind_sampling(nanobind::module_& m);
 void bind_shm(nanobind::module_& m);
 void bind_tape(nanobind::module_& m);
 

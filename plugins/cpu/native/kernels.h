@@ -63,6 +63,13 @@ struct AttentionForward;
 struct AttentionWrite;
 class AttentionScratch;
 
+// Sampling's: sampling.h.
+struct Sample;
+struct Logprobs;
+struct Penalties;
+struct Bitmask;
+class SamplingScratch;
+
 // The kernels of one level. A level holds every one of them: what it has no instructions for, it computes plainly.
 struct Kernels {
     // dst[i] = src[0][i] + ... + src[n - 1][i], added in that order; 16-bit floats in float32, rounded once.
@@ -76,6 +83,10 @@ struct Kernels {
     void (*layer_norm)(DType dtype, const LayerNorm& arguments, int threads);
     void (*attention)(const AttentionForward& arguments, AttentionScratch& scratch, int threads);
     void (*attention_write)(const AttentionWrite& arguments, int threads);
+    void (*sample)(const Sample& arguments, SamplingScratch& scratch, int threads);
+    void (*logprobs)(const Logprobs& arguments, SamplingScratch& scratch, int threads);
+    void (*penalties)(const Penalties& arguments, SamplingScratch& scratch, int threads);
+    void (*apply_bitmask)(const Bitmask& arguments, int threads);
 };
 
 // The levels that are compiled in and that this processor can run, lowest first.

@@ -50,7 +50,7 @@ def test_it_is_preferred(native) -> None:
     choices = launch(EngineConfig(tensor_parallel_size=2, dtype="float32")).start.worker.choices
     assert next(c.driver for c in choices if c.point == "communicator") == "shm"
     drivers = {c.kind: c.driver for c in choices if c.point == "ops"}
-    assert drivers["sample"] == "torch"
+    assert drivers["reject"] == "torch"
     assert drivers["linear"] == drivers["pack_linear"] == ("torch" if levels() == ["scalar"] else "cpu")
     attention = {c.kind: c.driver for c in choices if c.point == "attention"}
     assert attention == {"full": drivers["linear"]}

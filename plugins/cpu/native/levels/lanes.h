@@ -41,15 +41,9 @@ inline Vec keep(Vec x, std::ptrdiff_t begin, std::ptrdiff_t end, Vec other) {
     const unsigned lower = begin >= 16 ? 0xffffu : begin <= 0 ? 0u : (1u << begin) - 1;
     return {_mm512_mask_blend_ps(static_cast<__mmask16>(upper & ~lower), other.v, x.v)};
 }
-// 2^x for x up to 127; 0 below -149.
-inline Vec exp2(Vec x) {
-    x.v = _mm512_max_ps(_mm512_set1_ps(-200.0f), x.v);  // x where it is NaN
-    const __m512 n = _mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 f = _mm512_sub_ps(x.v, n);
-    __m512 p = _mm512_set1_ps(POWERS[5]);
-    for (int i = 4; i >= 0; --i) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(POWERS[i]));
-    return {_mm512_scalef_ps(p, n)};
-}
+inline Vec rounded(Vec x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// x * 2^n for a whole n between -200 and 127
+inline Vec scaled(Vec x, Vec n) { return {_mm512_scalef_ps(x.v, n.v)}; }
 inline void store(bf16* p, Vec a) {
 #if defined(__AVX512BF16__)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v)));
@@ -95,15 +89,11 @@ inline Vec keep(Vec x, std::ptrdiff_t begin, std::ptrdiff_t end, Vec other) {
                                         _mm256_cmp_ps(lane, _mm256_set1_ps(to), _CMP_LT_OQ));
     return {_mm256_blendv_ps(other.v, x.v, inside)};
 }
-inline Vec exp2(Vec x) {
-    const __m256 tiny = _mm256_cmp_ps(x.v, _mm256_set1_ps(-126.0f), _CMP_LT_OQ);
-    x.v = _mm256_max_ps(_mm256_set1_ps(-126.0f), x.v);
-    const __m256 n = _mm256_round_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m256 f = _mm256_sub_ps(x.v, n);
-    __m256 p = _mm256_set1_ps(POWERS[5]);
-    for (int i = 4; i >= 0; --i) p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(POWERS[i]));
-    const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    return {_mm256_andnot_ps(tiny, _mm256_mul_ps(p, _mm256_castsi256_ps(exponent)))};
+inline Vec rounded(Vec x) { return {_mm256_round_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Vec scaled(Vec x, Vec n) {  // 0 for n below -126
+    const __m256 tiny = _mm256_cmp_ps(n.v, _mm256_set1_ps(-126.0f), _CMP_LT_OQ);
+    const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127)), 23);
+    return {_mm256_andnot_ps(tiny, _mm256_mul_ps(x.v, _mm256_castsi256_ps(exponent)))};
 }
 inline void store(bf16* p, Vec a) {
     float part[8];
@@ -118,7 +108,7 @@ inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
 inline Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
 inline Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
 inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
-inline Vec maximum(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+inline Vec maximum(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }  // b where one is NaN
 inline Vec magnitude(Vec a) { return {std::fabs(a.v)}; }
 inline float largest(Vec a) { return a.v; }
 inline void store(float* p, Vec a) { *p = a.v; }
@@ -126,17 +116,32 @@ inline void store(float* p, Vec a, std::size_t) { *p = a.v; }
 inline Vec below(Vec a, float limit, Vec yes, Vec no) { return a.v < limit ? yes : no; }
 inline Vec numbered() { return {0.0f}; }
 inline Vec keep(Vec x, std::ptrdiff_t begin, std::ptrdiff_t end, Vec other) { return begin <= 0 && end > 0 ? x : other; }
-inline Vec exp2(Vec x) {
-    if (x.v < -149.0f) return {0.0f};
-    if (std::isnan(x.v)) return x;
-    const float n = std::nearbyint(x.v);
-    float p = POWERS[5];
-    for (int i = 4; i >= 0; --i) p = p * (x.v - n) + POWERS[i];
-    return {std::ldexp(p, static_cast<int>(n))};
-}
+inline Vec rounded(Vec x) { return {std::nearbyint(x.v)}; }
+inline Vec scaled(Vec x, Vec n) { return std::isnan(n.v) ? n : Vec{std::ldexp(x.v, static_cast<int>(n.v))}; }
 inline void store(bf16* p, Vec a) { *p = narrow<bf16>(a.v); }
 
 #endif
+
+inline Vec power(Vec f, Vec n) {  // 2^(f + n), f in [-0.5, 0.5]
+    Vec p = splat(POWERS[5]);
+    for (int i = 4; i >= 0; --i) p = Vec::fma(p, f, splat(POWERS[i]));
+    return scaled(p, n);
+}
+
+// 2^x for x up to 127; 0 below -149.
+inline Vec exp2(Vec x) {
+    x = maximum(splat(-200.0f), x);  // x where it is NaN
+    const Vec n = rounded(x);
+    return power(x - n, n);
+}
+
+// e^x for x up to 88, good to two units in the last place; 0 below -103.
+inline Vec exponential(Vec x) {
+    x = maximum(splat(-138.0f), x);
+    const Vec n = rounded(x * splat(1.44269504088896341f));
+    const Vec r = Vec::fma(n, splat(2.12194440e-4f), Vec::fma(n, splat(-0.693359375f), x));  // x - n * ln 2, in two parts
+    return power(r * splat(1.44269504088896341f), n);
+}
 
 inline float exp2(float x) {
     float lanes[Vec::WIDTH];

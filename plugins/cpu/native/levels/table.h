@@ -15,5 +15,9 @@ void elementwise(DType dtype, const Elementwise& arguments, int threads);
 void layer_norm(DType dtype, const LayerNorm& arguments, int threads);
 void attention(const AttentionForward& arguments, AttentionScratch& scratch, int threads);
 void attention_write(const AttentionWrite& arguments, int threads);
+void sample(const Sample& arguments, SamplingScratch& scratch, int threads);
+void logprobs(const Logprobs& arguments, SamplingScratch& scratch, int threads);
+void penalties(const Penalties& arguments, SamplingScratch& scratch, int threads);
+void apply_bitmask(const Bitmask& arguments, int threads);
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -200,3 +200,60 @@ class Attention:
         slopes: int,
     ) -> None:
         """lse, kv_index, sinks, slopes: 0 for none; soft_cap, window: 0 for none."""
+
+def uniform(seed: int, position: int, purpose: int) -> float:
+    """The engine's random number in [0, 1), see `engine.interfaces.ops`. seed: the bits of the uint64."""
+
+class Sampling:
+    """Kernels of one level, threads, and the memory that they compute in. Logits are float32 [rows, vocab]; strides
+    count elements. Tensors have the dtypes of `engine.interfaces.ops`; indices are int64, counts int32."""
+
+    def __init__(self, level: str, threads: int) -> None:
+        """Raises ValueError where there is no such level."""
+
+    def sample(
+        self,
+        logits: int,
+        stride: int,
+        rows: int,
+        vocab: int,
+        temperature: int,
+        top_k: int,
+        top_p: int,
+        min_p: int,
+        seed: int,
+        position: int,
+        out: int,
+    ) -> None: ...
+    def logprobs(
+        self,
+        logits: int,
+        stride: int,
+        rows: int,
+        vocab: int,
+        tokens: int,
+        k: int,
+        chosen: int,
+        rank: int,
+        top_ids: int,
+        top_values: int,
+    ) -> None: ...
+    def penalties(
+        self,
+        logits: int,
+        stride: int,
+        rows: int,
+        vocab: int,
+        row: int,
+        count: int,
+        tokens: int,
+        tokens_stride: int,
+        num_prompt: int,
+        num_tokens: int,
+        presence: int,
+        frequency: int,
+        repetition: int,
+    ) -> None: ...
+    def apply_bitmask(
+        self, logits: int, stride: int, rows: int, vocab: int, row: int, count: int, bits: int, bits_stride: int
+    ) -> None: ...

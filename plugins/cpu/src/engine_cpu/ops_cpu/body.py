@@ -9,9 +9,11 @@ import torch.nn.functional as F
 
 from engine.types.errors import ConfigError
 from engine_cpu._native import Ops, levels, use_huge_pages
+from engine_cpu._native import Sampling as Kernels
 from engine_cpu.dtypes import DTYPES
 from engine_cpu.ops_cpu.elementwise import Elementwise
 from engine_cpu.ops_cpu.rows import Rows
+from engine_cpu.ops_cpu.sampling import Sampling
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -30,7 +32,7 @@ class PackedLinear(NamedTuple):
     bias: torch.Tensor | None
 
 
-class CpuOpsBody(Rows, Elementwise):
+class CpuOpsBody(Rows, Elementwise, Sampling):
     """See `engine.interfaces.ops.Ops`. Of the dtypes of the card, on as many threads as torch."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -38,6 +40,7 @@ class CpuOpsBody(Rows, Elementwise):
         self._threads = torch.get_num_threads()
         try:
             self._ops = Ops(options.level, self._threads)
+            self._sampling = Kernels(options.level, self._threads)
         except ValueError as error:
             raise ConfigError(
                 f"ops.level {options.level}", str(error), f"choose auto or one of {', '.join(levels())}"
