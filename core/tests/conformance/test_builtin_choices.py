@@ -7,6 +7,7 @@ pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 from engine_sdk.conformance import (
     DrafterConformance,
     EvictorConformance,
+    ExecutorConformance,
     GrammarConformance,
     LogitsProcessorConformance,
     RouterConformance,
@@ -56,3 +57,12 @@ class TestBadWords(LogitsProcessorConformance):
 
 class TestLogitBias(LogitsProcessorConformance):
     driver = "logit_bias"
+
+
+class TestInline(ExecutorConformance):
+    driver = "inline"
+
+
+@pytest.mark.xdist_group("executors")
+class TestProcess(ExecutorConformance):
+    driver = "process"

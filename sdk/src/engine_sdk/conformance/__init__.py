@@ -21,16 +21,8 @@ import pytest
 
 # Before any suite is imported: a failed assertion of a suite then shows its values, as one of a test's own does.
 _TESTING = (
-    "base",
-    "attention",
-    "ops",
-    "communicator",
-    "evictor",
-    "drafter",
-    "grammar",
-    "scheduling_policy",
-    "router",
-    "logits_processor",
+    *("base", "attention", "ops", "communicator", "evictor", "drafter", "grammar", "scheduling_policy", "router"),
+    *("logits_processor", "executor"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
@@ -40,6 +32,7 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.communicator.suite import CommunicatorConformance, CommunicatorThorough
     from engine_sdk.conformance.drafter import DrafterConformance
     from engine_sdk.conformance.evictor import EvictorConformance
+    from engine_sdk.conformance.executor.suite import ExecutorConformance
     from engine_sdk.conformance.grammar.suite import GrammarConformance
     from engine_sdk.conformance.logits_processor import LogitsProcessorConformance
     from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
@@ -55,6 +48,7 @@ __all__ = [
     "Conformance",
     "DrafterConformance",
     "EvictorConformance",
+    "ExecutorConformance",
     "GrammarConformance",
     "LogitsProcessorConformance",
     "OpsConformance",
@@ -74,6 +68,7 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "scheduling_policy": ("SchedulingPolicyConformance",),
         "router": ("RouterConformance",),
         "logits_processor": ("LogitsProcessorConformance",),
+        "executor": ("ExecutorConformance",),
     }
 )
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
@@ -86,6 +81,7 @@ _HOMES = {
     "Conformance": "base",
     "DrafterConformance": "drafter",
     "EvictorConformance": "evictor",
+    "ExecutorConformance": "executor.suite",
     "GrammarConformance": "grammar.suite",
     "LogitsProcessorConformance": "logits_processor",
     "OpsConformance": "ops.suite",

@@ -208,7 +208,8 @@ class Conformance:
         for name in self.methods():
             method = getattr(body, name, None)
             assert callable(method), f"{body.__qualname__} has no method {name}"
-            parameters = list(inspect.signature(getattr(interface, name)).parameters)
+            declared = inspect.signature(getattr(interface, name)).parameters.values()
+            parameters = [p.name for p in declared if p.kind is p.POSITIONAL_OR_KEYWORD]
             try:
                 signature = inspect.signature(method)
             except ValueError:

@@ -10,27 +10,12 @@ import torch
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.platform import PlatformCard, PlatformNeed
 from engine.plugin import Registry, load_body
-from engine.types.kv import KVLayout
-from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import WorkerStart
+from engine_sdk.conformance.core_contexts import start_message
 from engine_sdk.conformance.subject import Subject
 
 if TYPE_CHECKING:
     from engine.interfaces.platform import Platform
-
-
-def worker_start(device: str = "cpu", dtype: str = "float32", **fields: Any) -> WorkerStart:
-    """A start message. fields: replace its own."""
-    model = ModelDescription(
-        architecture="Conformance", dtype=dtype, vocab_size=256, hidden_size=64, num_layers=1, num_q_heads=4,
-        max_model_len=4096, kv_specs=(KVSpec(kind="full", num_kv_heads=2, head_size=16),),
-    )  # fmt: skip
-    given: dict[str, Any] = {
-        "choices": (), "model": model, "dtype": dtype, "device": device, "max_model_len": 4096, "max_num_seqs": 64,
-        "max_num_batched_tokens": 4096, "layout": KVLayout(block_size=16, page_bytes=1 << 16, groups=()),
-        "files": CheckpointFiles(name="conformance", folder="", weights=(), config={}),
-    }  # fmt: skip
-    return WorkerStart(**(given | fields))
 
 
 def worker_context(
@@ -47,7 +32,7 @@ def worker_context(
     registry: what is installed; None: look. fields: of the start message.
     """
     registry = registry or Registry.discover()
-    start = worker_start(device, dtype, **fields)
+    start = start_message(device, dtype, **fields)
     platform = platform_of(device, start, registry)
     context = WorkerContext(start=start, platform=platform, device=platform.device, dtype=getattr(torch, dtype))
     ops = load_body(registry.card(registry.find("ops", "torch")))(context) if with_ops else None

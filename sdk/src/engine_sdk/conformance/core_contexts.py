@@ -1,9 +1,13 @@
-"""The contexts of bodies outside of workers. Without torch."""
+"""The contexts of bodies outside of workers, and what workers are told at their start. Without torch."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.interfaces.context import CoreContext, RouterContext
 from engine.types.kv import KVGroup, KVLayout
+from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
+from engine.types.start import WorkerStart
 from engine_sdk.conformance.subject import Subject
 
 
@@ -29,3 +33,17 @@ def router_context(subject: Subject, num_ranks: int) -> RouterContext:
     return RouterContext(
         num_ranks=num_ranks, max_num_seqs=64, block_size=16, cached_tokens=1 << 16, options=subject.options
     )
+
+
+def start_message(device: str = "cpu", dtype: str = "float32", **fields: Any) -> WorkerStart:
+    """A start message, of a model of no weights. fields: replace its own."""
+    model = ModelDescription(
+        architecture="Conformance", dtype=dtype, vocab_size=256, hidden_size=64, num_layers=1, num_q_heads=4,
+        max_model_len=4096, kv_specs=(KVSpec(kind="full", num_kv_heads=2, head_size=16),),
+    )  # fmt: skip
+    given: dict[str, Any] = {
+        "choices": (), "model": model, "dtype": dtype, "device": device, "max_model_len": 4096, "max_num_seqs": 64,
+        "max_num_batched_tokens": 4096, "layout": KVLayout(block_size=16, page_bytes=1 << 16, groups=()),
+        "files": CheckpointFiles(name="conformance", folder="", weights=(), config={}),
+    }  # fmt: skip
+    return WorkerStart(**(given | fields))
