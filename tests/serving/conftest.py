@@ -19,12 +19,22 @@ START_SECONDS = 90
 
 
 class Server:
-    """`engine serve ARGS --port 0` as a child process. `program` stands in for `engine`."""
+    """`engine serve ARGS --port 0` as a child process. `program` stands in for `engine`; `python`, `cwd` and
+    `environment` for this test's own."""
 
-    def __init__(self, *args: str, program: Sequence[str] = ("-m", "engine")) -> None:
+    def __init__(
+        self,
+        *args: str,
+        program: Sequence[str] = ("-m", "engine"),
+        python: str = sys.executable,
+        cwd: str | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, *program, "serve", *args, "--port", "0"],
+            [python, *program, "serve", *args, "--port", "0"],
+            cwd=cwd,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -8,6 +8,7 @@ import pytest
 
 from engine.frontend.banner import amount, capacity, render
 from engine.kv.layout import make_layout
+from engine.plugin import Candidate
 from engine.plugin.verdicts import Selection, Verdict
 from engine.types.model import KVSpec
 from engine.types.start import WorkerReady
@@ -41,6 +42,7 @@ def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
         "files": SimpleNamespace(folder="/models/x"),
         "model_name": "x",
         "selections": selections,
+        "registry": SimpleNamespace(quarantine={}),
     }
     return SimpleNamespace(**(facts | changes))
 
@@ -64,6 +66,15 @@ def test_the_facts_of_the_start():
     ):
         assert fact in shown
     assert "serves" not in render(launch(), ready(17), None)
+
+
+def test_what_is_broken_is_told():
+    assert "broken" not in render(launch(), ready(9), None)
+    moon = Candidate("evictor", "moon", 0, "engine-moon", "1", "a:A")
+    broken = SimpleNamespace(quarantine={moon: SimpleNamespace(found="no")})
+    text = render(launch(registry=broken), ready(9), None)
+    assert text.splitlines()[-1].split() == ["evictor", "'moon'", "engine-moon", "1:", "no"]
+    assert "engine plugins doctor" in text
 
 
 def test_several_cores_are_told():

@@ -62,6 +62,9 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
         facts.insert(2, ("ranks", f"{ranks} engine cores, each with the whole model{workers}"))
     drivers = [(point, f"{driver}: {why}") for point, driver, why in _drivers(launch.selections)]
     text = [f"Engine {version('engine')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
+    if broken := launch.registry.quarantine:
+        names = [(f"{c.point} '{c.name}'", f"{c.provenance}: {error.found}") for c, error in broken.items()]
+        text += ["  broken, and left out (`engine plugins doctor` says how to mend them)", *_columns(names, 4)]
     if address is not None:
         text.append(f"  serves {launch.model_name} on {address}")
     return "\n".join(text)

@@ -1,0 +1,223 @@
+"""A stranger's plugin, for real: built into a wheel, installed beside our own wheels into an environment of its own,
+with no source tree in sight; selected, serving, upgraded, broken in each way, and removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ..serving.conftest import Server
+from .package import write
+
+ROOT = Path(__file__).parents[2]
+MISSPELT = """
+from engine.plugin import hookimpl
+
+
+class Listener:
+    @hookimpl
+    def step_dome(self, stats):
+        pass
+"""
+pytestmark = pytest.mark.xdist_group("moon")
+
+
+class House:
+    """A virtual environment with our wheels, and the libraries that they need but nothing else of ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.wheels, self.home = folder, folder / "wheels", folder / "home"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+        self.python = folder / "venv" / "bin" / "python"
+        self.site = next((folder / "venv" / "lib").iterdir()) / "site-packages"
+        self._share_libraries()
+        self.home.mkdir()
+        for package in ("core", "plugins/tiny"):
+            # Built from a copy: setuptools writes beside its sources.
+            copy = folder / "sources" / package.replace("/", "-")
+            shutil.copytree(ROOT / package, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+            self.install(self.build(copy))
+
+    def _share_libraries(self) -> None:
+        shared = self.folder / "libraries"
+        shared.mkdir()
+        for folder in (Path(path) for path in sys.path if path.endswith("site-packages")):
+            for entry in folder.iterdir():
+                ours = re.match(r"_*(editable_*)?engine[_-]|engine$|.*\.pth$", entry.name)
+                if not ours and not (shared / entry.name).exists():
+                    (shared / entry.name).symlink_to(entry)
+        (self.site / "libraries.pth").write_text(f"{shared}\n")
+
+    def pip(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "pip", "--python", str(self.python), "--quiet", *arguments]
+        subprocess.run(command, check=True, cwd=self.home, stdin=subprocess.DEVNULL)
+
+    def build(self, sources: Path) -> Path:
+        before = set(self.wheels.glob("*.whl"))
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+        subprocess.run([*command, "-w", str(self.wheels), str(sources)], check=True, cwd=self.home)
+        (wheel,) = set(self.wheels.glob("*.whl")) - before
+        return wheel
+
+    def install(self, wheel: Path) -> None:
+        self.pip("install", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """(exit code, output) of a command of the program."""
+        ended = subprocess.run(
+            [str(self.python), "-m", "engine", *arguments],
+            cwd=self.home, env=self.environment, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        return ended.returncode, ended.stdout + ended.stderr
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ENGINE_", "VIRTUAL"))
+        }
+        return {**kept, "OMP_NUM_THREADS": "1"}
+
+    def serve(self, *arguments: str) -> Server:
+        return Server(*arguments, python=str(self.python), cwd=str(self.home), environment=self.environment)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    return House(tmp_path_factory.mktemp("house"))
+
+
+@pytest.fixture
+def moon(house: House, tmp_path: Path) -> Iterator[Path]:
+    """Version 1.0 is installed; its folder in the environment."""
+    house.install(house.build(write(tmp_path / "moon", "1.0")))
+    yield house.site / "engine_moon"
+    house.pip("uninstall", "--yes", "engine-moon")
+    for wheel in house.wheels.glob("engine_moon*"):
+        wheel.unlink()
+
+
+def says(server: Server) -> str:
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
+    answer = httpx.post(server.address + "/v1/completions", json=body, timeout=60).raise_for_status().json()
+    return str(answer["choices"][0]["text"])
+
+
+def test_nothing_of_ours_comes_from_the_sources(house: House) -> None:
+    code = "import engine, engine_tiny; print(engine.__file__, engine_tiny.__file__)"
+    said = subprocess.run(
+        [str(house.python), "-c", code],
+        cwd=house.home,
+        env=house.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert all(path.startswith(str(house.site)) for path in said.split()), said
+    code_, listed = house.run("plugins", "--json")
+    assert code_ == 0
+    assert {row["distribution"] for row in json.loads(listed)["drivers"]} == {"engine", "engine-tiny"}
+
+
+def test_it_is_selected_and_serves(house: House, moon: Path) -> None:
+    code, said = house.run("plugins", "why", "scheduling_policy")
+    assert code == 0 and re.search(r"moon +engine-moon +1\.0 +-50 +fits +'fcfs' has priority 0", said), said
+    assert house.run("plugins", "doctor") == (0, house.run("plugins", "doctor")[1])
+    plain = house.serve("tiny")
+    expected = says(plain)
+    assert plain.stop() == 0
+    server = house.serve("tiny", "--scheduling-policy=moon", "--scheduling-policy.phase", "new")
+    assert says(server) == expected
+    assert server.stop() == 0
+    text = "".join(server.lines)
+    assert "the moon of version 1.0 is new" in text and "the moon has seen a step" in text and "moon: asked" in text
+
+
+def test_it_is_upgraded_and_removed(house: House, moon: Path, tmp_path: Path) -> None:
+    house.install(house.build(write(tmp_path / "later", "2.0")))
+    server = house.serve("tiny", "--scheduling-policy=moon")
+    says(server)
+    assert server.stop() == 0 and "the moon of version 2.0 is full" in "".join(server.lines)
+    house.pip("uninstall", "--yes", "engine-moon")
+    code, said = house.run("generate", "--scheduling-policy", "moon", "Once")
+    assert code == 2 and "no installed distribution offers it; installed: fcfs" in said
+    house.install(house.wheels / "engine_moon-1.0-py3-none-any.whl")  # for the fixture, which removes it
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        ("card.py", "raise RuntimeError('the moon has set')", "the moon has set"),
+        ("card.py", "class Moon(", "SyntaxError"),
+        ("card.py", "import a_library_that_nobody_has", "a_library_that_nobody_has"),
+        ("hooks.py", "raise RuntimeError('the moon is deaf')", "the moon is deaf"),
+        (
+            "hooks.py",
+            "from engine.plugin import hookimpl\n\n\n@hookimpl\ndef step_dome(stats): ...\n\n\nListener = 3",
+            "",
+        ),
+    ],
+)
+def test_broken_and_unselected_it_harms_nobody(house: House, moon: Path, file: str, text: str, found: str) -> None:
+    (moon / file).write_text(text)
+    server = house.serve("tiny")
+    assert says(server)
+    if file == "card.py":
+        assert server.metrics()["quarantined_drivers"] == 1
+    assert server.stop() == 0
+    banner = "".join(server.lines)
+    if found:
+        assert "engine-moon 1.0" in banner and found in banner
+        code, doctor = house.run("plugins", "doctor")
+        assert code == 1 and found in doctor and "engine-moon" in doctor
+    code, said = house.run("plugins")
+    assert code == 0 and "engine-moon" in said
+
+
+def test_broken_and_asked_for_it_stops_the_start(house: House, moon: Path) -> None:
+    (moon / "card.py").write_text("import a_library_that_nobody_has")
+    code, said = house.run("generate", "--scheduling-policy", "moon", "Once")
+    assert code == 2 and "a_library_that_nobody_has" in said and "pip install a_library_that_nobody_has" in said
+
+
+def test_an_option_that_it_does_not_have(house: House, moon: Path) -> None:
+    code, said = house.run("generate", "--scheduling-policy", "moon", "--scheduling-policy.fase", "new", "Once")
+    assert code == 2 and "phase" in said
+
+
+def test_a_worker_with_another_version_stops_the_start(house: House, moon: Path) -> None:
+    """The launcher sees version 1.0; the process that it starts finds another one installed."""
+    script = (
+        "from engine import EngineArgs\n"
+        "from engine.frontend.launch import launch\n"
+        "from engine.frontend.core_process import CoreProcess\n"
+        "import pathlib, sys\n"
+        f"info = pathlib.Path({str(house.site)!r}, 'engine_moon-1.0.dist-info')\n"
+        "plan = launch(EngineArgs(model='tiny', scheduling_policy='moon'))\n"
+        "text = (info / 'METADATA').read_text()\n"
+        "(info / 'METADATA').write_text(text.replace('Version: 1.0', 'Version: 9.9'))\n"
+        "try:\n"
+        "    core = CoreProcess(plan.start)\n"
+        "    core.wait_ready()\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+        "finally:\n"
+        "    (info / 'METADATA').write_text(text)\n"
+    )
+    said = subprocess.run(
+        [str(house.python), "-c", script], cwd=house.home, env=house.environment, capture_output=True, text=True,
+        timeout=120, check=True,
+    ).stdout  # fmt: skip
+    assert (
+        said.startswith("ManifestError")
+        and "engine-moon 1.0 in the launcher" in said
+        and "engine-moon 9.9 here" in said
+    )
