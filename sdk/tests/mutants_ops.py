@@ -44,6 +44,22 @@ class SampleVariance(TorchOpsBody):
         return (normed * weight.double() + bias.double()).to(x.dtype)
 
 
+class InfinityIsBroken(TorchOpsBody):
+    """check_logits takes an infinity for a NaN"""
+
+    def check_logits(self, logits: torch.Tensor) -> Any:
+        wide, _ = super().check_logits(logits)
+        return wide, ~wide.isfinite().all(dim=-1)
+
+
+class BrokenStays(TorchOpsBody):
+    """place_tokens leaves a broken row's place as it was"""
+
+    def place_tokens(self, tokens: Any, broken: Any, table: Any, slot: Any, place: Any) -> Any:
+        table[slot[~broken], place[~broken]] = tokens[~broken]
+        return torch.where(broken, -2, tokens)
+
+
 class RopeInterleaved(TorchOpsBody):
     """rotary pairs are neighbours (GPT-J's form), not two halves"""
 
@@ -333,7 +349,8 @@ class CertainAlways(TorchOpsBody):
 
 
 MUTANTS = [
-    NormWithoutEps, NormInOwnDtype, NormOfTheFirst, SampleVariance, RopeInterleaved, RopeBackwards, RopeByPlace,
+    NormWithoutEps, NormInOwnDtype, NormOfTheFirst, SampleVariance, InfinityIsBroken,
+    BrokenStays, RopeInterleaved, RopeBackwards, RopeByPlace,
     GatesWrongHalf, SiluOverflows, GeluByTanh, CapForgotten, MasksByProduct, BiasForgotten, NarrowSums, TailDropped,
     IgnoresStrides, PaddingForgotten, OneBlockSize, PromptCounts, DividesAlways, BitsBackwards, StuckRows, WrongStream,
     HalfASeed, SharedNumber, TieToLast, TopKExactly, TopPOneShort, MinPOfAll, WarmsLate, SpoiltBatch, RankWithEquals,

@@ -52,6 +52,11 @@ public:
         run("layer_norm", kernels_.layer_norm, dtype,
             LayerNorm{at(x), rows, size, at(weight), at(bias), at(out), eps});
     }
+    void check_logits(int dtype, std::uintptr_t x, std::size_t row_stride, std::size_t rows, std::size_t size,
+                      std::uintptr_t out, std::uintptr_t broken) const {
+        run("check_logits", kernels_.check_logits, dtype,
+            CheckLogits{at(x), row_stride, rows, size, at<float>(out), at<std::uint8_t>(broken)});
+    }
 
 private:
     template <typename Arguments>
@@ -90,7 +95,8 @@ void bind_ops(nb::module_& m) {
         .def("rope", &Ops::rope, unlocked())
         .def("silu_mul", &Ops::silu_mul, unlocked())
         .def("elementwise", &Ops::elementwise, unlocked())
-        .def("layer_norm", &Ops::layer_norm, unlocked());
+        .def("layer_norm", &Ops::layer_norm, unlocked())
+        .def("check_logits", &Ops::check_logits, unlocked());
 }
 
 }  // namespace engine_cpu

@@ -44,6 +44,17 @@ void bound_prepare(std::uintptr_t tokens, std::size_t tokens_stride, std::size_t
     tape::run("prepare_inputs", [a] { prepare_inputs(a); });
 }
 
+void bound_place(std::uintptr_t tokens, std::uintptr_t broken, std::size_t count, std::uintptr_t table,
+                 std::size_t stride, std::uintptr_t slot, std::uintptr_t place, std::int32_t mark,
+                 std::uintptr_t out) {
+    const PlaceTokens a{at<const std::int32_t>(tokens), at<const std::uint8_t>(broken),
+                        count,                          at<std::int32_t>(table),
+                        stride,                         at<const std::int64_t>(slot),
+                        at<const std::int64_t>(place),  mark,
+                        at<std::int32_t>(out)};
+    tape::run("place_tokens", [a] { place_tokens(a); });
+}
+
 }  // namespace
 
 void bind_rows(nb::module_& m) {
@@ -51,6 +62,8 @@ void bind_rows(nb::module_& m) {
           "count"_a, "first"_a, "part"_a, "out"_a, unlocked());
     m.def("prepare_inputs", &bound_prepare, "tokens"_a, "tokens_stride"_a, "rows"_a, "num_tokens"_a, "slot_of_row"_a,
           "num_computed"_a, "query_start_loc"_a, "token_ids"_a, "positions"_a, "groups"_a);
+    m.def("place_tokens", &bound_place, "tokens"_a, "broken"_a, "count"_a, "table"_a, "stride"_a, "slot"_a, "place"_a,
+          "mark"_a, "out"_a);
 }
 
 }  // namespace engine_cpu

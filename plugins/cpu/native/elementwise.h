@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace engine_cpu {
 
@@ -25,6 +26,14 @@ struct LayerNorm {
     const void* bias;
     void* out;
     float eps;
+};
+
+// out [rows, size], dense, = x [rows, size] in float32, where out is not null; broken[row]: whether it holds a NaN.
+struct CheckLogits {
+    const void* x;
+    std::size_t row_stride, rows, size;
+    float* out;
+    std::uint8_t* broken;
 };
 
 }  // namespace engine_cpu

@@ -81,6 +81,7 @@ struct Kernels {
     void (*silu_mul)(DType dtype, const SiluMul& arguments, int threads);
     void (*elementwise)(DType dtype, const Elementwise& arguments, int threads);
     void (*layer_norm)(DType dtype, const LayerNorm& arguments, int threads);
+    void (*check_logits)(DType dtype, const CheckLogits& arguments, int threads);
     void (*attention)(const AttentionForward& arguments, AttentionScratch& scratch, int threads);
     void (*attention_write)(const AttentionWrite& arguments, int threads);
     void (*sample)(const Sample& arguments, SamplingScratch& scratch, int threads);

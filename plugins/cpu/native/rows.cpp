@@ -66,4 +66,11 @@ void prepare_inputs(const PrepareInputs& a) {
     for (const auto& group : a.groups) std::fill(group.slot_mapping + real, group.slot_mapping + a.num_tokens, 0);
 }
 
+void place_tokens(const PlaceTokens& a) {
+    for (std::size_t i = 0; i < a.count; ++i) {
+        a.table[static_cast<std::size_t>(a.slot[i]) * a.stride + static_cast<std::size_t>(a.place[i])] = a.tokens[i];
+        a.out[i] = a.broken[i] ? a.mark : a.tokens[i];
+    }
+}
+
 }  // namespace engine_cpu

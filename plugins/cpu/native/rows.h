@@ -47,4 +47,19 @@ struct PrepareInputs {
 
 void prepare_inputs(const PrepareInputs& arguments);
 
+// table[slot[i], place[i]] = tokens[i], and out[i] = broken[i] ? mark : tokens[i]
+struct PlaceTokens {
+    const std::int32_t* tokens;
+    const std::uint8_t* broken;
+    std::size_t count;
+    std::int32_t* table;
+    std::size_t stride;  // elements from slot to slot
+    const std::int64_t* slot;
+    const std::int64_t* place;
+    std::int32_t mark;
+    std::int32_t* out;
+};
+
+void place_tokens(const PlaceTokens& arguments);
+
 }  // namespace engine_cpu

@@ -49,6 +49,7 @@ OPERATIONS: tuple[str, ...] = (
     "gelu",
     "pack_linear",
     "linear",
+    "check_logits",
     "prepare_inputs",
     "penalties",
     "mask_tokens",
@@ -56,13 +57,14 @@ OPERATIONS: tuple[str, ...] = (
     "sample",
     "reject",
     "verify",
+    "place_tokens",
     "logprobs",
 )
 """Every operation, by the name of its method in `Ops`. `pack_linear` and `linear` are taken from one driver."""
 
 MODEL_OPERATIONS: tuple[str, ...] = (
     *("embedding", "embedding_part", "gather_rows", "add", "scale", "soft_cap"),
-    *("rms_norm", "add_rms_norm", "layer_norm", "rope", "silu_mul", "gelu", "linear"),
+    *("rms_norm", "add_rms_norm", "layer_norm", "rope", "silu_mul", "gelu", "linear", "check_logits"),
 )
 """Those that a model's forward pass and its logits are made of: what is captured of a step."""
 
@@ -233,6 +235,13 @@ class Ops(Protocol):
         """x [T, I] -> x @ weight.T + bias, [T, O]."""
         ...
 
+    def check_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the logits in float32 at least, which rows of them hold a NaN): logits [R, V] -> [R, V], bool [R].
+
+        Logits of float32 and float64 are given back themselves, others as a new tensor.
+        """
+        ...
+
     def prepare_inputs(self, tables: StepTables, inputs: StepInputs) -> None:
         """Fill `token_ids`, `positions`, `block_tables` and `slot_mappings` from the tables, in place.
 
@@ -308,6 +317,16 @@ class Ops(Protocol):
         tokens int32 [n]; what was drawn at each position. drafts int32 [n]; the draft that was computed at the next
         position, -1 at each row's last. start int64 [R + 1]; row r's positions are start[r] .. start[r + 1] - 1. A row
         gives its tokens up to and with the first that is not the draft after it.
+        """
+        ...
+
+    def place_tokens(
+        self, tokens: torch.Tensor, broken: torch.Tensor, table: torch.Tensor, slot: torch.Tensor, place: torch.Tensor
+    ) -> torch.Tensor:
+        """Write drawn tokens int32 [R] where the next step reads them, table[slot[i], place[i]], and give them back as
+        the host is to see them: a new tensor int32 [R], with `engine.types.plan.BROKEN` where broken[i].
+
+        table int32 [slots, L]; slot, place int64 [R], no place twice; broken bool [R].
         """
         ...
 

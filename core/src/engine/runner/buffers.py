@@ -90,6 +90,7 @@ class StepBuffers:
         self._packed = torch.zeros(4, max_rows + 1, dtype=torch.int32, device=device)
         self._packed_host = torch.zeros(4, max_rows + 1, dtype=torch.int32)
         self._host = self._packed_host.numpy()
+        self._counts = np.arange(max_rows + 1, dtype=np.int32)
         self._token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self._block_tables = tuple(
@@ -144,13 +145,17 @@ class StepBuffers:
         host[0, :rows] = plan.slot_of_row
         host[1, :rows] = plan.num_computed
         np.add(plan.num_computed, plan.num_tokens, out=host[2, :rows])
-        host[3, 0] = 0
-        np.cumsum(plan.num_tokens, out=host[3, 1 : rows + 1])
+        if frame.num_tokens == padded:
+            host[3, : padded + 1] = self._counts[: padded + 1]  # one token a row
+        else:
+            host[3, 0] = 0
+            np.cumsum(plan.num_tokens, out=host[3, 1 : rows + 1])
         if padded > rows:
             host[0, rows:padded] = self._scratch_slot
             host[1, rows:padded] = 0
             host[2, rows:padded] = 1
-            host[3, rows + 1 : padded + 1] = host[3, rows] + np.arange(1, padded - rows + 1)
+            if frame.num_tokens != padded:
+                host[3, rows + 1 : padded + 1] = host[3, rows] + self._counts[1 : padded - rows + 1]
         self._platform.to_device(self._packed_host, self._packed)
         num_decodes = plan.num_decodes + padded - rows
         for batch in frame.batches:

@@ -51,7 +51,8 @@ class _Step:
         plans: attention's, one for each group; refilled step after step where the step is captured.
         select: int64 [n]; tokens whose logits are wanted, None for all.
         hidden: [T, H], kept where prompt tokens are to be scored or pooled.
-        logits: [n, V], where `run` leaves them. A replay fills the tensor that the capture left.
+        logits: float32 or float64 [n, V], where `run` leaves them. A replay fills the tensor that the capture left.
+        broken: bool [n]; which of their rows hold a NaN.
         run: the launch.
         token_types: int32 [T], for models that have them: a view of a fixed buffer.
     """
@@ -61,6 +62,7 @@ class _Step:
     select: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
     logits: torch.Tensor | None = None
+    broken: torch.Tensor | None = None
     run: Callable[[], None] | None = None
     token_types: torch.Tensor | None = None
 
@@ -249,9 +251,10 @@ class ModelRunner:
             state["token_type_ids"] = step.token_types
         step.hidden = hidden = self._model.forward(state, self._walk)
         if step.select is None:
-            step.logits = self._model.logits(hidden)
+            step.logits, step.broken = self._ops.check_logits(self._model.logits(hidden))
         elif len(step.select):
-            step.logits = self._model.logits(self._ops.gather_rows(hidden, step.select))
+            logits = self._model.logits(self._ops.gather_rows(hidden, step.select))
+            step.logits, step.broken = self._ops.check_logits(logits)
 
     def _score_prompts(self, step: _Step, plan: StepPlan) -> PromptScores | None:
         """The log probabilities of the step's prompt tokens, where they are asked for."""
@@ -265,13 +268,11 @@ class ModelRunner:
         self, step: _Step, plan: StepPlan, rows: np.ndarray, scores: PromptScores | None, masks: Masks | None
     ) -> StepFuture:
         """Draw the rows' tokens and start their copy to the host."""
-        assert step.logits is not None
-        logits = step.logits[: len(rows)]  # a bucket's padding rows come last
-        if logits.dtype not in (torch.float32, torch.float64):
-            logits = logits.float()
+        assert step.logits is not None and step.broken is not None
+        logits, broken = step.logits[: len(rows)], step.broken[: len(rows)]  # a bucket's padding rows come last
         seq_lens = step.frame.seq_lens_bound
         sampled = SampledRows(plan.slot_of_row[rows], seq_lens[rows])
-        tokens, logprobs = self._sampler(logits, sampled, masks=_placed(masks, rows))
+        tokens, logprobs = self._sampler(logits, broken, sampled, masks=_placed(masks, rows))
         tensors: tuple[torch.Tensor, ...] = (tokens,)
         logprob_rows = None
         if logprobs is not None:
@@ -285,15 +286,13 @@ class ModelRunner:
         self, step: _Step, plan: StepPlan, drafts: StepDrafts, scores: PromptScores | None, masks: Masks | None
     ) -> StepFuture:
         """As `_sample`, at all positions of rows with drafts; and how many of the draws count."""
-        assert step.logits is not None and self._drafting is not None
+        assert step.logits is not None and step.broken is not None and self._drafting is not None
         at = drafts.positions
-        logits = step.logits[: len(at.row)]
-        if logits.dtype not in (torch.float32, torch.float64):
-            logits = logits.float()
+        logits, broken = step.logits[: len(at.row)], step.broken[: len(at.row)]
         num_tokens = step.frame.seq_lens_bound[at.row] - at.ahead
         rejected = drafts.sampled if self._drafting.rejects else None
         sampled = SampledRows(plan.slot_of_row[at.row], num_tokens)
-        tokens, logprobs = self._sampler(logits, sampled, rejected, _placed(masks, at.row))
+        tokens, logprobs = self._sampler(logits, broken, sampled, rejected, _placed(masks, at.row))
         counts = self._drafting.verify(drafts, tokens)
         tensors: tuple[torch.Tensor, ...] = (tokens, counts)
         places = None
@@ -311,8 +310,8 @@ class ModelRunner:
 
 
 def _outputs(step: _Step) -> tuple[torch.Tensor, ...]:
-    assert step.hidden is not None and step.logits is not None
-    return step.hidden, step.logits
+    assert step.hidden is not None and step.logits is not None and step.broken is not None
+    return step.hidden, step.logits, step.broken
 
 
 def _placed(masks: Masks | None, row: np.ndarray) -> SampledMasks | None:

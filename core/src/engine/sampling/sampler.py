@@ -11,7 +11,6 @@ from engine.interfaces.ops import Ops, SamplingRows
 from engine.interfaces.platform import Platform
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import ProcessorChain
-from engine.types.plan import BROKEN
 
 
 class SampledRows(NamedTuple):
@@ -67,9 +66,16 @@ class SampledLogprobs(NamedTuple):
 
 
 class _Uploaded(NamedTuple):
-    """What the device holds of one choice of rows; kept until the rows are others."""
+    """What the device holds of one choice of rows; kept until the rows are others.
+
+    On the host: the places of the rows that asked for log probabilities and of those with penalties, and int64 [n], the
+    prompts' lengths.
+    """
 
     key: tuple[int, bytes]
+    asked: np.ndarray
+    penalised: np.ndarray
+    num_prompt_host: np.ndarray
     slot: torch.Tensor
     num_prompt: torch.Tensor
     temperature: torch.Tensor
@@ -106,6 +112,7 @@ class Sampler:
     def __call__(
         self,
         logits: torch.Tensor,
+        broken: torch.Tensor,
         rows: SampledRows,
         rejected: SampledDrafts | None = None,
         masks: SampledMasks | None = None,
@@ -114,6 +121,7 @@ class Sampler:
 
         Args:
             logits: float32 or float64 [n, V]; modified.
+            broken: bool [n]; which of them hold a NaN.
             rows: the n rows.
             rejected: drafts that rejection sampling keeps or replaces; None draws every token.
             masks: what constrained rows may draw; applied last, so that nothing else allows a token again.
@@ -123,21 +131,20 @@ class Sampler:
             came, of the rows that asked for them.
         """
         parameters, slots = self._parameters, rows.slot
-        broken = logits.sum(dim=-1).isnan()  # one NaN makes the sum one
         uploaded = self._upload(slots)
-        num_tokens = self._to_device(rows.num_tokens.astype(np.int64))
-        position = num_tokens - uploaded.num_prompt
-        asked = np.flatnonzero(parameters.logprobs[slots] >= 0)
-        raw = None
+        places = np.empty((2, len(slots)), np.int64)
+        places[0] = rows.num_tokens
+        np.subtract(places[0], uploaded.num_prompt_host, out=places[1])
+        num_tokens, position = self._to_device(places)
+        asked, raw = uploaded.asked, None
         if len(asked):
             raw = logits.clone() if len(asked) == len(slots) else logits[self._to_device(asked)]
         if self._processors is not None:
             self._processors.apply(logits, slots, rows.num_tokens, uploaded.slot, num_tokens, uploaded.num_prompt)
         if parameters.stop_ids:
             self._mask_early_stops(logits, rows)
-        penalised = np.flatnonzero(parameters.penalised[slots])
-        if len(penalised):
-            self._penalise(logits, rows, penalised)
+        if len(uploaded.penalised):
+            self._penalise(logits, rows, uploaded.penalised)
         if masks is not None and len(masks.places):
             self._ops.apply_bitmask(logits, self._to_device(masks.places), self._to_device(masks.bits))
         sampling = SamplingRows(
@@ -147,9 +154,8 @@ class Sampler:
             tokens = self._ops.sample(logits, sampling)
         else:
             tokens = self._ops.reject(logits, sampling, *rejected)
-        self._tokens.index_put_((uploaded.slot, num_tokens), tokens)
-        # The table keeps a token that can be looked up: steps that are under way already read it.
-        told = torch.where(broken, BROKEN, tokens)
+        # The table keeps a token that can be looked up, broken or not: steps that are under way already read it.
+        told = self._ops.place_tokens(tokens, broken, self._tokens, uploaded.slot, num_tokens)
         if raw is None:
             return told, None
         drawn = tokens if len(asked) == len(slots) else tokens[self._to_device(asked)]
@@ -186,6 +192,9 @@ class Sampler:
         if self._uploaded is None or self._uploaded.key != key:
             self._uploaded = _Uploaded(
                 key,
+                np.flatnonzero(parameters.logprobs[slots] >= 0),
+                np.flatnonzero(parameters.penalised[slots]),
+                parameters.num_prompt[slots].astype(np.int64),
                 self._to_device(slots.astype(np.int64)),
                 self._to_device(parameters.num_prompt[slots]),
                 self._to_device(parameters.temperature[slots]),

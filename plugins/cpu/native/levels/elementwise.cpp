@@ -76,6 +76,30 @@ void norm_rows(const LayerNorm& a, int threads) {
     });
 }
 
+template <typename T>
+void check_rows(const CheckLogits& a, int threads) {
+    for (std::size_t row = 0; row < a.rows; ++row) a.broken[row] = 0;
+    const std::size_t pieces = (a.size + PIECE - 1) / PIECE;
+    parallel_for(threads, a.rows * pieces, 1, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) {
+            const std::size_t row = i / pieces, first = i % pieces * PIECE;
+            const std::size_t count = a.size - first < PIECE ? a.size - first : PIECE;
+            const T* x = static_cast<const T*>(a.x) + row * a.row_stride + first;
+            float* out = a.out == nullptr ? nullptr : a.out + row * a.size + first;
+            std::uint32_t nan = 0;
+            if (out == nullptr)
+                for (std::size_t j = 0; j < count; ++j) nan |= (to_bits(widen(x[j])) & 0x7fffffffu) > 0x7f800000u;
+            else
+                for (std::size_t j = 0; j < count; ++j) {
+                    const float value = widen(x[j]);
+                    out[j] = value;
+                    nan |= (to_bits(value) & 0x7fffffffu) > 0x7f800000u;
+                }
+            if (nan != 0) __atomic_store_n(a.broken + row, std::uint8_t{1}, __ATOMIC_RELAXED);
+        }
+    });
+}
+
 }  // namespace
 
 void elementwise(DType dtype, const Elementwise& a, int threads) {
@@ -83,6 +107,10 @@ void elementwise(DType dtype, const Elementwise& a, int threads) {
 }
 void layer_norm(DType dtype, const LayerNorm& a, int threads) {
     dtype == DType::bfloat16 ? norm_rows<bf16>(a, threads) : norm_rows<float>(a, threads);
+}
+
+void check_logits(DType dtype, const CheckLogits& a, int threads) {
+    dtype == DType::bfloat16 ? check_rows<bf16>(a, threads) : check_rows<float>(a, threads);
 }
 
 }  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -4,8 +4,8 @@ namespace engine_cpu::ENGINE_CPU_LEVEL {
 
 const Kernels& table() {
     static const Kernels kernels{
-        sum, linear, norm, add_norm, rope, silu_mul, elementwise, layer_norm, attention, attention_write,
-        sample, logprobs, penalties, apply_bitmask};
+        sum, linear, norm, add_norm, rope, silu_mul, elementwise, layer_norm, check_logits, attention,
+        attention_write, sample, logprobs, penalties, apply_bitmask};
     return kernels;
 }
 

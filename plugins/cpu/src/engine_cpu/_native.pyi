@@ -104,6 +104,9 @@ class Ops:
     def elementwise(self, dtype: int, what: int, x: int, y: int, factor: float, count: int, out: int) -> None:
         """what: see native/elementwise.h. y: 0 where there is none."""
 
+    def check_logits(self, dtype: int, x: int, row_stride: int, rows: int, size: int, out: int, broken: int) -> None:
+        """out: float32 [rows, size], or 0 where no copy is wanted. broken: bool [rows]."""
+
     def layer_norm(
         self, dtype: int, x: int, rows: int, size: int, weight: int, bias: int, out: int, eps: float
     ) -> None: ...
@@ -140,6 +143,11 @@ def prepare_inputs(
 ) -> None:
     """See `engine.interfaces.ops.Ops`. Strides count elements. Of each group: the slots' block table, its stride and
     width, tokens of a block, the rows' block table, its stride, and their slot mapping."""
+
+def place_tokens(
+    tokens: int, broken: int, count: int, table: int, stride: int, slot: int, place: int, mark: int, out: int
+) -> None:
+    """See `engine.interfaces.ops.Ops`; `mark` is what `out` holds where a row is broken."""
 
 def regions(threads: int, count: int, total: int, piece: int, own: bool, fails_at: int = -1) -> tuple[float, bool]:
     """Run `count` parallel regions over `total` indices in pieces, for tests and benchmarks.

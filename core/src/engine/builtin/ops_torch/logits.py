@@ -1,14 +1,27 @@
-"""What is done to logits beside drawing from them: penalties, masks, log probabilities."""
+"""What is done to logits and tokens beside the draw: checks, penalties, masks, places, log probabilities."""
 
 from __future__ import annotations
 
 import torch
 
 from engine.builtin.ops_torch.precision import widened
+from engine.types.plan import BROKEN
 
 
 class Logits:
     """Edits and reports of logits."""
+
+    def check_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits [R, V] -> (the same in float32 at least, bool [R]: which rows hold a NaN)."""
+        logits = widened(logits)
+        return logits, logits.isnan().any(dim=-1)
+
+    def place_tokens(
+        self, tokens: torch.Tensor, broken: torch.Tensor, table: torch.Tensor, slot: torch.Tensor, place: torch.Tensor
+    ) -> torch.Tensor:
+        """Write tokens int32 [R] to table[slot[i], place[i]]; int32 [R], `BROKEN` where broken[i], else the token."""
+        table.index_put_((slot, place), tokens)
+        return torch.where(broken, BROKEN, tokens)
 
     def penalties(
         self,

@@ -37,7 +37,7 @@ class CpuOps(OpsCard):
         {
             *("embedding", "embedding_part", "gather_rows", "add", "scale", "soft_cap", "gelu", "silu_mul"),
             *("rms_norm", "add_rms_norm", "layer_norm", "rope", "pack_linear", "linear", "prepare_inputs"),
-            *("penalties", "apply_bitmask", "sample", "logprobs"),
+            *("check_logits", "penalties", "apply_bitmask", "sample", "place_tokens", "logprobs"),
         }
     )
     body = "engine_cpu.ops_cpu.body:CpuOpsBody"

@@ -1,4 +1,4 @@
-"""Single elements, and the norm with a mean."""
+"""Single elements, the norm with a mean, and the check of logits."""
 
 from __future__ import annotations
 
@@ -49,3 +49,18 @@ class Elementwise:
             DTYPES[x.dtype], x.data_ptr(), rows, size, weight.data_ptr(), bias.data_ptr(), out.data_ptr(), eps
         )
         return out
+
+    def check_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits [R, V] -> (the same in float32, bool [R]: which rows hold a NaN)."""
+        if logits.stride(-1) != 1:
+            logits = logits.contiguous()
+        rows, size = logits.shape
+        out = logits
+        if logits.dtype != torch.float32:
+            out = torch.empty((rows, size), dtype=torch.float32)
+        broken = torch.empty(rows, dtype=torch.bool)
+        self._ops.check_logits(
+            DTYPES[logits.dtype], logits.data_ptr(), logits.stride(0), rows, size,
+            0 if out is logits else out.data_ptr(), broken.data_ptr(),
+        )  # fmt: skip
+        return out, broken

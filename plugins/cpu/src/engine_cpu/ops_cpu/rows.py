@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.types.plan import BROKEN
 from engine_cpu import _native as native
 
 if TYPE_CHECKING:
@@ -14,10 +15,16 @@ if TYPE_CHECKING:
 _INDICES = (torch.int32, torch.int64)
 
 
+_Group = tuple[int, int, int, int, int, int, int]
+_Addresses = tuple[int, int, int, int, int, int, int, int, int, list[_Group]]
+"""What `native.prepare_inputs` takes."""
+
+
 class Rows:
     """See `engine.interfaces.ops.Ops`."""
 
     _threads: int
+    _prepared: tuple[StepInputs, StepTables, _Addresses] | None = None
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """ids int [T], weight [V, H] -> [T, H]."""
@@ -48,17 +55,36 @@ class Rows:
 
     def prepare_inputs(self, tables: StepTables, inputs: StepInputs) -> None:
         """Fill `token_ids`, `positions`, `block_tables` and `slot_mappings` from the tables, in place."""
-        native.prepare_inputs(
-            tables.tokens.data_ptr(), tables.tokens.stride(0), len(inputs.slot_of_row), len(inputs.token_ids),
-            inputs.slot_of_row.data_ptr(), inputs.num_computed.data_ptr(), inputs.query_start_loc.data_ptr(),
-            inputs.token_ids.data_ptr(), inputs.positions.data_ptr(),
-            [
-                (
-                    table.data_ptr(), table.stride(0), table.shape[1], per_block, out.data_ptr(), out.stride(0),
-                    mapping.data_ptr(),
-                )
-                for table, per_block, out, mapping in zip(
-                    tables.blocks, tables.tokens_per_block, inputs.block_tables, inputs.slot_mappings, strict=True
-                )
-            ],
+        last = self._prepared
+        if last is None or last[0] is not inputs or last[1] is not tables:
+            # Those of a captured step are the same objects, step after step.
+            last = self._prepared = inputs, tables, _addresses(tables, inputs)
+        native.prepare_inputs(*last[2])
+
+    def place_tokens(
+        self, tokens: torch.Tensor, broken: torch.Tensor, table: torch.Tensor, slot: torch.Tensor, place: torch.Tensor
+    ) -> torch.Tensor:
+        """Write tokens int32 [R] to table[slot[i], place[i]]; int32 [R], `BROKEN` where broken[i], else the token."""
+        count = len(tokens)
+        out = torch.empty(count, dtype=torch.int32)
+        native.place_tokens(
+            tokens.data_ptr(), broken.data_ptr(), count, table.data_ptr(), table.stride(0), slot.data_ptr(),
+            place.data_ptr(), BROKEN, out.data_ptr(),
         )  # fmt: skip
+        return out
+
+
+def _addresses(tables: StepTables, inputs: StepInputs) -> _Addresses:
+    groups = zip(tables.blocks, tables.tokens_per_block, inputs.block_tables, inputs.slot_mappings, strict=True)
+    return (
+        tables.tokens.data_ptr(), tables.tokens.stride(0), len(inputs.slot_of_row), len(inputs.token_ids),
+        inputs.slot_of_row.data_ptr(), inputs.num_computed.data_ptr(), inputs.query_start_loc.data_ptr(),
+        inputs.token_ids.data_ptr(), inputs.positions.data_ptr(),
+        [
+            (
+                table.data_ptr(), table.stride(0), table.shape[1], per_block, out.data_ptr(), out.stride(0),
+                mapping.data_ptr(),
+            )
+            for table, per_block, out, mapping in groups
+        ],
+    )  # fmt: skip

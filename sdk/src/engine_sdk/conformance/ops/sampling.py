@@ -8,6 +8,7 @@ import torch
 
 from engine.interfaces.ops import PURPOSE_SAMPLE
 from engine.interfaces.philox import uniform
+from engine.types.plan import BROKEN
 from engine_sdk.conformance.ops.definition import Setting, distribution, penalise, rows_of, sample
 from engine_sdk.conformance.ops.subject import OpsSubject, plain
 from engine_sdk.conformance.statistics import RARE, chi_square_tail
@@ -24,7 +25,37 @@ SETTINGS = (
 
 
 class SamplingOperations(OpsSubject):
-    """`penalties`, `mask_tokens`, `apply_bitmask`, `sample` and `logprobs`."""
+    """`check_logits`, `penalties`, `mask_tokens`, `apply_bitmask`, `sample`, `place_tokens` and `logprobs`."""
+
+    # -- before and after ----------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+    def test_check_logits(self, dtype: str) -> None:
+        """The same numbers in float32 at least, and the rows with a NaN: infinities are none."""
+        check = self.operation("check_logits", dtype)
+        for vocab in (1, 50, 40_000):
+            logits = self.tensor(5, vocab, dtype=dtype)
+            logits[0, -1] = torch.inf
+            logits[1] = -torch.inf
+            logits[2, 0] = -torch.nan
+            logits[4, vocab // 2] = torch.nan
+            given = logits.clone()
+            found, broken = check(logits)
+            assert found.dtype == (torch.float64 if dtype == "float64" else torch.float32)
+            assert broken.dtype == torch.bool and broken.tolist() == [False, False, True, False, True]
+            assert torch.equal(found[[0, 1, 3]], given[[0, 1, 3]].to(found.dtype)), "no number changes"
+            assert (found is logits) == (logits.dtype == found.dtype), "wide logits are given back themselves"
+
+    @each_kind
+    def test_place_tokens(self, dtype: str) -> None:
+        """Every token goes to its place, broken or not; the host sees `BROKEN`; nothing else is touched."""
+        place = self.operation("place_tokens", dtype)
+        table = self.ints([[-7] * 12] * 6, torch.int32)
+        tokens, broken = self.ints([5, 900, 0], torch.int32), torch.tensor([False, True, False], device=self.device)
+        told = place(tokens, broken, table[:, :9], self.ints([4, 0, 4]), self.ints([8, 3, 0]))
+        assert told.dtype == torch.int32 and told.tolist() == [5, BROKEN, 0] and tokens.tolist() == [5, 900, 0]
+        expected = [[-7] * 12 for _ in range(6)]
+        expected[4][8], expected[0][3], expected[4][0] = 5, 900, 0
+        assert table.tolist() == expected
 
     # -- edits -------------------------------------------------------------------------------------------------------
     @each_kind

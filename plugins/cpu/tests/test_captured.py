@@ -1,0 +1,145 @@
+"""Captured decode steps through the engine: the same bits as uncaptured ones, for every model, dtype and level."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import LLM, SamplingParams
+
+LEVELS = ("scalar", "avx2", "avx512", "avx512_bf16")
+SETTINGS: dict[str, Any] = {"platform": "cpu", "ops": "cpu", "attention": "cpu", "num_kv_pages": 120}
+
+
+@pytest.fixture(autouse=True)
+def a_fit_processor(native: Any) -> None:
+    if native.levels() == ["scalar"]:
+        pytest.skip("this processor has no AVX2")
+
+
+@pytest.fixture(scope="module")
+def parity() -> ModuleType:
+    """What makes random checkpoints of the first-party models, from the core's tests."""
+    path = Path(__file__).parents[3] / "core/tests/parity/checkpoints.py"
+    if not path.exists():
+        pytest.skip("the core's tests are not here")
+    pytest.importorskip("transformers")
+    spec = importlib.util.spec_from_file_location("parity_checkpoints", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def workload(seed: int, vocab: int = 256) -> tuple[list[Any], list[SamplingParams]]:
+    """Requests of any lengths, greedy and drawn, with everything that edits logits among them."""
+    random = np.random.default_rng(seed)
+    prompts, params = [], []
+    for index in range(int(random.integers(1, 11))):
+        prompts.append({"prompt_token_ids": random.integers(0, vocab, int(random.integers(1, 60))).tolist()})
+        drawn = bool(random.integers(0, 2))
+        params.append(
+            SamplingParams(
+                temperature=0.9 if drawn else 0.0,
+                seed=seed * 100 + index,
+                top_p=0.95 if random.integers(0, 2) else 1.0,
+                top_k=int(random.choice([0, 20])),
+                repetition_penalty=float(random.choice([1.0, 1.1])),
+                logprobs=[None, 0, 3][int(random.integers(0, 3))],
+                max_tokens=int(random.integers(1, 25)),
+                ignore_eos=True,
+            )
+        )
+    return prompts, params
+
+
+def told(outputs: list[Any]) -> list[Any]:
+    """Tokens and log probabilities, exactly."""
+    return [
+        (
+            list(output.outputs[0].token_ids),
+            [
+                [(token, entry.rank, entry.logprob) for token, entry in place.items()]
+                for place in output.outputs[0].logprobs or []
+            ],
+        )
+        for output in outputs
+    ]
+
+
+def both(seeds: range, captured: tuple[int, ...], **settings: Any) -> None:
+    """Run the workloads captured and not, and compare."""
+    found = []
+    for capture in ("never", "always"):
+        with LLM(**{"platform.capture": capture}, **(SETTINGS | settings)) as llm:
+            ready = llm.llm_engine.client.worker
+            assert ready.not_captured == (), ready.not_captured
+            assert ready.captured == (captured if capture == "always" else ())
+            found.append([told(llm.generate(*workload(seed), use_tqdm=False)) for seed in seeds])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_random_workloads(dtype: str) -> None:
+    """Batches that grow and shrink through all buckets and beyond, with prompts in chunks between them."""
+    both(range(12), (1, 2, 4, 8), dtype=dtype, max_num_seqs=7, max_num_batched_tokens=32)
+
+
+def test_under_pressure() -> None:
+    """Few pages: requests are preempted and computed again."""
+    both(range(20, 26), (1, 2, 4), dtype="bfloat16", max_num_seqs=4, num_kv_pages=14, max_num_batched_tokens=24)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level(native: Any, level: str) -> None:
+    if level not in native.levels():
+        pytest.skip(f"this processor, or the compiler, has no {level}")
+    levels = {"ops.level": level, "attention.level": level}
+    for dtype in ("bfloat16", "float32"):
+        both(range(40, 42), (1, 2, 4), dtype=dtype, max_num_seqs=4, **levels)
+
+
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "features"),
+    [
+        ("LlamaForCausalLM", {"bias": True, "rope": "llama3"}),
+        ("MistralForCausalLM", {"sliding": 9}),
+        ("Qwen2ForCausalLM", {"sliding": 9, "layers": 3}),
+        ("Qwen3ForCausalLM", {"head_dim": 16}),
+    ],
+)
+def test_every_model(
+    parity: ModuleType, tmp_path: Path, architecture: str, features: dict[str, Any], tie: bool
+) -> None:
+    """The guard lets every first-party decoder through, and its captured steps give the same bits."""
+    folder = parity.make_checkpoint(tmp_path, architecture, tie=tie, dtype="bfloat16", **features)
+    both(range(60, 63), (1, 2, 4), model=str(folder), dtype="bfloat16", max_num_seqs=4, block_size=4)
+
+
+def test_two_ranks() -> None:
+    """Sums and gathers over shared memory stand on the tape as well."""
+    both(range(70, 72), (1, 2, 4), dtype="bfloat16", max_num_seqs=4, tensor_parallel_size=2, communicator="shm,gloo")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"attention": "torch"}, "attention 'torch' (full) is not recorded"),
+        ({"ops": "torch"}, "ops 'torch' (embedding, embedding_part, gather_rows, ...) is not recorded"),
+        ({"dtype": "float64", "ops": "auto", "attention": "auto"}, "ops 'torch'"),
+        ({"tensor_parallel_size": 2, "communicator": "gloo"}, "communicator 'gloo' is not recorded"),
+    ],
+)
+def test_what_is_not_recorded_is_known_beforehand(settings: dict[str, Any], reason: str) -> None:
+    """Nothing is captured, the start says why, and serving goes on without."""
+    with LLM(**({**SETTINGS, "dtype": "float32", "max_num_seqs": 4} | settings)) as llm:
+        ready = llm.llm_engine.client.worker
+        assert ready.captured == () and any(reason in found for found in ready.not_captured), ready.not_captured
+        assert len(llm.generate(*workload(1), use_tqdm=False)) == len(workload(1)[0])
