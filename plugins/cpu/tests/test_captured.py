@@ -124,8 +124,13 @@ def test_every_model(
 
 
 def test_two_ranks() -> None:
-    """Sums and gathers over shared memory stand on the tape as well."""
-    both(range(70, 72), (1, 2, 4), dtype="bfloat16", max_num_seqs=4, tensor_parallel_size=2, communicator="shm,gloo")
+    """Sums and gathers over shared memory stand on the tape as well.
+
+    One step at a time, so that plans do not depend on when results come: oneDNN, which multiplies prompts, does not give
+    a row the same bits in any company.
+    """
+    settings = {"dtype": "bfloat16", "max_num_seqs": 4, "in_flight": 1, "communicator": "shm,gloo"}
+    both(range(70, 72), (1, 2, 4), tensor_parallel_size=2, **settings)
 
 
 @pytest.mark.parametrize(
