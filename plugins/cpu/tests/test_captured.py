@@ -126,8 +126,8 @@ def test_every_model(
 def test_two_ranks() -> None:
     """Sums and gathers over shared memory stand on the tape as well.
 
-    One step at a time, so that plans do not depend on when results come: oneDNN, which multiplies prompts, does not give
-    a row the same bits in any company.
+    One step at a time, so that plans do not depend on when results come: oneDNN, which multiplies prompts, gives a row
+    other bits in other company.
     """
     settings = {"dtype": "bfloat16", "max_num_seqs": 4, "in_flight": 1, "communicator": "shm,gloo"}
     both(range(70, 72), (1, 2, 4), tensor_parallel_size=2, **settings)
