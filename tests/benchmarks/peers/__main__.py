@@ -71,7 +71,14 @@ def say(text: str) -> None:
     print(f"{datetime.datetime.now():%H:%M:%S} {text}", file=sys.stderr, flush=True)
 
 
-def measure(asked: argparse.Namespace, command: str) -> Results:
+def command_of(asked: argparse.Namespace) -> str:
+    """The command that measures the same, without the folders of whoever ran it."""
+    words = ["python", "-m", "tests.benchmarks.peers", "--peer", asked.peer, "--model", asked.model]
+    words += ["--work", asked.work, "--pairs", str(asked.pairs), "--starts", str(asked.starts)]
+    return shlex.join(words)
+
+
+def measure(asked: argparse.Namespace) -> Results:
     """All that is asked for; peers that cannot be had, or fail, are named in the result."""
     cache = asked.cache.resolve()
     peers = [PEERS[name] for name in chosen(asked.peer, list(PEERS), "--peer")]
@@ -83,7 +90,7 @@ def measure(asked: argparse.Namespace, command: str) -> Results:
     if min(asked.pairs, asked.starts, asked.threads) < 1:
         raise SystemExit("--pairs, --starts and --threads are at least 1")
     results = Results(
-        commands=[command],
+        commands=[command_of(asked)],
         date=datetime.date.today().isoformat(),
         threads=asked.threads,
         features=processor_features(),
@@ -129,8 +136,7 @@ def _end(number: int, frame: object) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Returns the exit code."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    asked = parser().parse_args(words)
+    asked = parser().parse_args(arguments)
     if asked.sources:
         results = Results.load(asked.sources[0])
         for source in asked.sources[1:]:
@@ -139,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results.save(asked.json)
     else:
         signal.signal(signal.SIGTERM, _end)  # so that the workers are ended too
-        results = measure(asked, shlex.join(["python", "-m", "tests.benchmarks.peers", *words]))
+        results = measure(asked)
         if asked.install_only:
             return 1 if results.left_out else 0
     if asked.page is not None:
