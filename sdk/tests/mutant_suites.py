@@ -31,7 +31,7 @@ def suites_of(
     for mutant in mutants:
         name, words = f"Test{mutant.__name__}", {"__doc__": mutant.__doc__, "options": options or {}}
         if issubclass(mutant, Card):
-            found[name] = type(name, (suite,), {**words, "card": mutant, "shrink": False})
+            found[name] = type(name, (suite,), {**words, "card": mutant, "shrink": False, "test_figure": None})
         else:
             found[name] = type(name, (Broken,), {**words, **named, "faulty": mutant})
     return found

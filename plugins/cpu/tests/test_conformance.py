@@ -12,7 +12,12 @@ from engine_sdk.conformance import (
     CommunicatorThorough,
     OpsConformance,
     OpsThorough,
+    PlatformConformance,
 )
+
+
+class TestPlatform(PlatformConformance):
+    driver = "cpu"
 
 
 class TestAttention(AttentionConformance):

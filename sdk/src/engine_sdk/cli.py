@@ -23,6 +23,7 @@ class Test(Command):
         parser.add_argument(
             "-k", dest="select", default="", metavar="EXPRESSION", help="only these tests, as pytest's -k"
         )
+        parser.add_argument("--model", default="", metavar="NAME", help="for checkpoint drivers: a name that it opens")
         parser.add_argument("--json", action="store_true", default=False, help="print JSON")
         parser.add_argument("--details", action="store_true", default=False, help="print pytest's own output too")
         parser.add_argument(
@@ -48,7 +49,13 @@ class Test(Command):
         options = _options(point, arguments.option)
         subject = Subject.installed(point, driver, options)  # what is wrong with the name is said here, and typed
         report = run_driver(
-            point, driver, options, device=arguments.device, thorough=arguments.thorough, select=arguments.select
+            point,
+            driver,
+            options,
+            device=arguments.device,
+            thorough=arguments.thorough,
+            select=arguments.select,
+            model=arguments.model,
         )
         if arguments.details:
             print(report.output)

@@ -22,13 +22,14 @@ import pytest
 # Before any suite is imported: a failed assertion of a suite then shows its values, as one of a test's own does.
 _TESTING = (
     *("base", "attention", "ops", "communicator", "evictor", "drafter", "grammar", "scheduling_policy", "router"),
-    *("logits_processor", "executor"),
+    *("logits_processor", "executor", "platform", "checkpoint"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
 if TYPE_CHECKING:
     from engine_sdk.conformance.attention.suite import AttentionConformance, AttentionThorough
     from engine_sdk.conformance.base import Conformance
+    from engine_sdk.conformance.checkpoint import CheckpointConformance
     from engine_sdk.conformance.communicator.suite import CommunicatorConformance, CommunicatorThorough
     from engine_sdk.conformance.drafter import DrafterConformance
     from engine_sdk.conformance.evictor import EvictorConformance
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.grammar.suite import GrammarConformance
     from engine_sdk.conformance.logits_processor import LogitsProcessorConformance
     from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
+    from engine_sdk.conformance.platform import PlatformConformance
     from engine_sdk.conformance.router import RouterConformance
     from engine_sdk.conformance.scheduling_policy import SchedulingPolicyConformance
 
@@ -43,6 +45,7 @@ __all__ = [
     "SUITES",
     "AttentionConformance",
     "AttentionThorough",
+    "CheckpointConformance",
     "CommunicatorConformance",
     "CommunicatorThorough",
     "Conformance",
@@ -53,6 +56,7 @@ __all__ = [
     "LogitsProcessorConformance",
     "OpsConformance",
     "OpsThorough",
+    "PlatformConformance",
     "RouterConformance",
     "SchedulingPolicyConformance",
 ]
@@ -69,6 +73,8 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "router": ("RouterConformance",),
         "logits_processor": ("LogitsProcessorConformance",),
         "executor": ("ExecutorConformance",),
+        "platform": ("PlatformConformance",),
+        "checkpoint": ("CheckpointConformance",),
     }
 )
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
@@ -78,6 +84,7 @@ _HOMES = {
     "AttentionThorough": "attention.suite",
     "CommunicatorConformance": "communicator.suite",
     "CommunicatorThorough": "communicator.suite",
+    "CheckpointConformance": "checkpoint",
     "Conformance": "base",
     "DrafterConformance": "drafter",
     "EvictorConformance": "evictor",
@@ -86,6 +93,7 @@ _HOMES = {
     "LogitsProcessorConformance": "logits_processor",
     "OpsConformance": "ops.suite",
     "OpsThorough": "ops.suite",
+    "PlatformConformance": "platform",
     "RouterConformance": "router",
     "SchedulingPolicyConformance": "scheduling_policy",
 }

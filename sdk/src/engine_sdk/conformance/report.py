@@ -121,6 +121,7 @@ def run_driver(
     device: str = "cpu",
     thorough: bool = False,
     select: str = "",
+    model: str = "",
 ) -> Report:
     """Run the suite of a point against an installed driver: as the three lines that its author would write."""
     suite, *mixins = SUITES[point]
@@ -132,6 +133,7 @@ def run_driver(
         f"    driver = {driver!r}",
         f"    options = {dict(options)!r}",
         f"    device = {device!r}",
+        *([f"    model = {model!r}"] if model else []),
     ]
     with tempfile.TemporaryDirectory(prefix="engine-conformance-") as folder:
         path = Path(folder, "test_driver.py")

@@ -1,0 +1,243 @@
+"""The suite of point `platform`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+import torch
+
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.ops import OpsCard, OpsNeed
+from engine.interfaces.platform import Platform, PlatformCard, PlatformFacts, PlatformNeed, Trial
+from engine.plugin import Registry, load_body
+from engine.types.errors import ContractError, KVCacheTooSmallError
+from engine_sdk.conformance.base import Conformance
+from engine_sdk.conformance.contexts import worker_context
+from engine_sdk.conformance.core_contexts import start_message
+from engine_sdk.conformance.subject import Subject
+from engine_sdk.conformance.timing import median_seconds
+
+DTYPES = frozenset({"float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
+STEP_BYTES = 64 << 20
+"""What the largest step of these tests takes."""
+_DESCRIBE = """
+import importlib, json, sys
+sys.path[:] = json.loads(sys.argv[1])
+card = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])
+print(json.dumps([card.describe(), "torch" in sys.modules]))
+"""
+
+
+class PlatformConformance(Conformance):
+    """A device's memory, copies and captured steps, at work on this machine."""
+
+    point = "platform"
+    protocol = "Platform"
+
+    @classmethod
+    def needs(cls) -> Sequence[PlatformNeed]:
+        return [PlatformNeed(), PlatformNeed(dtype="float32"), PlatformNeed(dtype="bfloat16")]
+
+    @classmethod
+    def impossible(cls) -> Sequence[PlatformNeed]:
+        return [PlatformNeed(dtype="float3")]
+
+    @classmethod
+    def facts(cls) -> PlatformFacts:
+        """What the card says of this machine; skipped where it is not for this one."""
+        cls.require(PlatformNeed())
+        return cast("type[PlatformCard]", cls.subject().card).describe()
+
+    @classmethod
+    def platform(cls) -> Platform:
+        """The body; made once."""
+        facts = cls.facts()
+
+        def context() -> WorkerContext:
+            return WorkerContext(start=start_message(facts.device), options=cls.subject().options)
+
+        return cls.built(context, "platform")  # type: ignore[no-any-return]
+
+    # -- facts -------------------------------------------------------------------------------------------------------
+    def test_facts(self) -> None:
+        """A device that torch knows, a name, and dtypes that the card then serves."""
+        facts, card = self.facts(), cast("type[PlatformCard]", self.subject().card)
+        assert torch.device(facts.device).type == facts.device.partition(":")[0]
+        assert facts.name.strip() and facts.framework in ("torch", "jax")
+        assert facts.dtypes and len(set(facts.dtypes)) == len(facts.dtypes) and set(facts.dtypes) <= DTYPES
+        for dtype in facts.dtypes:
+            assert card.unsupported(PlatformNeed(dtype=dtype)) == [], f"it names {dtype} and does not serve it"
+        assert card.worker is None or len(card.worker.split(":")) == 2
+        assert card.recorder is None or card.recorder.strip()
+
+    def test_facts_without_torch(self) -> None:
+        """The launcher asks before torch is there: in a fresh process, with the same answer."""
+        facts = self.facts()
+        module, _, name = self.subject().candidate.value.partition(":")
+        command = [sys.executable, "-c", _DESCRIBE, json.dumps(sys.path), module, name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        again, torch_came = json.loads(done.stdout.splitlines()[-1])
+        assert not torch_came, "describe() imports torch"
+        assert again[0] == facts.device and tuple(again[2]) == facts.dtypes
+
+    def test_device(self) -> None:
+        """The body's device is of the kind that the card names."""
+        assert self.platform().device.type == torch.device(self.facts().device).type
+
+    @pytest.mark.parametrize("max_num_seqs", [1, 2, 7, 64, 1000])
+    def test_buckets(self, max_num_seqs: int) -> None:
+        """Ascending, each once, positive; none that no step of so many rows needs."""
+        buckets = self.platform().buckets(max_num_seqs)
+        assert list(buckets) == sorted(set(buckets)) and all(type(rows) is int and rows > 0 for rows in buckets)
+        assert sum(rows >= max_num_seqs for rows in buckets) <= 1, f"{buckets} for {max_num_seqs} requests"
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize(("pages", "page_bytes"), [(1, 64), (7, 4096), (300, 12_352)])
+    def test_pool(self, pages: int, page_bytes: int) -> None:
+        """uint8 [pages, page_bytes], dense, zeroed, on the device; two pools are two."""
+        platform = self.platform()
+        pool, other = platform.allocate_pool(pages, page_bytes), platform.allocate_pool(pages, page_bytes)
+        assert pool.dtype == torch.uint8 and tuple(pool.shape) == (pages, page_bytes) and pool.is_contiguous()
+        assert pool.device.type == platform.device.type and not pool.any()
+        pool.fill_(3)
+        assert not other.any()
+        again = platform.allocate_pool(pages, page_bytes)
+        assert not again.any(), "a later pool is not zeroed"
+
+    def test_pool_that_does_not_fit(self) -> None:
+        """More memory than any machine has: a typed error with the sizes."""
+        with pytest.raises(KVCacheTooSmallError) as caught:
+            self.platform().allocate_pool(1 << 40, 1 << 12)
+        assert str(1 << 40) in re.sub(r"\D", "", str(caught.value)), "the error does not say how much was asked for"
+
+    def test_profile(self) -> None:
+        """The largest step is run and its peak measured; a larger share of the memory gives no smaller pool, one that
+        cannot hold it gives none."""
+        platform, ran = self.platform(), []
+
+        def largest_step() -> None:
+            ran.append(torch.ones(STEP_BYTES // 4, dtype=torch.float32, device=platform.device).sum())
+
+        free = platform.kv_cache_memory(largest_step, None)
+        assert ran, "the largest step was not run"
+        assert type(free.pool_bytes) is int and free.pool_bytes > 0
+        assert STEP_BYTES // 2 <= free.step_bytes <= 20 * STEP_BYTES, f"{free.step_bytes:,} bytes, of {STEP_BYTES:,}"
+        much, little = (platform.kv_cache_memory(largest_step, share).pool_bytes for share in (0.95, 0.2))
+        assert much >= little
+        assert platform.kv_cache_memory(largest_step, 1e-9).pool_bytes <= 0
+
+    # -- copies ------------------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.bool], ids=str)
+    def test_to_device(self, dtype: torch.dtype) -> None:
+        """Into a buffer of the device, a strided one too; the host's tensor may be changed at once."""
+        platform = self.platform()
+        for shape in ((), (1,), (1000,), (7, 33)):
+            host = torch.arange(1, 1 + torch.Size(shape).numel()).reshape(shape).to(dtype)
+            out = torch.zeros(shape, dtype=dtype, device=platform.device)
+            wide = torch.zeros((*shape, 2), dtype=dtype, device=platform.device)
+            expected = host.clone()
+            platform.to_device(host, out)
+            platform.to_device(host, wide[..., 0])
+            host.zero_()
+            assert torch.equal(out.cpu(), expected) and torch.equal(wide[..., 0].cpu(), expected)
+            assert not wide[..., 1].any()
+
+    def test_to_host(self) -> None:
+        """In the order asked, on the host; `done` becomes True, and `wait` may be called again."""
+        platform = self.platform()
+        tensors = tuple(torch.full((n,), n, device=platform.device) for n in (1, 3, 500))
+        fetch = platform.to_host(tensors)
+        found = fetch.wait()
+        assert fetch.done()
+        assert [tensor.device.type for tensor in found] == ["cpu"] * 3
+        assert [tensor.tolist() for tensor in found] == [[n] * n for n in (1, 3, 500)]
+        assert all(torch.equal(a, b) for a, b in zip(fetch.wait(), found, strict=True))
+
+    # -- captured steps ----------------------------------------------------------------------------------------------
+    def test_what_is_not_captured(self) -> None:
+        """Without a key the step itself is given back."""
+
+        def step() -> None: ...
+
+        assert self.platform().capture(step, None) is step
+
+    def _add(self) -> Callable[..., torch.Tensor]:
+        """An addition that the platform records, of an installed driver; torch's own where it records nothing."""
+        card, device = cast("type[PlatformCard]", self.subject().card), self.facts().device
+        if card.recorder is None:
+            return torch.add
+        registry = Registry.discover()
+        for candidate in registry.candidates("ops"):
+            ops = cast("type[OpsCard]", registry.card(candidate))
+            need = OpsNeed(operation="add", dtype="float32", device=device)
+            if card.recorder in ops.captured_by and ops.unsupported(need) == []:
+                body = load_body(ops)(worker_context(Subject.installed("ops", candidate.name, {}), device))
+                return body.add  # type: ignore[no-any-return]
+        pytest.skip(f"no installed operations are recorded by '{card.recorder}'")
+
+    @pytest.mark.parametrize("tried", [False, True])
+    def test_capture(self, tried: bool) -> None:
+        """What comes back runs the step on what the buffers hold then, as often as it is called, and leaves its result
+        in the tensor that the step made; with a trial on two inputs too."""
+        platform, add = self.platform(), self._add()
+        x, y = (torch.zeros(4, 64, device=platform.device) for _ in range(2))
+        left: list[torch.Tensor] = []
+
+        def step() -> None:
+            left[:] = [add(add(x, y), y)]
+
+        def prepare(number: int) -> None:
+            x.fill_(number + 1)
+            y.fill_(10 * number + 3)
+
+        trial = Trial(prepare, lambda: tuple(left)) if tried else None
+        for key in range(2):
+            replay = platform.capture(step, f"{tried} {key}", trial)
+            captured = left[:]
+            for turn in range(3):
+                x.fill_(turn + 0.5)
+                y.fill_(turn * 7)
+                replay()
+                found = left if replay is step else captured
+                assert torch.equal(found[0].cpu(), torch.full((4, 64), turn + 0.5 + 14.0 * turn)), "another result"
+
+    def test_what_cannot_be_captured(self) -> None:
+        """A step that asks for a value on the host is refused with a ContractError, or given back as it is and right:
+        never replayed with the value that it had."""
+        platform, x = self.platform(), torch.zeros(4, device=self.platform().device)
+        seen: list[float] = []
+
+        def step() -> None:
+            seen.append(float(x.sum()))
+
+        try:
+            replay = platform.capture(step, "host value")
+        except ContractError:
+            return
+        for value in (1.0, 2.5):
+            x.fill_(value)
+            replay()
+            assert seen[-1] == 4 * value, "the replay left out what could not be captured"
+
+    @classmethod
+    def figure(cls) -> str | None:
+        """What a captured step costs beside the same step run."""
+        suite: Any = cls()
+        platform, add = cls.platform(), suite._add()
+        x, y = (torch.ones(1, 64, device=platform.device) for _ in range(2))
+
+        def step() -> None:
+            for _ in range(20):
+                add(x, y)
+
+        replay = platform.capture(step, "figure")
+        run, replayed = (median_seconds(work, cls.facts().device) * 1e6 for work in (step, replay))
+        same = " (nothing is captured)" if replay is step else ""
+        return f"20 additions of 64 numbers: run {run:,.1f} us, replayed {replayed:,.1f} us{same}"

@@ -1,0 +1,158 @@
+"""Platforms with one planted fault each, in the place of the reference driver's body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from mutant_suites import suites_of
+
+from engine.builtin.platform_host.body import HostPlatformBody
+from engine.interfaces.platform import CacheMemory
+from engine_sdk.conformance import PlatformConformance
+
+
+class DirtyPool(HostPlatformBody):
+    """the pool is not zeroed"""
+
+    def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        return super().allocate_pool(num_pages, page_bytes).fill_(1)
+
+
+class OnePool(HostPlatformBody):
+    """a second pool is the first one"""
+
+    def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        size = num_pages * page_bytes
+        if size > 1 << 32:
+            return super().allocate_pool(num_pages, page_bytes)
+        whole = self.__dict__.setdefault("whole", torch.zeros(1 << 24, dtype=torch.uint8))
+        return whole[:size].view(num_pages, page_bytes)
+
+
+class PaddedPages(HostPlatformBody):
+    """pages are padded to 4 KiB"""
+
+    def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        padded = -(-page_bytes // 4096) * 4096
+        return super().allocate_pool(num_pages, padded)[:, :page_bytes]
+
+
+class UntypedError(HostPlatformBody):
+    """memory that cannot be had is another error than the one that was promised"""
+
+    def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        if num_pages > 1 << 30:
+            raise MemoryError
+        return super().allocate_pool(num_pages, page_bytes)
+
+
+class NoProfile(HostPlatformBody):
+    """the largest step is not run"""
+
+    def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
+        return super().kv_cache_memory(lambda: None, utilization)
+
+
+class ForgetsSteps(HostPlatformBody):
+    """what a step takes is said to be nothing"""
+
+    def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
+        return super().kv_cache_memory(largest_step, utilization)._replace(step_bytes=0)
+
+
+class IgnoresUtilization(HostPlatformBody):
+    """the share of the memory that may be taken is ignored"""
+
+    def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
+        return super().kv_cache_memory(largest_step, None)
+
+
+class LateCopies(HostPlatformBody):
+    """the host's tensor is read when the next copy begins"""
+
+    def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:
+        pending = self.__dict__.pop("pending", None)
+        if pending is not None:
+            pending[1].copy_(pending[0])
+        self.__dict__["pending"] = host, out
+
+
+class DenseOnly(HostPlatformBody):
+    """copies fill memory, not the strided buffer"""
+
+    def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:
+        out.as_strided(host.shape, torch.empty(host.shape).stride(), out.storage_offset()).copy_(host)
+
+
+class Backwards(HostPlatformBody):
+    """results come back in reverse order"""
+
+    def to_host(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        return super().to_host(tensors[::-1])
+
+
+class WaitOnce(HostPlatformBody):
+    """results can be waited for once"""
+
+    def to_host(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        class Once:
+            def __init__(self) -> None:
+                self.given = list(tensors)
+
+            def done(self) -> bool:
+                return True
+
+            def wait(self) -> tuple[torch.Tensor, ...]:
+                found, self.given = tuple(self.given), []
+                return found
+
+        return Once()
+
+
+class ReplaysNothing(HostPlatformBody):
+    """a captured step does nothing when it is replayed"""
+
+    def capture(self, fn: Callable[[], None], key: Hashable, trial: Any = None) -> Callable[[], None]:
+        if key is None:
+            return fn
+        fn()
+        return lambda: None
+
+
+class CapturesEverything(HostPlatformBody):
+    """a step without a key is captured too"""
+
+    def capture(self, fn: Callable[[], None], key: Hashable, trial: Any = None) -> Callable[[], None]:
+        return lambda: fn()
+
+
+class DescendingBuckets(HostPlatformBody):
+    """buckets come largest first"""
+
+    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
+        return (8, 4, 2, 1)
+
+
+class IdleBuckets(HostPlatformBody):
+    """buckets that no step needs"""
+
+    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
+        return (1, 2, 4, 8, 16, 32)
+
+
+class OtherDevice(HostPlatformBody):
+    """the body's device is another than the card's"""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("meta")
+
+
+MUTANTS = [
+    DirtyPool, OnePool, PaddedPages, UntypedError, NoProfile, ForgetsSteps, IgnoresUtilization, LateCopies, DenseOnly,
+    Backwards, WaitOnce, ReplaysNothing, CapturesEverything, DescendingBuckets, IdleBuckets, OtherDevice,
+]  # fmt: skip
+
+globals().update(suites_of(PlatformConformance, "host", MUTANTS))
