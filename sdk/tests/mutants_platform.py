@@ -39,7 +39,7 @@ class PaddedPages(HostPlatformBody):
         return super().allocate_pool(num_pages, padded)[:, :page_bytes]
 
 
-class UntypedError(HostPlatformBody):
+class OtherKind(HostPlatformBody):
     """memory that cannot be had is another error than the one that was promised"""
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
@@ -151,7 +151,7 @@ class OtherDevice(HostPlatformBody):
 
 
 MUTANTS = [
-    DirtyPool, OnePool, PaddedPages, UntypedError, NoProfile, ForgetsSteps, IgnoresUtilization, LateCopies, DenseOnly,
+    DirtyPool, OnePool, PaddedPages, OtherKind, NoProfile, ForgetsSteps, IgnoresUtilization, LateCopies, DenseOnly,
     Backwards, WaitOnce, ReplaysNothing, CapturesEverything, DescendingBuckets, IdleBuckets, OtherDevice,
 ]  # fmt: skip
 
