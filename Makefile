@@ -16,7 +16,7 @@ PACKAGES := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 NATIVE := $(wildcard plugins/*/CMakeLists.txt plugins/*/native/*.* plugins/*/native/*/*.*)
 STAMP := $(VENV)/.install-stamp
 
-TEST_PATHS := core/tests $(wildcard plugins/*/tests sdk/tests tests)
+TEST_PATHS := core/tests $(wildcard plugins/*/tests contrib/*/tests sdk/tests tests)
 # One pytest worker a core: each keeps to one thread, or they fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup

@@ -25,7 +25,7 @@ from reference_source import arguments, cell, class_docstrings, code, escape, pr
 from engine.config.declaration import SERVER_SETTINGS, SETTINGS, Setting
 from engine.plugin import POINTS, Card, Command, Registry
 from engine.plugin.discovery import Candidate
-from engine.plugin.hookspecs import HOOKSPECS
+from engine.plugin.hookspecs import HOOKSPECS, kind_of
 from engine.plugin.points import HOOK_MAJORS
 from engine.types.errors import EngineError
 
@@ -39,6 +39,7 @@ EXTRA_MODULES = (
     "engine.types.start",
     "engine.types.model",
     "engine.types.kv",
+    "engine.types.hooks",
     "engine.types.request",
     "engine.frontend.prompts",
     "engine.llm",
@@ -218,7 +219,10 @@ def hooks_page() -> str:
                 continue
             given = [str(p) for n, p in inspect.signature(function).parameters.items() if n != "self"]
             signature = f"def {name}({', '.join(given).replace(chr(39), '')})"
-            lines += [f"### {name}", "", "```python", signature, "```", "", prose(function.__doc__), ""]
+            kind = kind_of(function)
+            decides = "Observes." if kind == "observing" else f"Decides: [`{kind}`](#kinds)."
+            lines += [f"### {name}", "", "```python", signature, "```", "", decides, "", prose(function.__doc__), ""]
+    lines += ["## Kinds", "", prose(_attribute_docstring("engine.plugin.hookspecs.markers", "Kind")), ""]
     return "\n".join(lines)
 
 

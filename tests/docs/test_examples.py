@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.docs.installing import install, run
 from tests.docs.markdown import ROOT, Block, blocks, files, name, pages
@@ -81,7 +86,49 @@ def test_the_hook_of_the_guide_is_heard(tmp_path):
     assert done.returncode == 0, done.stderr
     assert re.search(r"^4 steps, 1 running, \d+ pages of the KV cache$", done.stderr, re.MULTILINE), done.stderr
     listed = run(["-m", "engine", "plugins"], tmp_path, tmp_path)
-    assert re.search(r"hooks\.core +stepcount +engine-stepcount +0\.1\.0", listed.stdout)
+    assert re.search(r"hooks\.core +stepcount +engine-house +0\.1\.0", listed.stdout)
+
+
+def test_the_guides_limit_filter_route_and_metric(tmp_path, monkeypatch):
+    install(files(HOOKS), tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    flags = ["--hooks.rate-limit.most", "3", "--hooks.redact.word", "Oslo"]
+    server = Server("tiny", *flags)
+    try:
+        ask = {"prompt": "One day", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+
+        def post(**more):
+            return httpx.post(server.address + "/v1/completions", json={**ask, **more}, timeout=60)
+
+        text = post().json()["choices"][0]["text"]
+        assert "***" in text and "Oslo" not in text
+        refused = post(logprobs=1)
+        assert refused.status_code == 400 and "they would show what is hidden" in refused.json()["error"]["message"]
+        streamed = "".join(
+            json.loads(line[6:])["choices"][0]["text"]
+            for line in post(stream=True).text.splitlines()
+            if line.startswith("data: {")
+        )
+        assert streamed == text
+        limited = [post() for _ in range(3)][-1]
+        assert limited.status_code == 429 and 1 <= int(limited.headers["retry-after"]) <= 60
+        assert "the limit is 3" in limited.json()["error"]["message"]
+        usage = httpx.get(server.address + "/house/usage").json()
+        assert usage["output"] >= 48 and usage["output"] % 24 == 0
+        assert server.metrics()["house_output_tokens_total{reason=length}"] == usage["output"]
+    finally:
+        assert server.stop() == 0, "".join(server.lines)
+
+
+@given(text=st.text("ab", max_size=12), word=st.text("ab", min_size=1, max_size=4), cuts=st.sets(st.integers(0, 12)))
+def test_the_guides_redactor_at_every_cut(text, word, cuts):
+    space: dict[str, Any] = {}
+    exec(files(HOOKS)["engine_house/redact.py"], space)
+    ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    redactor = space["Redactor"](word)
+    shown = [redactor(piece, False) for piece in pieces[:-1] if piece] + [redactor(pieces[-1], True)]
+    assert "".join(shown) == text.replace(word, "***")
 
 
 def test_the_guides_files_are_where_its_listing_says(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.names import resolve
-from engine.config.sources import CONFIG_VARIABLE
+from engine.config.sources import CONFIG_VARIABLE, name_of
 from engine.server.routes import chat, completions, models, operations
 from engine.types import errors
 from tests.docs import commands
@@ -49,7 +49,11 @@ def metrics_page() -> str:
 @functools.cache
 def names() -> frozenset[str]:
     """The name of every file and folder of the packages, the tests and the documentation, and of the root's own."""
-    below = (path.name for folder in ("core", "plugins", "sdk", "tests", "docs") for path in (ROOT / folder).rglob("*"))
+    below = (
+        path.name
+        for folder in ("core", "plugins", "contrib", "sdk", "tests", "docs")
+        for path in (ROOT / folder).rglob("*")
+    )
     return frozenset([*below, *(path.name for path in ROOT.iterdir())])
 
 
@@ -108,7 +112,7 @@ def test_flags_exist(page):
 def test_environment_variables_set_something(page):
     text = page.read_text(encoding="utf-8")
     for variable in set(re.findall(r"\bENGINE_[A-Z0-9_]+\b", text)) - {CONFIG_VARIABLE}:
-        resolve(variable.removeprefix("ENGINE_").lower().replace("__", ".", 1))
+        resolve(name_of(variable))
 
 
 @each_page

@@ -18,6 +18,7 @@ from engine.frontend.client import EngineClient
 from engine.frontend.input_processor import InputProcessor, ProcessedRequest
 from engine.frontend.interrupt import DeferredInterrupt
 from engine.frontend.launch import Launch, launch
+from engine.frontend.lifecycle_hooks import LifecycleHooks
 from engine.frontend.output_processor import OutputKind, refusal
 from engine.frontend.pooling_calls import PoolingCalls
 from engine.frontend.progress import Progress
@@ -60,6 +61,9 @@ class LLMEngine:
         self.frontend, self.client, self.plan = frontend, client, plan
         self._undelivered: list[RequestOutput] = []
         self._closed = False
+        self._lifecycle = LifecycleHooks(frontend.hooks, self)
+        self._lifecycle.started(plan)
+        self._hears_stats = self._lifecycle.hears_stats
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig, registry: Registry | None = None) -> Self:
@@ -106,8 +110,8 @@ class LLMEngine:
         try:
             self.frontend.inputs.announce(processed)
             self.client.add(processed.requests)
-        except BaseException:
-            self.frontend.outputs.abort([processed.request_id])
+        except BaseException as error:
+            self.frontend.outputs.abort([processed.request_id], error if isinstance(error, EngineError) else None)
             raise
 
     def step(self) -> list[RequestOutput]:
@@ -125,6 +129,8 @@ class LLMEngine:
         if not self.has_unfinished_requests() and not self.client.has_work():
             return outputs
         news = self.client.receive(MOMENT)
+        if self._hears_stats:
+            self._lifecycle.look()
         processed = self.frontend.outputs.process(news.outputs)
         if processed.abort_ids:
             self.client.abort(processed.abort_ids)
@@ -135,8 +141,9 @@ class LLMEngine:
                 outputs += self.frontend.outputs.process(refusal(again, error).outputs).outputs
         if not news.outputs and len(self.frontend.outputs) and not self.client.has_work():
             lost = self.frontend.outputs.request_ids()
-            self.frontend.outputs.abort(lost)
-            raise EngineDeadError("make a step", f"the engine core knows nothing of {len(lost)} unfinished requests")
+            death = EngineDeadError("make a step", f"the engine core knows nothing of {len(lost)} unfinished requests")
+            self.frontend.outputs.abort(lost, death)
+            raise death
         return outputs + processed.outputs
 
     def deliver_later(self, outputs: Iterable[RequestOutput]) -> None:
@@ -163,6 +170,16 @@ class LLMEngine:
         self._alive()
         return self.client.stats()
 
+    @property
+    def last_stats(self) -> StepStats | None:
+        """The state of the core."""
+        return self.client.stats()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self.frontend.outputs)
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer at work."""
         return self.frontend.tokenizer
@@ -172,7 +189,10 @@ class LLMEngine:
         if not self._closed:
             self._closed = True
             self.frontend.outputs.abort(self.frontend.outputs.request_ids())
-            self.client.shutdown()
+            try:
+                self.client.shutdown()
+            finally:
+                self._lifecycle.stopping()
 
     def _alive(self) -> None:
         if self._closed:
@@ -382,7 +402,7 @@ class LLM(PoolingCalls):
             for place, tokens in beams:
                 salt = processed[place].requests[0].cache_salt
                 asked.append({"prompt_token_ids": tokens} | ({} if salt is None else {"cache_salt": salt}))
-            outputs = self._run(self._process(asked, [one] * len(asked)), use_tqdm)
+            outputs = self._run(self._process(asked, [one] * len(asked), admitted=True), use_tqdm)
             return [output.outputs[0].logprobs[0] for output in outputs if output.outputs[0].logprobs]
 
         found = search_beams(
@@ -392,8 +412,10 @@ class LLM(PoolingCalls):
             max_model_len=inputs.max_model_len,
             expand=expand,
         )
-        for sequence in (sequence for sequences in found for sequence in sequences):
-            sequence.text = inputs.tokenizer.decode(sequence.tokens)
+        for request, sequences in zip(processed, found, strict=True):
+            for index, sequence in enumerate(sequences):
+                text = inputs.tokenizer.decode(sequence.tokens)
+                sequence.text = self.llm_engine.frontend.outputs.filtered(request, index, text)
         return [BeamSearchOutput(sequences) for sequences in found]
 
     @property
@@ -419,8 +441,10 @@ class LLM(PoolingCalls):
         params: Sequence[SamplingParams | PoolingParams],
         priority: Sequence[int] | None = None,
         timeout: float | Sequence[float | None] | None = None,
+        *,
+        admitted: bool = False,
     ) -> list[ProcessedRequest]:
-        """Everything is validated before anything is queued."""
+        """Everything is validated before anything is queued. `admitted`: hooks have let in what these are parts of."""
         if priority is not None and len(priority) != len(prompts):
             raise InvalidRequestError(
                 f"{len(prompts)} prompts with {len(priority)} priorities", "each needs one", "pass as many of both"
@@ -429,8 +453,9 @@ class LLM(PoolingCalls):
         timeouts = _timeouts(timeout, len(prompts))
         first, self._counter = self._counter, self._counter + len(prompts)
         several = zip(prompts, params, priority or [0] * len(prompts), timeouts, strict=True)
+        process = inputs.complete if admitted else inputs.process
         return [
-            inputs.process(str(first + index), prompt, param, None, urgency, timeout)
+            process(str(first + index), prompt, param, None, urgency, timeout)
             for index, (prompt, param, urgency, timeout) in enumerate(several)
         ]
 

@@ -8,8 +8,9 @@ import pytest
 
 from engine.frontend.banner import amount, capacity, render
 from engine.kv.layout import make_layout
-from engine.plugin import Candidate
+from engine.plugin import Candidate, Registry
 from engine.plugin.verdicts import Selection, Verdict
+from engine.types.errors import ContractError
 from engine.types.model import KVSpec
 from engine.types.start import WorkerReady
 
@@ -42,7 +43,7 @@ def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
         "files": SimpleNamespace(folder="/models/x"),
         "model_name": "x",
         "selections": selections,
-        "registry": SimpleNamespace(quarantine={}),
+        "registry": Registry([]),
     }
     return SimpleNamespace(**(facts | changes))
 
@@ -71,7 +72,7 @@ def test_the_facts_of_the_start():
 def test_what_is_broken_is_told():
     assert "broken" not in render(launch(), ready(9), None)
     moon = Candidate("evictor", "moon", 0, "engine-moon", "1", "a:A")
-    broken = SimpleNamespace(quarantine={moon: SimpleNamespace(found="no")})
+    broken = Registry([], quarantine={moon: SimpleNamespace(found="no")})
     text = render(launch(registry=broken), ready(9), None)
     assert text.splitlines()[-1].split() == ["evictor", "'moon'", "engine-moon", "1:", "no"]
     assert "engine plugins doctor" in text
@@ -139,3 +140,13 @@ def _pages(group, length, chunk):
 )
 def test_amounts(size, text):
     assert amount(size) == text
+
+
+def test_hook_plugins():
+    assert "hooks" not in render(launch(), ready(17), None)
+    one, two = (Candidate("hooks.frontend", name, 0, f"dist-{name}", "1.0", "x") for name in ("trace", "bad"))
+    registry = Registry([one, two, Candidate("hooks.core", "count", 0, "dist", "2", "x")])
+    registry.quarantine[two] = ContractError("use it", "it is misspelt", "mend it")
+    shown = render(launch(registry=registry), ready(17), None)
+    assert "  hooks\n    frontend  trace (dist-trace 1.0)\n    core      count (dist 2)" in shown
+    assert "hooks.frontend 'bad'  dist-bad 1.0: it is misspelt" in shown

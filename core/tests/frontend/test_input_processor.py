@@ -109,6 +109,8 @@ def test_hook_hears_each_request(doubles: ModuleType) -> None:
     heard: list[str] = []
 
     class Hooks:
+        admit = rewrite_prompt = output_filter = request_finished = None
+
         @staticmethod
         def request_received(request: Any) -> None:
             heard.append(request.request_id)
@@ -128,7 +130,9 @@ def test_template_variables_replace_no_argument(inputs: InputProcessor, name: st
 
 def test_chat(inputs: InputProcessor) -> None:
     prompt = inputs.render_chat([{"role": "u", "content": "a"}])
-    assert prompt == {"prompt": "u:a;!", "prompt_token_ids": [ord(c) for c in "u:a;!"]}  # no BOS: it is the template's
+    processed = inputs.process("chat", prompt, SamplingParams())
+    assert processed.prompt == "u:a;!"
+    assert processed.prompt_token_ids == [ord(c) for c in "u:a;!"]  # no BOS: it is the template's
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert inputs.render_chat([{"role": "u", "content": parts}], add_generation_prompt=False)["prompt"] == "u:a\nb;"
     with pytest.raises(InvalidRequestError, match="type 'image_url'"):
@@ -139,3 +143,33 @@ def test_chat(inputs: InputProcessor) -> None:
     for message in ("hi", {}, {"role": 3}):
         with pytest.raises(InvalidRequestError, match="no role"):
             inputs.render_chat([message])  # type: ignore[list-item]
+
+
+def test_hooks_decide_before_anything_is_tokenised(doubles: ModuleType) -> None:
+    asked: list[Any] = []
+
+    class Hooks:
+        output_filter = request_received = request_finished = None
+
+        @staticmethod
+        def admit(request: Any) -> None:
+            asked.append((request.request_id, request.priority, request.http))
+
+        @staticmethod
+        def rewrite_prompt(prompt: str, request: Any) -> str:
+            asked.append(prompt)
+            return prompt.upper()
+
+    inputs = InputProcessor(doubles.CharTokenizer(), doubles.description(), 16, 0, Hooks())  # type: ignore[arg-type]
+    processed = inputs.process("a", "xy", SamplingParams(n=2))
+    assert asked == [("a", 0, None), "xy"]
+    assert processed.prompt == "XY" and processed.prompt_token_ids[-2:] == [ord("X"), ord("Y")]
+    assert processed.info is not None and processed.info.params.n == 2
+    asked.clear()
+    assert inputs.process("b", [7, 8], SamplingParams()).prompt_token_ids == [7, 8]
+    assert asked == [("b", 0, None)]
+    asked.clear()
+    for prompt, params in (("x", SamplingParams(temperature=-1.0)), ("x", "params")):
+        with pytest.raises(InvalidRequestError):
+            inputs.process("c", prompt, params)  # type: ignore[arg-type]
+    assert asked == []  # what makes no sense is nobody's to admit

@@ -14,12 +14,23 @@ from engine.plugin.points import HOOK_PROCESSES, POINTS
 
 ROOT = Path(__file__).resolve().parents[3]
 MAX_LINES = 600
-PYPROJECTS = [ROOT / "core/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml"), ROOT / "sdk/pyproject.toml"]
+PYPROJECTS = [
+    ROOT / "core/pyproject.toml",
+    *ROOT.glob("plugins/*/pyproject.toml"),
+    *ROOT.glob("contrib/*/pyproject.toml"),
+    ROOT / "sdk/pyproject.toml",
+]
 
 
 def sources() -> list[Path]:
     """Every Python file of the workspace's packages, tests included."""
-    folders = [ROOT / "core", *sorted((ROOT / "plugins").iterdir()), ROOT / "sdk", ROOT / "tests"]
+    folders = [
+        ROOT / "core",
+        *sorted((ROOT / "plugins").iterdir()),
+        *sorted((ROOT / "contrib").iterdir()),
+        ROOT / "sdk",
+        ROOT / "tests",
+    ]
     files = [path for folder in folders if folder.is_dir() for path in folder.rglob("*.py")]
     return sorted(p for p in files if not {"build", ".venv", "__pycache__"} & set(p.relative_to(ROOT).parts))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config.declaration import SERVER_SETTINGS, SETTINGS, Setting
 from engine.config.names import Key
 from engine.frontend.banner import why
-from engine.plugin.points import POINTS
+from engine.plugin.points import HOOKS, POINTS
 
 if TYPE_CHECKING:
     from engine.config.server import ServerConfig
@@ -75,6 +75,9 @@ def resolve(merged: Merged, config: EngineConfig, server: ServerConfig, plan: La
         entries = list(_options(name, selections, merged))
         if entries:
             tree.options[name] = entries
+    for name in merged.options():
+        if name.startswith(f"{HOOKS}."):
+            tree.options[name] = list(_options(name, (), merged, owner="the hook plugin"))
     return tree
 
 
@@ -150,12 +153,14 @@ def _drivers(selections: Iterable[Selection]) -> str:
     return ",".join(names)
 
 
-def _options(point: str, selections: Iterable[Selection], merged: Merged) -> Iterable[tuple[str, Entry]]:
+def _options(
+    point: str, selections: Iterable[Selection], merged: Merged, owner: str = "no driver yet"
+) -> Iterable[tuple[str, Entry]]:
     """The options of the point's drivers; those that were given, where no driver is chosen."""
     drivers = {selection.candidate: selection for selection in selections}
     if not drivers:
         for name, value in merged.options().get(point, {}).items():
-            yield name, Entry(value, merged.origins[Key("options", point, name)], owner="no driver yet")
+            yield name, Entry(value, merged.origins[Key("options", point, name)], owner=owner)
     for candidate, selection in drivers.items():
         if selection.options is None:
             continue

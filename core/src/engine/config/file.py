@@ -8,8 +8,8 @@ from typing import Any
 from engine.config.names import Path
 from engine.types.errors import ConfigError
 
-_DEEPEST = 3
-"""options, point, option: what lies deeper is a value."""
+_DEEPEST = 4
+"""options, hooks, plugin, option: what lies deeper is a value."""
 
 
 def read_config_file(path: str) -> tuple[Mapping[str, Any], dict[Path, int]]:

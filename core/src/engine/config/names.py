@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from engine.config.declaration import SERVER_SETTINGS_BY_NAME, SETTINGS_BY_NAME
 from engine.plugin.near import did_you_mean
-from engine.plugin.points import POINTS
+from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
 
 Path = tuple[str, ...]
@@ -19,7 +19,7 @@ class Key(NamedTuple):
 
     Attributes:
         section: "settings" (the engine's), "server", "points" or "options".
-        name: the setting's or the point's name.
+        name: the setting's or the point's name; for options of a hook plugin "hooks.NAME", with underscores.
         option: the option's name, for options.
     """
 
@@ -36,8 +36,8 @@ def known_names() -> list[str]:
 def resolve(raw: str) -> Key:
     """What `raw` names; dashes and underscores are the same.
 
-    `point.option` names an option, `server.host` is `host`. A point goes by its flag ("load_format") or, where no
-    setting has that name, by its own ("checkpoint").
+    `point.option` names an option, `hooks.plugin.option` one of a hook plugin, `server.host` is `host`. A point goes by
+    its flag ("load_format") or, where no setting has that name, by its own ("checkpoint").
 
     Raises:
         ConfigError: nothing has this name; with near matches.
@@ -45,6 +45,9 @@ def resolve(raw: str) -> Key:
     name, dot, option = raw.strip().replace("-", "_").partition(".")
     if dot and name == "server":
         return _server(option, raw)
+    if dot and name == HOOKS:
+        plugin, _, option = option.partition(".")
+        return Key("options", _hooks(plugin, raw), _option(option, raw))
     if dot:
         return Key("options", _point(name, raw), _option(option, raw))
     if name in SETTINGS_BY_NAME:
@@ -57,7 +60,7 @@ def resolve(raw: str) -> Key:
 def fold(given: Mapping[str, Any], place: Callable[[Path], str] | None = None) -> dict[Key, Any]:
     """Sort what a user gave by what it means.
 
-    `server`, `points` and `options` may be given as a whole, as mappings.
+    `server`, `points`, `options` and `hooks` may be given as a whole, as mappings; `hooks` also below `options`.
 
     Args:
         given: names with their values.
@@ -86,15 +89,20 @@ def fold_paths(given: Mapping[str, Any], place: Callable[[Path], str] | None = N
 
 def _leaves(given: Mapping[str, Any], place: Callable[[Path], str] | None) -> Iterator[tuple[Path, Any]]:
     for raw, value in given.items():
-        if raw not in ("server", "points", "options"):
+        if raw not in ("server", "points", "options", HOOKS):
             yield (raw,), value
             continue
         for name, inner in _mapping((raw,), value, place).items():
             path = raw, str(name)
-            if raw != "options":
+            if raw not in ("options", HOOKS):
                 yield path, inner
                 continue
-            yield from (((*path, str(option)), setting) for option, setting in _mapping(path, inner, place).items())
+            for option, setting in _mapping(path, inner, place).items():
+                deeper = *path, str(option)
+                if path == ("options", HOOKS):
+                    yield from (((*deeper, str(o)), v) for o, v in _mapping(deeper, setting, place).items())
+                else:
+                    yield deeper, setting
 
 
 def _resolve_path(path: Path, raw: str) -> Key:
@@ -105,6 +113,12 @@ def _resolve_path(path: Path, raw: str) -> Key:
         return _server(name, raw)
     if path[0] == "points":
         return Key("points", _point(name, raw))
+    if path[0] == HOOKS:
+        return Key("options", _hooks(name, raw), _option(path[2].replace("-", "_"), raw))
+    if name == HOOKS:
+        return Key("options", _hooks(path[2].replace("-", "_"), raw), _option(path[3].replace("-", "_"), raw))
+    if name.startswith(f"{HOOKS}."):
+        return Key("options", _hooks(name.partition(".")[2], raw), _option(path[2].replace("-", "_"), raw))
     return Key("options", _point(name, raw), _option(path[2].replace("-", "_"), raw))
 
 
@@ -130,6 +144,12 @@ def _point(name: str, raw: str) -> str:
         "there is no such setting and no such point",
         did_you_mean(name, known) or f"what can be set: {', '.join(known)}",
     )
+
+
+def _hooks(plugin: str, raw: str) -> str:
+    if not plugin:
+        raise ConfigError(f"set {raw!r}", "no hook plugin is named after the dot", f"write {HOOKS}.plugin.option")
+    return f"{HOOKS}.{plugin}"
 
 
 def _option(option: str, raw: str) -> str:

@@ -10,6 +10,7 @@ from engine.config.faults import config_error
 from engine.config.names import fold
 from engine.config.sizes import parse_bytes
 from engine.config.sources import Merged
+from engine.plugin.points import HOOKS
 from engine.types.errors import ConfigError
 
 Positive = Annotated[int, Field(ge=1)]
@@ -87,6 +88,12 @@ class EngineConfig(BaseModel):
     def options_for(self, point: str) -> dict[str, Any]:
         """The options given for a point, not yet validated by its driver's card."""
         return dict(self.options.get(point, {}))
+
+    @property
+    def hook_options(self) -> dict[str, dict[str, Any]]:
+        """The options given for hook plugins, by the plugin's name, not yet validated."""
+        prefix = f"{HOOKS}."
+        return {name.removeprefix(prefix): dict(o) for name, o in self.options.items() if name.startswith(prefix)}
 
     @field_validator("model", "tokenizer", mode="before")
     @classmethod

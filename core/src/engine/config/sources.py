@@ -15,7 +15,7 @@ from typing import Any
 from engine.config.file import read_config_file
 from engine.config.names import Key, Path, fold, fold_paths, known_names, resolve
 from engine.plugin.near import did_you_mean
-from engine.plugin.points import POINTS
+from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
 
 PREFIX = "ENGINE_"
@@ -43,7 +43,7 @@ class Merged:
         return {key.name: value for key, value in self.values.items() if key.section == section}
 
     def options(self) -> dict[str, dict[str, Any]]:
-        """The drivers' options, by point."""
+        """The drivers' options, by point, and those of hook plugins, by "hooks.NAME"."""
         options: dict[str, dict[str, Any]] = {}
         for key, value in self.values.items():
             if key.section == "options":
@@ -93,6 +93,12 @@ def gather(
     return merged
 
 
+def name_of(variable: str) -> str:
+    """What a variable of the environment names, e.g. "attention.num_splits" for ENGINE_ATTENTION__NUM_SPLITS."""
+    name = variable.removeprefix(PREFIX).lower()
+    return name.replace("__", ".", 2 if name.startswith(f"{HOOKS}__") else 1)
+
+
 def flag_of(key: Key) -> str:
     """The flag that sets this, as typed: "--load-format", "--attention.num_splits"."""
     if key.section in ("settings", "server"):
@@ -103,14 +109,15 @@ def flag_of(key: Key) -> str:
 
 
 def _from_environment(environ: Mapping[str, str], warnings: list[str]) -> tuple[dict[Key, Any], dict[Key, str]]:
-    """ENGINE_MAX_NUM_SEQS is a setting, ENGINE_ATTENTION a point, ENGINE_ATTENTION__NUM_SPLITS an option."""
+    """ENGINE_MAX_NUM_SEQS is a setting, ENGINE_ATTENTION a point, ENGINE_ATTENTION__NUM_SPLITS an option, and
+    ENGINE_HOOKS__RATE_LIMIT__MOST one of a hook plugin."""
     values: dict[Key, Any] = {}
     origins: dict[Key, str] = {}
     for variable in sorted(environ):
         text = environ[variable]
         if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or not text:
             continue
-        name = variable.removeprefix(PREFIX).lower().replace("__", ".", 1)
+        name = name_of(variable)
         try:
             key = resolve(name)
         except ConfigError:

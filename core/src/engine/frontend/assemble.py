@@ -41,7 +41,7 @@ def assemble_frontend(plan: Launch) -> Frontend:
 
     Raises TokenizerError for a tokenizer that is missing or broken, PluginError for a body that cannot be imported.
     """
-    hooks = HookRelay("frontend", plan.registry)
+    hooks = HookRelay("frontend", plan.registry, options=plan.start.worker.hook_options)
     tokenizer = build_tokenizer(plan)
     inputs = InputProcessor(
         tokenizer,
@@ -53,7 +53,7 @@ def assemble_frontend(plan: Launch) -> Frontend:
         orders_by_priority=plan.orders_by_priority,
         constraints=ConstraintCheck(plan.grammar),
     )
-    return Frontend(tokenizer, inputs, OutputProcessor(tokenizer), hooks)
+    return Frontend(tokenizer, inputs, OutputProcessor(tokenizer, hooks, plan.model_name, inputs.clock), hooks)
 
 
 def build_tokenizer(plan: Launch) -> Tokenizer:

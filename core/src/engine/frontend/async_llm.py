@@ -9,6 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from engine.config import EngineConfig
@@ -16,16 +17,18 @@ from engine.frontend.assemble import assemble_frontend, build_router
 from engine.frontend.core_ranks import CoreRanks, RankNews, RankState
 from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.launch import Launch, launch
+from engine.frontend.lifecycle_hooks import LifecycleHooks
 from engine.frontend.measures import Measures
 from engine.frontend.merged_stats import merge_ready
 from engine.frontend.output_processor import OutputKind, refusal
 from engine.frontend.pooling_calls import pooling_output
-from engine.frontend.prompts import Prompt, TokensPrompt
+from engine.frontend.prompts import Prompt, TextPrompt
 from engine.frontend.rank_calls import RankCalls
 from engine.frontend.rank_starts import rank_starts
 from engine.frontend.request_stream import RequestStream
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineDeadError, EngineError
+from engine.types.hooks import HTTPOrigin
 from engine.types.messages import Outputs, Reply
 from engine.types.outputs import CoreOutputs, RequestOutput, StepStats
 from engine.types.params import SamplingParams
@@ -63,7 +66,7 @@ class AsyncLLM:
         except BaseException:
             self._cores.shutdown()
             raise
-        self._input, self._output = front.inputs, front.outputs
+        self._input, self._output, self.hooks = front.inputs, front.outputs, front.hooks
         self._streams: dict[str, RequestStream] = {}
         self._calls: dict[int, tuple[RankCalls, asyncio.Future[Any]]] = {}
         self._call_ids = itertools.count()
@@ -71,6 +74,8 @@ class AsyncLLM:
         self._on_death: Callable[[EngineError], None] | None = None
         self.worker: WorkerReady | None = None
         self.measures = Measures(self.max_model_len)
+        self._lifecycle = LifecycleHooks(self.hooks, self)
+        self._stats_hook: asyncio.Task[None] | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -91,6 +96,11 @@ class AsyncLLM:
     def plan(self) -> Launch:
         """What the launcher decided."""
         return self._launch
+
+    @property
+    def told_of_requests(self) -> bool:
+        """Whether any hook looks at single requests."""
+        return self._input.told_of_requests
 
     @property
     def num_unfinished(self) -> int:
@@ -124,6 +134,9 @@ class AsyncLLM:
         self.worker = merge_ready(await asyncio.to_thread(self._cores.wait_ready))
         loop = asyncio.get_running_loop()
         self._cores.listen(lambda news: _hand_over(loop, self._take_or_die, news))
+        self._lifecycle.started(self._launch)
+        if self._lifecycle.hears_stats:
+            self._stats_hook = asyncio.create_task(self._lifecycle.run())
 
     def alive(self) -> bool:
         """True until every core has died or was shut down."""
@@ -137,6 +150,7 @@ class AsyncLLM:
         kind: OutputKind = OutputKind.CUMULATIVE,
         priority: int = 0,
         timeout: float | None = None,
+        origin: HTTPOrigin | None = None,
     ) -> RequestStream:
         """Queue a request. To be called in the event loop that ran `start`.
 
@@ -147,14 +161,16 @@ class AsyncLLM:
             kind: what its outputs hold; a request that pools has one, at the end.
             priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
             timeout: seconds until it ends with a RequestTimeoutError, from its arrival in the core; None for no limit.
+            origin: what HTTP knows of it, for hooks.
 
         Raises:
             InvalidRequestError, PromptTooLongError: at once, before anything is queued.
+            RequestRefusedError, HookFailedError: a hook plugin refused it, or failed.
             EngineDeadError: the core has died.
         """
         self._check_alive()
         request_id = request_id or uuid.uuid4().hex
-        processed = self._input.process(request_id, prompt, params, priority=priority, timeout=timeout)
+        processed = self._input.process(request_id, prompt, params, priority=priority, timeout=timeout, origin=origin)
         return self.enqueue(processed, kind)
 
     async def process(
@@ -164,15 +180,16 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
+        origin: HTTPOrigin | None = None,
     ) -> ProcessedRequest:
         """Validate and tokenise, for `enqueue`: what `submit` does first, but a long prompt does not stop the loop.
 
-        Raises InvalidRequestError, PromptTooLongError.
+        Raises InvalidRequestError, PromptTooLongError, RequestRefusedError, HookFailedError.
         """
         request_id, now = request_id or uuid.uuid4().hex, self._input.clock.now()
-        if _length(prompt) < LONG_PROMPT:
-            return self._input.process(request_id, prompt, params, now, priority, timeout)
-        return await asyncio.to_thread(self._input.process, request_id, prompt, params, now, priority, timeout)
+        info = self._input.admit(request_id, params, priority, timeout, origin)
+        complete = partial(self._input.complete, request_id, prompt, params, now, priority, timeout, info)
+        return complete() if _length(prompt) < LONG_PROMPT else await asyncio.to_thread(complete)
 
     def enqueue(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
         """Send a processed request to a core. To be called in the event loop that ran `start`.
@@ -189,8 +206,8 @@ class AsyncLLM:
         self._input.announce(processed)
         try:
             self._cores.add(processed.requests)
-        except BaseException:
-            self.abort(processed.request_id)
+        except BaseException as error:
+            self.abort(processed.request_id, error if isinstance(error, EngineError) else None)
             raise
         return stream
 
@@ -238,13 +255,13 @@ class AsyncLLM:
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
-    ) -> TokensPrompt:
+    ) -> TextPrompt:
         """A conversation as a prompt, by the model's chat template; a long one in a thread.
 
         Raises InvalidRequestError, TokenizerError.
         """
 
-        def render() -> TokensPrompt:
+        def render() -> TextPrompt:
             return self._input.render_chat(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
             )
@@ -253,10 +270,15 @@ class AsyncLLM:
         short = plain and sum(map(_message_length, messages)) < LONG_PROMPT
         return render() if short else await asyncio.to_thread(render)
 
-    def abort(self, request_id: str) -> None:
-        """End a request; an unknown or ended one is passed over. Its stream is not woken: its owner is calling."""
+    def abort(self, request_id: str, error: EngineError | None = None) -> None:
+        """End a request; an unknown or ended one is passed over. Its stream is not woken: its owner is calling.
+
+        Args:
+            request_id: as it was submitted.
+            error: why, where that is no abort; for hooks.
+        """
         self._streams.pop(request_id, None)
-        if core_ids := self._output.abort([request_id]):
+        if core_ids := self._output.abort([request_id], error):
             now = time.monotonic()
             for core_id in core_ids:
                 self.measures.ended(core_id, "abort", now)
@@ -264,7 +286,7 @@ class AsyncLLM:
 
     def end_all(self, error: EngineError) -> None:
         """End every request in progress with this error; the core goes on."""
-        core_ids = self._output.abort(list(self._streams))
+        core_ids = self._output.abort(list(self._streams), error)
         self._end_all(error)
         self._cores.abort(core_ids)
 
@@ -289,6 +311,11 @@ class AsyncLLM:
         """Stop the cores; requests in progress end with EngineDeadError. Idempotent; ends a `start` in progress."""
         self._cores.shutdown()
         self._end_all(EngineDeadError("a request in progress", "the engine was shut down"))
+        if self._stats_hook is not None:
+            task, self._stats_hook = self._stats_hook, None
+            with contextlib.suppress(RuntimeError):  # its loop has closed, and with it the task has ended
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        self._lifecycle.stopping()
 
     def _take_or_die(self, item: RankNews) -> None:
         """News that cannot be taken in would leave requests waiting for ever: then the engine has died."""
@@ -357,7 +384,7 @@ class AsyncLLM:
         for stream in self._streams.values():
             stream.fail(error)
         self.measures.ended_all("error", time.monotonic())
-        self._output.abort(list(self._streams))
+        self._output.abort(list(self._streams), error)
         self._streams.clear()
         for _, answer in self._calls.values():
             if not answer.done():

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from engine.kv.tables import BlockTable
-from engine.plugin.points import POINTS
+from engine.plugin.points import HOOK_PROCESSES, HOOKS, POINTS
 
 if TYPE_CHECKING:
     from engine.frontend.launch import Launch
@@ -62,12 +62,25 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
         facts.insert(2, ("ranks", f"{ranks} engine cores, each with the whole model{workers}"))
     drivers = [(point, f"{driver}: {why}") for point, driver, why in _drivers(launch.selections)]
     text = [f"Engine {version('engine')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
+    if hooks := _hooks(launch):
+        text += ["  hooks", *_columns(hooks, 4)]
     if broken := launch.registry.quarantine:
         names = [(f"{c.point} '{c.name}'", f"{c.provenance}: {error.found}") for c, error in broken.items()]
         text += ["  broken, and left out (`engine plugins doctor` says how to mend them)", *_columns(names, 4)]
     if address is not None:
         text.append(f"  serves {launch.model_name} on {address}")
     return "\n".join(text)
+
+
+def _hooks(launch: Launch) -> list[tuple[str, str]]:
+    """(process, plugins) for each process whose hooks somebody hears."""
+    broken = launch.registry.quarantine
+    rows = []
+    for process in HOOK_PROCESSES:
+        plugins = [c for c in launch.registry.candidates(f"{HOOKS}.{process}") if c not in broken]
+        if plugins:
+            rows.append((process, ", ".join(f"{c.name} ({c.provenance})" for c in plugins)))
+    return rows
 
 
 def _capture(worker: WorkerReady) -> str:

@@ -14,10 +14,11 @@ from engine.frontend.clock import SteadyClock
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.pooling_inputs import check_pooling
 from engine.frontend.processor_arguments import ProcessorArguments
-from engine.frontend.prompts import ParsedPrompt, TokensPrompt, parse_prompt
+from engine.frontend.prompts import ParsedPrompt, TextPrompt, TokensPrompt, parse_prompt
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import InvalidRequestError, PromptTooLongError
+from engine.types.hooks import HTTPOrigin, RequestInfo
 from engine.types.model import ModelDescription
 from engine.types.params import MAX_SEED, SamplingParams
 from engine.types.pooling import PoolingParams
@@ -41,6 +42,7 @@ class ProcessedRequest(NamedTuple):
         params: the user's, verified.
         requests: what the core gets: one for each of n (or of `best_of`), in order. One for a request that pools, whose
             `params` say nothing.
+        info: what hooks are told of it; None where none looks at single requests.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class ProcessedRequest(NamedTuple):
     prompt_token_ids: list[int]
     params: SamplingParams
     requests: list[EngineRequest]
+    info: RequestInfo | None = None
 
 
 class InputProcessor:
@@ -98,8 +101,11 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         timeout: float | None = None,
+        origin: HTTPOrigin | None = None,
     ) -> ProcessedRequest:
         """Validate and tokenise one prompt, and cut it into n (or `best_of`) engine requests; one where it is to pool.
+
+        The same as `admit` and then `complete`.
 
         Args:
             request_id: not empty; the parts, where there are several, are called "<request_id>#<index>".
@@ -108,29 +114,78 @@ class InputProcessor:
             arrival_time: seconds of `time.time()`; None means now.
             priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
             timeout: seconds until it ends with a RequestTimeoutError, from its arrival in the core; None for no limit.
+            origin: what HTTP knows of it, for hooks.
 
         Raises:
             InvalidRequestError: a parameter or the prompt makes no sense, or a token id is outside the vocabulary; or
                 the engine generates and is asked to pool, or the other way round.
             PromptTooLongError: the prompt leaves no room for one token within `max_model_len`.
+            RequestRefusedError, HookFailedError: a hook plugin refused it, or failed.
+        """
+        info = self.admit(request_id, params, priority, timeout, origin)
+        return self.complete(request_id, prompt, params, arrival_time, priority, timeout, info)
+
+    def admit(
+        self,
+        request_id: str,
+        params: SamplingParams | PoolingParams,
+        priority: int = 0,
+        timeout: float | None = None,
+        origin: HTTPOrigin | None = None,
+    ) -> RequestInfo | None:
+        """What can be said before anything is tokenised: whether the parameters make sense, and whether hooks let the
+        request in. Arguments and errors are those of `process`.
+
+        Returns:
+            What hooks are told of the request; None where none looks at single requests.
         """
         if not isinstance(request_id, str) or not request_id:
             raise InvalidRequestError(f"request_id={request_id!r:.80}", "it is not a string with content")
         if isinstance(params, PoolingParams):
-            return self._process_pooling(request_id, prompt, params, arrival_time, priority, timeout)
-        if not isinstance(params, SamplingParams):
+            check_pooling(params, self.model)
+        elif not isinstance(params, SamplingParams):
             kind = type(params).__name__
             raise InvalidRequestError("generate", f"the sampling params are a {kind}", "pass SamplingParams(...)")
-        if not self.model.generates:
+        elif not self.model.generates:
             raise InvalidRequestError(
                 f"generate with {self.model.architecture}",
                 "this engine was started to pool: it gives vectors or labels, no text",
                 f"ask for {' or '.join(self.model.pooler.tasks)}, or start it with a model that generates",
             )
-        params.verify()
+        else:
+            params.verify()
         self._check_priority(priority)
         _check_timeout(timeout)
-        parsed = parse_prompt(prompt)
+        if not self.told_of_requests:
+            return None
+        assert self._hooks is not None
+        info = RequestInfo(request_id=request_id, params=params, priority=priority, http=origin)
+        if self._hooks.admit:
+            self._hooks.admit(request=info)
+        return info
+
+    @property
+    def told_of_requests(self) -> bool:
+        """Whether any hook looks at single requests."""
+        hooks = self._hooks
+        return hooks is not None and bool(
+            hooks.admit or hooks.rewrite_prompt or hooks.output_filter or hooks.request_finished
+        )
+
+    def complete(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        info: RequestInfo | None = None,
+    ) -> ProcessedRequest:
+        """Tokenise a request that `admit` has let in, whose answer is `info`. Otherwise as `process`."""
+        if isinstance(params, PoolingParams):
+            return self._process_pooling(request_id, prompt, params, arrival_time, priority, timeout, info)
+        parsed = self._rewritten(parse_prompt(prompt), info)
         ids = self._ids(parsed)
         room = self._room(ids)
         self._check_stop_ids(params.stop_token_ids)
@@ -158,7 +213,7 @@ class InputProcessor:
             )
             for index in range(count)
         ]
-        return ProcessedRequest(request_id, parsed.text, ids, params, requests)
+        return ProcessedRequest(request_id, parsed.text, ids, params, requests, info)
 
     def _process_pooling(
         self,
@@ -168,11 +223,10 @@ class InputProcessor:
         arrival_time: float | None,
         priority: int,
         timeout: float | None,
+        info: RequestInfo | None,
     ) -> ProcessedRequest:
         complete = check_pooling(params, self.model)
-        self._check_priority(priority)
-        _check_timeout(timeout)
-        parsed = parse_prompt(prompt)
+        parsed = self._rewritten(parse_prompt(prompt), info)
         if self.model.pooler.lower_case and parsed.token_ids is None and parsed.text is not None:
             parsed = parsed._replace(text=parsed.text.lower())
         ids = self._ids(parsed)
@@ -193,7 +247,14 @@ class InputProcessor:
             timeout=timeout,
             pooling=complete,
         )
-        return ProcessedRequest(request_id, parsed.text, ids, carrier, [request])
+        return ProcessedRequest(request_id, parsed.text, ids, carrier, [request], info)
+
+    def _rewritten(self, parsed: ParsedPrompt, info: RequestInfo | None) -> ParsedPrompt:
+        """The prompt as hooks want it. Token ids are passed by."""
+        rewrite = None if self._hooks is None else self._hooks.rewrite_prompt
+        if rewrite is None or parsed.token_ids is not None:
+            return parsed
+        return parsed._replace(text=rewrite(prompt=parsed.text, request=info))
 
     def pair(self, first: Any, second: Any) -> tuple[TokensPrompt, int | None]:
         """Two texts as one prompt, and where the tokens of the second type begin (None: nowhere).
@@ -231,7 +292,7 @@ class InputProcessor:
         add_generation_prompt: bool = True,
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
-    ) -> TokensPrompt:
+    ) -> TextPrompt:
         """A conversation as a prompt. The template writes all special tokens itself, so none are added to it.
 
         Raises:
@@ -263,12 +324,12 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"chat with {len(messages)} messages", "the data in them is nested too deeply", "send flatter data"
             ) from error
-        return TokensPrompt(prompt_token_ids=self._encode(text, False), prompt=text)
+        return TextPrompt(prompt=text, add_special_tokens=False)
 
     def _ids(self, parsed: ParsedPrompt) -> list[int]:
         if parsed.token_ids is None:
             assert parsed.text is not None
-            ids = self._encode(parsed.text, True)
+            ids = self._encode(parsed.text, parsed.add_special_tokens)
             source = "the tokenizer gives"
         else:
             ids, source = parsed.token_ids, "the prompt holds"

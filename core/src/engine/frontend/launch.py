@@ -44,6 +44,7 @@ from engine.plugin import (
     select_ordered,
     select_set,
 )
+from engine.plugin.hook_options import check_hook_options
 from engine.types.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from engine.types.kv import KVLayout, kv_heads_on_rank
 from engine.types.model import CheckpointFiles, ModelDescription
@@ -222,6 +223,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         swap_space=config.swap_space,
         kv_cache_dtype=kv_dtype,
         memory_utilization=config.memory_utilization,
+        hook_options=check_hook_options(registry, config.hook_options),
     )
     start = CoreStart(
         worker=worker,

@@ -6,20 +6,27 @@ import enum
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from engine.frontend.best_of import best_of
+from engine.frontend.clock import SteadyClock
+from engine.frontend.filtered_sequence import FilteredSequence
 from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.pooled_sequence import PooledSequence
 from engine.frontend.prompt_scores import PromptScores
 from engine.frontend.sequence_state import SequenceState
 from engine.frontend.stop_scanner import StopStrings
+from engine.frontend.summaries import Summaries
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineError, InvalidRequestError, RankDeadError, rebuild_error
+from engine.types.hooks import OutputFilter, RequestInfo
 from engine.types.outputs import CompletionOutput, CoreOutput, CoreOutputs, RequestOutput
 from engine.types.request import FinishReason
+
+if TYPE_CHECKING:
+    from engine.plugin import HookRelay
 
 MAX_RETRIES = 1
 """How often a request is sent again. One that has seen two engine cores die may be what they died of."""
@@ -78,10 +85,23 @@ class OutputProcessor:
 
     Args:
         tokenizer: at work.
+        hooks: the frontend's; None: nobody listens.
+        model_name: the model's name in the API, and
+        clock: that of arrival times, for who listens.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        hooks: HookRelay | None = None,
+        model_name: str = "",
+        clock: SteadyClock | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._filters = None if hooks is None else hooks.output_filter
+        self._summaries: Summaries | None = None
+        if hooks is not None and hooks.request_finished:
+            self._summaries = Summaries(hooks, model_name, clock or SteadyClock())
         self._requests: dict[str, _Request] = {}
         self._of_sequence: dict[str, tuple[_Request, SequenceState]] = {}
 
@@ -101,7 +121,8 @@ class OutputProcessor:
         return list(self._requests)
 
     def add(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> None:
-        """Expect news of this request. Raises InvalidRequestError where its id is in use, or it cannot be streamed."""
+        """Expect news of this request. Raises InvalidRequestError where its id is in use, or it cannot be streamed;
+        HookFailedError and RequestRefusedError, of hooks that filter its text."""
         ids = [request.request_id for request in processed.requests]
         for request_id in (processed.request_id, *ids):
             if request_id in self._requests or request_id in self._of_sequence:
@@ -119,35 +140,65 @@ class OutputProcessor:
             kind = OutputKind.FINAL
         self._begin(processed, kind)
 
-    def _begin(self, processed: ProcessedRequest, kind: OutputKind) -> _Request:
+    def _begin(self, processed: ProcessedRequest, kind: OutputKind, num_retries: int = 0) -> None:
         params = processed.params
         stops = StopStrings(params.stop) if params.stop else None
-        sequences = [
-            SequenceState(request.request_id, index, params, processed.prompt_token_ids, self._tokenizer, stops)
-            for index, request in enumerate(processed.requests)
-        ]
+        sequences: list[SequenceState]
         if processed.requests[0].pooling is not None:
             kind, sequences = OutputKind.FINAL, [PooledSequence(processed.request_id, params, self._tokenizer)]
-        request = _Request(processed, kind, sequences, len(sequences))
+        else:
+            sequences = [self._sequence(processed, index, stops) for index in range(len(processed.requests))]
+        request = _Request(processed, kind, sequences, len(sequences), num_retries=num_retries)
         if params.prompt_logprobs is not None:
             request.prompt_scores = PromptScores(processed.prompt_token_ids, self._tokenizer)
         self._requests[processed.request_id] = request
         for sequence in sequences:
             self._of_sequence[sequence.request_id] = request, sequence
-        return request
+        if self._summaries is not None:
+            self._summaries.begin(processed, again=num_retries > 0)
+
+    def filtered(self, processed: ProcessedRequest, index: int, text: str) -> str:
+        """A whole text, as the filters of hook plugins show it. Raises HookFailedError."""
+        filter_ = self._filter(processed, index)
+        return text if filter_ is None else filter_(text, True)
+
+    def _filter(self, processed: ProcessedRequest, index: int) -> OutputFilter | None:
+        if self._filters is None:
+            return None
+        info = processed.info or RequestInfo(request_id=processed.request_id, params=processed.params)
+        return self._filters(request=info, index=index)
+
+    def _sequence(self, processed: ProcessedRequest, index: int, stops: StopStrings | None) -> SequenceState:
+        parts = (
+            *(processed.requests[index].request_id, index, processed.params, processed.prompt_token_ids),
+            *(self._tokenizer, stops),
+        )
+        if processed.params.detokenize and (filter_ := self._filter(processed, index)) is not None:
+            return FilteredSequence(*parts, filter_)
+        return SequenceState(*parts)
 
     def _retry(self, request: _Request) -> ProcessedRequest | None:
         """Begin a request anew whose engine core has died; None where that cannot be."""
         if request.given_out or request.num_retries >= MAX_RETRIES:
             return None
+        again = _in_what_time_is_left(request.processed, time.monotonic() - request.begun)
         for sequence in request.sequences:
             self._of_sequence.pop(sequence.request_id, None)
-        again = _in_what_time_is_left(request.processed, time.monotonic() - request.begun)
-        self._begin(again, request.kind).num_retries = request.num_retries + 1
+        try:
+            self._begin(again, request.kind, request.num_retries + 1)
+        except EngineError:  # a hook failed, and has logged it: the request ends as if it could not begin anew
+            for sequence in request.sequences:
+                if not sequence.finished:
+                    self._of_sequence[sequence.request_id] = request, sequence
+            return None
         return again
 
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
+    def abort(self, request_ids: Iterable[str], error: EngineError | None = None) -> list[str]:
         """Forget these requests; unknown ids are passed over.
+
+        Args:
+            request_ids: the users'.
+            error: why, where that is no abort; for hooks.
 
         Returns:
             The core requests to abort.
@@ -155,12 +206,20 @@ class OutputProcessor:
         core_ids: list[str] = []
         for request_id in request_ids:
             request = self._requests.pop(request_id, None)
-            if request is not None:
-                core_ids += [s.request_id for s in request.sequences if self._of_sequence.pop(s.request_id, None)]
+            if request is None:
+                continue
+            for sequence in request.sequences:
+                if self._of_sequence.pop(sequence.request_id, None):
+                    core_ids.append(sequence.request_id)
+                    if self._summaries is not None:
+                        self._summaries.end(request.processed, sequence, error)
         return core_ids
 
     def process(self, news: Iterable[CoreOutput]) -> Processed:
         """Take in the news of one step. News of requests that are not (or no longer) expected is dropped."""
+        if self._summaries is not None:
+            news = list(news)
+            self._summaries.step(news)
         touched: dict[str, _Request] = {}
         abort_ids: list[str] = []
         ended: list[tuple[str, str]] = []
@@ -196,6 +255,10 @@ class OutputProcessor:
                 ended.append((sequence.request_id, sequence.output.finish_reason or ""))
                 if core_output.finish_reason is None:
                     abort_ids.append(sequence.request_id)
+                if sequence.failure is not None:
+                    request.error = request.error or sequence.failure
+                if self._summaries is not None:
+                    self._summaries.end(request.processed, sequence, sequence.failure or request.error)
             touched[request.processed.request_id] = request
         outputs: list[RequestOutput] = []
         for request in touched.values():

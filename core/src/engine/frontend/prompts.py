@@ -10,10 +10,12 @@ from engine.types.errors import InvalidRequestError
 
 
 class TextPrompt(TypedDict):
-    """Text to tokenise. Prompts with different `cache_salt` share no cached pages."""
+    """Text to tokenise. Prompts with different `cache_salt` share no cached pages. Unless `add_special_tokens` is
+    False, the tokenizer adds those that it adds to every text, such as one that begins it."""
 
     prompt: str
     cache_salt: NotRequired[str]
+    add_special_tokens: NotRequired[bool]
 
 
 class TokensPrompt(TypedDict):
@@ -27,7 +29,7 @@ class TokensPrompt(TypedDict):
 Prompt = str | TextPrompt | TokensPrompt | Sequence[int]
 """One prompt: text, a dict with text, a dict with token ids, or bare token ids."""
 
-_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens"})
 _FORMS = 'pass a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
 
 
@@ -37,12 +39,13 @@ class ParsedPrompt(NamedTuple):
     Args:
         text: to tokenise, or to show with the output.
         token_ids: plain Python integers, not yet compared with the vocabulary.
-        cache_salt: see `TextPrompt`.
+        cache_salt, add_special_tokens: see `TextPrompt`.
     """
 
     text: str | None
     token_ids: list[int] | None
     cache_salt: str | None
+    add_special_tokens: bool = True
 
 
 def parse_prompt(prompt: Any) -> ParsedPrompt:
@@ -60,7 +63,10 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     for name, value in (("prompt", text), ("cache_salt", salt)):
         if value is not None and not isinstance(value, str):
             raise InvalidRequestError(f"{name}={value!r:.80}", "it is not a string", _FORMS)
-    return ParsedPrompt(text, None if ids is None else _token_ids(ids), salt)
+    special = prompt.get("add_special_tokens", True)
+    if not isinstance(special, bool):
+        raise InvalidRequestError(f"add_special_tokens={special!r:.80}", "it is not a boolean", _FORMS)
+    return ParsedPrompt(text, None if ids is None else _token_ids(ids), salt, special)
 
 
 def as_prompts(prompts: Any) -> list[Any]:

@@ -7,6 +7,7 @@ import numpy as np
 from engine.frontend.prompt_scores import readable
 from engine.frontend.stop_scanner import StopMatch, StopScanner, StopStrings
 from engine.interfaces.tokenizer import Tokenizer
+from engine.types.errors import EngineError
 from engine.types.outputs import CompletionOutput, CoreOutput, TokenLogprobs
 from engine.types.params import SamplingParams
 from engine.types.request import FinishReason
@@ -25,7 +26,10 @@ class SequenceState:
 
     Attributes:
         output: all that came so far. Its text is put together when it is asked for, see `text`.
+        failure: the error that ended it here in the frontend; None where none did.
     """
+
+    failure: EngineError | None = None
 
     def __init__(
         self,

@@ -8,10 +8,24 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from engine.types.hooks import IntervalStats
 from engine.types.outputs import StepStats
 
 INTERVAL = 10.0
-"""Seconds between two lines."""
+"""Seconds between two lines, and between two calls of the hook `stats`."""
+
+NOTHING = StepStats(
+    step_id=0,
+    num_running=0,
+    num_waiting=0,
+    num_tokens=0,
+    pages_used=0,
+    pages_total=0,
+    prefix_queries=0,
+    prefix_hits=0,
+    num_preemptions=0,
+)
+"""What a core has done before its first step."""
 
 
 class Observed(Protocol):
@@ -22,6 +36,46 @@ class Observed(Protocol):
 
     @property
     def num_unfinished(self) -> int: ...
+
+
+class Interval:
+    """Looks again and again, and says what happened in between.
+
+    Args:
+        llm: the engine that is watched.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, llm: Observed, clock: Callable[[], float] = time.monotonic) -> None:
+        self._llm, self._clock = llm, clock
+        self._since, self._before = clock(), llm.last_stats
+
+    def look(self) -> IntervalStats:
+        """What happened since the last call, or since this object was made."""
+        now, stats, before = self._clock(), self._llm.last_stats, self._before or NOTHING
+        seconds, self._since, self._before = max(now - self._since, 1e-9), now, stats
+        unfinished = self._llm.num_unfinished
+        if stats is None:
+            return IntervalStats(seconds=seconds, num_running=0, num_waiting=unfinished)
+        return IntervalStats(
+            seconds=seconds,
+            num_running=stats.num_running,
+            # Requests that the core has not told of yet are waiting for it.
+            num_waiting=stats.num_waiting if stats.num_running or stats.num_waiting else unfinished,
+            prompt_tokens=stats.prompt_tokens - before.prompt_tokens,
+            generation_tokens=stats.generation_tokens - before.generation_tokens,
+            prefix_queries=stats.prefix_queries - before.prefix_queries,
+            prefix_hits=stats.prefix_hits - before.prefix_hits,
+            num_drafts=stats.num_drafts - before.num_drafts,
+            num_accepted_drafts=stats.num_accepted_drafts - before.num_accepted_drafts,
+            pages_used=stats.pages_used,
+            pages_total=stats.pages_total,
+            num_preemptions=stats.num_preemptions,
+            num_swap_preemptions=stats.num_swap_preemptions,
+            num_swapped=stats.num_swapped,
+            swap_pages_used=stats.swap_pages_used,
+            swap_pages_total=stats.swap_pages_total,
+        )
 
 
 class StatisticsLog:
@@ -41,9 +95,8 @@ class StatisticsLog:
         write: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._llm, self._clock = llm, clock
+        self._llm, self._interval = llm, Interval(llm, clock)
         self._write = _print if write is None else write
-        self._since, self._before = clock(), llm.last_stats
 
     async def run(self, interval: float = INTERVAL) -> None:
         """Look every `interval` seconds until the task is cancelled."""
@@ -55,32 +108,22 @@ class StatisticsLog:
 
     def line(self) -> str | None:
         """What happened since the last call (or since this object was made); None where there was nothing to do."""
-        now, stats, before = self._clock(), self._llm.last_stats, self._before
-        seconds, self._since, self._before = max(now - self._since, 1e-9), now, stats
-        unfinished = self._llm.num_unfinished
-        if stats is None:
+        known, unfinished, stats = self._llm.last_stats is not None, self._llm.num_unfinished, self._interval.look()
+        if not known:
             return f"running 0, waiting {unfinished}" if unfinished else None
-        prompt = stats.prompt_tokens - (before.prompt_tokens if before else 0)
-        generation = stats.generation_tokens - (before.generation_tokens if before else 0)
-        if not unfinished and not prompt and not generation:
+        if not unfinished and not stats.prompt_tokens and not stats.generation_tokens:
             return None
-        queries = stats.prefix_queries - (before.prefix_queries if before else 0)
-        hits = stats.prefix_hits - (before.prefix_hits if before else 0)
-        # Requests that the core has not told of yet are waiting for it.
-        waiting = stats.num_waiting if stats.num_running or stats.num_waiting else unfinished
         parts = [
             f"running {stats.num_running}",
-            f"waiting {waiting}",
-            f"prompt {prompt / seconds:,.1f} tokens/s",
-            f"generation {generation / seconds:,.1f} tokens/s",
+            f"waiting {stats.num_waiting}",
+            f"prompt {stats.prompt_tokens_per_second:,.1f} tokens/s",
+            f"generation {stats.generation_tokens_per_second:,.1f} tokens/s",
             f"KV cache {_percent(stats.pages_used, stats.pages_total)}",
         ]
-        if queries:
-            parts.append(f"prefix hits {_percent(hits, queries)}")
-        drafts = stats.num_drafts - (before.num_drafts if before else 0)
-        if drafts:
-            accepted = stats.num_accepted_drafts - (before.num_accepted_drafts if before else 0)
-            parts.append(f"drafts accepted {_percent(accepted, drafts)}")
+        if stats.prefix_queries:
+            parts.append(f"prefix hits {_percent(stats.prefix_hits, stats.prefix_queries)}")
+        if stats.num_drafts:
+            parts.append(f"drafts accepted {_percent(stats.num_accepted_drafts, stats.num_drafts)}")
         if stats.num_preemptions:
             parts.append(f"preempted {stats.num_preemptions}")
         if stats.num_swap_preemptions:

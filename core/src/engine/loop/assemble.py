@@ -86,7 +86,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             executor=executor,
             worker_ready=ready,
             in_flight=start.in_flight,
-            hooks=HookRelay("core", registry),
+            hooks=HookRelay("core", registry, options=worker.hook_options),
             computed_by=_computed_by(start),
         )
     except BaseException:

@@ -6,7 +6,8 @@ write
     if relay.step_done:
         relay.step_done(stats=stats)
 
-pluggy keeps the order and checks the signatures; it is not in the way of a call.
+Hooks that decide are called alike, and raise where they refuse; `engine.plugin.hook_calls` has each kind. pluggy keeps
+the order and checks the signatures; it is not in the way of a call.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 import pluggy
 
 from engine.plugin.discovery import Candidate, Registry, duplicate
-from engine.plugin.hookspecs import HOOKSPECS
+from engine.plugin.hook_calls import Chain, Checks, Failures, Filters, Implementation, Observers, Wraps
+from engine.plugin.hook_options import HookOptions, build, plain
+from engine.plugin.hookspecs import HOOKSPECS, kind_of
 from engine.plugin.near import did_you_mean
 from engine.types.errors import ContractError, PluginError
 
@@ -30,32 +33,61 @@ MAX_FAILURES = 10
 
 Hook = Callable[..., None]
 
+_Decider = Checks | Chain | Filters | Wraps
+_DECIDERS: dict[str, type[_Decider]] = {"check": Checks, "chain": Chain, "filter": Filters, "wrap": Wraps}
+
 
 class HookRelay:
     """The hooks of one process. Each hook is an attribute: a callable that takes keywords, or None.
 
     Broken plugins (import fails, misspelt hook, wrong arguments) are put into the registry's quarantine and logged;
-    they never end the start, because nobody asked for them by name.
+    they never end the start, because nobody asked for them by name. Whoever gives a plugin options asks for it.
 
     Args:
         process: "frontend", "core" or "worker".
         registry: what is installed.
-        max_failures: after how many exceptions an implementation is disabled.
+        max_failures: after how many exceptions an observing implementation is disabled.
+        options: of hook plugins, validated by the launcher.
+
+    Attributes:
+        plugins: those at work.
+        failures: how often an implementation raised, by (plugin, hook).
 
     Raises:
         DuplicateDriverError: two distributions register hook plugins under one name.
+        PluginError: a plugin that was given options is broken.
     """
 
+    engine_started: Hook | None
+    engine_stopping: Hook | None
+    admit: Checks | None
+    rewrite_prompt: Chain | None
+    output_filter: Filters | None
     request_received: Hook | None
+    request_finished: Hook | None
+    stats: Hook | None
+    http_routes: Observers | None
+    http_middleware: Wraps | None
+    metrics: Observers | None
     step_done: Hook | None
     kv_events: Hook | None
     worker_started: Hook | None
+    worker_stopping: Hook | None
 
-    def __init__(self, process: str, registry: Registry, max_failures: int = MAX_FAILURES) -> None:
+    def __init__(
+        self,
+        process: str,
+        registry: Registry,
+        max_failures: int = MAX_FAILURES,
+        options: HookOptions | None = None,
+    ) -> None:
         self.process = process
         self.plugins: tuple[Candidate, ...] = ()
+        self.failures: Failures = Failures()
+        self._registry = registry
+        self._options = options or {}
         spec = HOOKSPECS[process]
-        names = [name for name in vars(spec) if not name.startswith("_")]
+        names = _names(spec)
         manager = pluggy.PluginManager("engine")
         manager.add_hookspecs(spec)
         loaded = self._register(manager, registry)
@@ -65,7 +97,7 @@ class HookRelay:
             setattr(self, name, self._resolve(name, manager, loaded, max_failures))
 
     def __repr__(self) -> str:
-        heard = [name for name, hook in vars(self).items() if isinstance(hook, _Observers)]
+        heard = [name for name in _names(HOOKSPECS[self.process]) if getattr(self, name) is not None]
         return f"HookRelay({self.process!r}, plugins={[c.name for c in self.plugins]}, heard={heard})"
 
     def _register(self, manager: pluggy.PluginManager, registry: Registry) -> dict[str, Candidate]:
@@ -78,20 +110,25 @@ class HookRelay:
             if len(same) > 1:
                 raise duplicate(candidate.point, same)
             try:
-                plugin = load_entry_point(candidate)
-                if inspect.isclass(plugin):
-                    plugin = plugin()
+                plugin = self._instance(candidate, load_entry_point(candidate))
                 manager.register(plugin, name=candidate.name)
-                _refuse_wrappers(manager, plugin)
+                _refuse_what_is_no_plain_call(manager, plugin)
             except PluginError as error:
-                _quarantine(registry, candidate, error)
+                self._quarantine(candidate, error)
             except Exception as error:
                 if manager.has_plugin(candidate.name):
                     manager.unregister(name=candidate.name)
-                _quarantine(registry, candidate, _contract(candidate, f"{type(error).__name__}: {error}", ""))
+                self._quarantine(candidate, _contract(candidate, f"{type(error).__name__}: {error}", ""))
             else:
                 loaded[candidate.name] = candidate
         return loaded
+
+    def _instance(self, candidate: Candidate, plugin: Any) -> Any:
+        """A plugin that is a class as an object, built with its options where it has some."""
+        options = build(candidate, plugin, self._options.get(plain(candidate.name), {}))
+        if not isinstance(plugin, type):
+            return plugin
+        return plugin() if options is None else plugin(options)
 
     def _drop_misspelt(
         self, manager: pluggy.PluginManager, registry: Registry, loaded: dict[str, Candidate], names: list[str]
@@ -108,66 +145,48 @@ class HookRelay:
                 if elsewhere:
                     hint = f"it is a hook of {elsewhere[0]}: register the plugin in engine.hooks.{elsewhere[0]}.v0"
                 found = f"it implements {', '.join(repr(u) for u in unknown)}, which is no hook of {self.process}"
-                _quarantine(registry, loaded[name], _contract(loaded[name], found, hint))
+                self._quarantine(loaded[name], _contract(loaded[name], found, hint))
                 manager.unregister(name=name)
 
     def _resolve(
         self, name: str, manager: pluggy.PluginManager, loaded: dict[str, Candidate], max_failures: int
-    ) -> Hook | None:
-        listeners = [
-            _Listener(name, loaded[impl.plugin_name], impl.function, tuple(impl.argnames), max_failures)
+    ) -> Observers | _Decider | None:
+        implementations = [
+            Implementation(name, loaded[impl.plugin_name], impl.function, impl.argnames, self.failures)
             for impl in reversed(getattr(manager.hook, name).get_hookimpls())
         ]
-        if not listeners:
+        if not implementations:
             return None
-        return _Observers(listeners, lambda: setattr(self, name, None))
+        kind = kind_of(getattr(HOOKSPECS[self.process], name))
+        if kind in _DECIDERS:
+            return _DECIDERS[kind](implementations)
+        return Observers(implementations, max_failures, lambda: setattr(self, name, None))
+
+    def _quarantine(self, candidate: Candidate, error: PluginError) -> None:
+        if plain(candidate.name) in self._options:
+            raise error
+        self.leave_out(candidate, error)
+
+    def leave_out(self, candidate: Candidate, error: PluginError) -> None:
+        """Put a broken plugin into quarantine, and say so."""
+        self._registry.quarantine[candidate] = error
+        logger.warning("a hook plugin is broken and left out: %s", error)
 
 
-class _Listener:
-    """One implementation of an observing hook, with the count of its failures."""
-
-    def __init__(
-        self, hook: str, candidate: Candidate, function: Callable[..., object], arguments: tuple[str, ...], limit: int
-    ) -> None:
-        self.hook, self.candidate, self.function, self.arguments, self.limit = (
-            hook, candidate, function, arguments, limit
-        )  # fmt: skip
-        self.failures = 0
-
-    def __call__(self, values: dict[str, Any]) -> bool:
-        """Call it; False once it has failed so often that it is to be dropped."""
-        try:
-            self.function(*[values[argument] for argument in self.arguments])
-        except Exception:
-            self.failures += 1
-            who = f"hook {self.hook} of plugin '{self.candidate.name}' ({self.candidate.provenance})"
-            if self.failures >= self.limit:
-                logger.exception("%s raised for the %dth time and is disabled", who, self.failures)
-                return False
-            logger.warning("%s raised (%d of %d)", who, self.failures, self.limit, exc_info=self.failures == 1)
-        return True
+def _names(spec: type) -> list[str]:
+    return [name for name in vars(spec) if not name.startswith("_")]
 
 
-class _Observers:
-    """All implementations of an observing hook, in the order of their calls."""
-
-    def __init__(self, listeners: list[_Listener], on_silence: Callable[[], None]) -> None:
-        self._listeners, self._on_silence = listeners, on_silence
-
-    def __call__(self, **values: Any) -> None:
-        failed = [listener for listener in self._listeners if not listener(values)]
-        if failed:
-            self._listeners = [listener for listener in self._listeners if listener not in failed]
-            if not self._listeners:
-                self._on_silence()
-
-
-def _refuse_wrappers(manager: pluggy.PluginManager, plugin: object) -> None:
-    """Raise TypeError where the plugin wraps a hook: an observing hook has no result to wrap."""
+def _refuse_what_is_no_plain_call(manager: pluggy.PluginManager, plugin: object) -> None:
+    """Raise TypeError where the plugin wraps a hook, or implements one by a coroutine, which nobody would await."""
     for hook in manager.get_hookcallers(plugin) or ():
         for implementation in hook.get_hookimpls():
-            if implementation.plugin is plugin and (implementation.wrapper or implementation.hookwrapper):
-                raise TypeError(f"it wraps {hook.name}, which is an observing hook and cannot be wrapped")
+            if implementation.plugin is not plugin:
+                continue
+            if implementation.wrapper or implementation.hookwrapper:
+                raise TypeError(f"it wraps {hook.name}: hooks are resolved to plain calls and cannot be wrapped")
+            if inspect.iscoroutinefunction(implementation.function):
+                raise TypeError(f"its {hook.name} is a coroutine function: hooks are plain functions")
 
 
 def _contract(candidate: Candidate, found: str, remedy: str) -> ContractError:
@@ -179,8 +198,3 @@ def _contract(candidate: Candidate, found: str, remedy: str) -> ContractError:
         driver=candidate.name,
         distribution=candidate.provenance,
     )
-
-
-def _quarantine(registry: Registry, candidate: Candidate, error: PluginError) -> None:
-    registry.quarantine[candidate] = error
-    logger.warning("a hook plugin is broken and left out: %s", error)

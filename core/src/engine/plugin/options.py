@@ -9,6 +9,8 @@ from engine.plugin.near import did_you_mean
 from engine.types.errors import OptionsError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from engine.plugin.card import Card
     from engine.plugin.discovery import Candidate
 
@@ -34,36 +36,40 @@ def validate_options(
     """
     given = dict(given or {})
     cards = dict(chosen)
-    known = {name for card in cards.values() for name in _names(card)}
+    known = {name for card in cards.values() for name in option_names(card)}
     for name, value in given.items():
         if name not in known:
             raise _unknown(point, name, value, cards, known)
     return {
-        candidate: _build(point, candidate, card, {k: v for k, v in given.items() if k in _names(card)})
+        candidate: build_options(point, candidate, card, {k: v for k, v in given.items() if k in option_names(card)})
         for candidate, card in cards.items()
     }
 
 
-def _names(card: type[Card]) -> set[str]:
-    return set() if card.Options is None else set(card.Options.model_fields)
+def option_names(card: Any) -> set[str]:
+    """The options of a card, or of a hook plugin's class."""
+    options = getattr(card, "Options", None)
+    return set() if options is None else set(options.model_fields)
 
 
-def _build(point: str, candidate: Candidate, card: type[Card], given: Mapping[str, Any]) -> Any:
-    if card.Options is None:
+def build_options(point: str, candidate: Candidate, card: Any, given: Mapping[str, Any]) -> Any:
+    """An instance of the card's `Options`; None where it has none. Raises OptionsError for a bad value."""
+    options = getattr(card, "Options", None)
+    if options is None:
         return None
     from pydantic import ValidationError
 
     try:
-        return card.Options.model_validate(dict(given))
+        return options.model_validate(dict(given))
     except ValidationError as error:
         faults = []
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"])
             faults.append(f"{path or 'options'}: {fault['msg']} (given: {fault['input']!r})")
         raise OptionsError(
-            f"set options of driver '{candidate.name}' for {point}",
+            f"set options of {'plugin' if point.startswith('hooks.') else 'driver'} '{candidate.name}' for {point}",
             "; ".join(faults),
-            "options of this driver: " + _listing(card),
+            "its options: " + _listing(options),
             point=point,
             driver=candidate.name,
             distribution=candidate.provenance,
@@ -89,10 +95,9 @@ def _unknown(point: str, name: str, value: Any, cards: Mapping[Candidate, type[C
     )
 
 
-def _listing(card: type[Card]) -> str:
-    assert card.Options is not None
+def _listing(options: type[BaseModel]) -> str:
     entries = []
-    for name, field in card.Options.model_fields.items():
+    for name, field in options.model_fields.items():
         kind = getattr(field.annotation, "__name__", str(field.annotation))
         entries.append(f"{name} ({kind}, {'required' if field.is_required() else f'default {field.default!r}'})")
     return ", ".join(entries)

@@ -183,6 +183,9 @@ POINTS: Mapping[str, Point] = _declare(
 )
 """Every point, in the order in which they are listed."""
 
+HOOKS = "hooks"
+"""What hook plugins go by where points go by their names: groups `engine.hooks.<process>.v0`, `--hooks.NAME.OPTION`."""
+
 HOOK_PROCESSES: tuple[str, ...] = ("frontend", "core", "worker")
 """The process kinds with hooks of their own: entry-point groups `engine.hooks.<process>.v0`."""
 

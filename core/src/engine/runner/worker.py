@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -36,6 +37,7 @@ class Worker:
         self._runner: ModelRunner | None = None
         self._group: ProcessGroup | None = None
         self._transfers: Transfers | None = None
+        self._stopping: Callable[[], None] | None = None
 
     @torch.inference_mode()
     def start(self) -> WorkerReady:
@@ -47,7 +49,7 @@ class Worker:
         start, registry = self._start, self._registry or Registry.discover()
         if start.num_threads is not None:
             torch.set_num_threads(min(start.num_threads, torch.get_num_threads()))  # OMP_NUM_THREADS may ask for fewer
-        relay = HookRelay("worker", registry)
+        relay = HookRelay("worker", registry, options=start.hook_options)
         parts = assemble(start, registry)
         self._group = parts.group
         memory = _profile(start, parts)
@@ -80,6 +82,8 @@ class Worker:
         )
         if relay.worker_started:
             relay.worker_started(info=ready)
+        if stopping := relay.worker_stopping:
+            self._stopping = partial(stopping, info=ready)
         return ready
 
     def execute(self, plan: StepPlan) -> StepFuture:
@@ -99,6 +103,9 @@ class Worker:
 
     def shutdown(self) -> None:
         """Let go of the model, the pool and the other ranks. Idempotent."""
+        stopping, self._stopping = self._stopping, None
+        if stopping is not None:
+            stopping()
         self._runner = self._transfers = None
         if self._group is not None:
             self._group.close()

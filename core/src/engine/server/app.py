@@ -15,6 +15,7 @@ from engine.server.body import BodyLimit
 from engine.server.disconnect import ClientGone
 from engine.server.gate import Gate
 from engine.server.lifecycle import Lifecycle
+from engine.server.plugins import add_routes, wrap
 from engine.server.prometheus import Exposition
 from engine.server.request_id import RequestIds
 from engine.server.routes import chat, completions, models, operations
@@ -25,7 +26,7 @@ def create_app(llm: AsyncLLM, model_names: tuple[str, ...], settings: ServerConf
     """The app. It neither starts nor stops the engine; `engine.server.run` does.
 
     A request passes, in this order: its id is found or made; the gate (is the server serving, is the key valid); its
-    body is read, within limits; the route.
+    body is read, within limits; the middleware of hook plugins; the route.
     """
     app = FastAPI(title="Engine", version=engine.__version__)
     errors.install(app)
@@ -36,7 +37,8 @@ def create_app(llm: AsyncLLM, model_names: tuple[str, ...], settings: ServerConf
     app.add_exception_handler(ClientGone, on_gone)
     for routes in (operations, models, completions, chat):
         app.include_router(routes.router)
-    limited = BodyLimit(cast(ASGIApp, app), max_body=settings.max_body, timeout=settings.body_timeout)
+    add_routes(app, llm.hooks)
+    limited = BodyLimit(wrap(cast(ASGIApp, app), llm.hooks), max_body=settings.max_body, timeout=settings.body_timeout)
     gate = Gate(
         limited,
         lifecycle=lifecycle,
@@ -44,6 +46,6 @@ def create_app(llm: AsyncLLM, model_names: tuple[str, ...], settings: ServerConf
         shutdown_timeout=settings.shutdown_timeout,
     )
     requests = RequestIds(gate, access_log=settings.access_log)
-    metrics = Exposition(llm, model_names[0], requests)
+    metrics = Exposition(llm, model_names[0], requests, llm.hooks)
     app.state.server = ServerState(llm, model_names, lifecycle, metrics, settings.max_queue)
     return requests

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from fastapi import Request
+
 from engine.frontend.output_processor import OutputKind
 from engine.frontend.prompts import Prompt
 from engine.frontend.request_stream import RequestStream
 from engine.server.errors import APIError
+from engine.server.plugins import origin
 from engine.server.state import ServerState
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams
@@ -27,8 +30,9 @@ async def submit(
     stream: bool,
     priority: int = 0,
     timeout: float | None = None,
+    request: Request | None = None,
 ) -> list[RequestStream]:
-    """Queue every prompt, or none: one that is refused takes the others back.
+    """Queue every prompt, or none: one that is refused takes the others back. Hooks are told of the HTTP `request`.
 
     With `stream` the outputs hold only what is new; without, one comes at the end. Raises a 429 APIError where the
     queue is full, 400 where the completions are too many, and what `AsyncLLM.process` and `enqueue` raise.
@@ -43,16 +47,17 @@ async def submit(
         )
     state.check_queue()
     engine = state.engine
+    told = origin(request) if request is not None and engine.told_of_requests else None
     processed = []
     for i, prompt in enumerate(prompts):
         name = identity if len(prompts) == 1 else f"{identity}-{i}"
-        processed.append(await engine.process(prompt, params, name, priority, timeout))
+        processed.append(await engine.process(prompt, params, name, priority, timeout, told))
     state.check_queue()  # again: meanwhile others came
     kind = OutputKind.DELTA if stream else OutputKind.FINAL
     streams: list[RequestStream] = []
     try:
-        for request in processed:
-            streams.append(engine.enqueue(request, kind))
+        for one in processed:
+            streams.append(engine.enqueue(one, kind))
     except BaseException:
         for stream_ in streams:
             stream_.close()

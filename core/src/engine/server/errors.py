@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import reprlib
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +17,11 @@ from engine.server.request_id import request_id
 from engine.types.errors import (
     EngineDeadError,
     EngineError,
+    HookFailedError,
     InvalidRequestError,
     KVCacheTooSmallError,
     RankDeadError,
+    RequestRefusedError,
     RequestTimeoutError,
     TokenizerError,
 )
@@ -53,6 +56,13 @@ class APIError(Exception):
         self.headers = dict(headers or {})
 
 
+def retry_after(error: Exception) -> dict[str, str]:
+    """The header of a refusal that says when to come back."""
+    if isinstance(error, RequestRefusedError) and error.retry_after is not None:
+        return {"Retry-After": str(max(0, math.ceil(error.retry_after)))}
+    return {}
+
+
 def body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """The JSON of an error."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -66,7 +76,9 @@ def describe(error: Exception, request_id: str = "") -> tuple[int, dict[str, Any
             return error.status, body(error.status, str(error), error.param, error.code)
         case InvalidRequestError() | TokenizerError() | KVCacheTooSmallError():
             return 400, body(400, str(error), _parameter(error), error.code)
-        case EngineDeadError() | RankDeadError():
+        case RequestRefusedError():
+            return error.status, body(error.status, str(error), code=error.code)
+        case EngineDeadError() | RankDeadError() | HookFailedError():
             return 503, body(503, str(error), code=error.code)
         case RequestTimeoutError():
             return 504, body(504, str(error), code=error.code)
@@ -93,6 +105,8 @@ def install(app: FastAPI) -> None:
         headers = error.headers if isinstance(error, APIError) else None
         if isinstance(error, RequestTimeoutError):
             headers = {"x-should-retry": "false"}  # or OpenAI's client would try again, where time is up
+        if isinstance(error, RequestRefusedError):
+            headers = retry_after(error)
         return JSON(content, status, headers=headers)
 
     async def on_http(request: Request, error: Exception) -> JSON:

@@ -16,20 +16,11 @@ from prometheus_client.registry import Collector
 
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.measures import Histogram
+from engine.frontend.statistics import NOTHING
+from engine.plugin import HookRelay
+from engine.server.plugin_metrics import PluginMetrics
 from engine.server.request_id import RequestIds
 from engine.types.outputs import StepStats
-
-_NOTHING = StepStats(
-    step_id=0,
-    num_running=0,
-    num_waiting=0,
-    num_tokens=0,
-    pages_used=0,
-    pages_total=0,
-    prefix_queries=0,
-    prefix_hits=0,
-    num_preemptions=0,
-)
 
 _Read = Callable[[StepStats], float]
 
@@ -74,21 +65,24 @@ class Exposition:
         llm: the engine.
         model_name: the label of every metric.
         requests: counts the answers.
+        hooks: the frontend's; None: nobody listens.
     """
 
-    def __init__(self, llm: AsyncLLM, model_name: str, requests: RequestIds) -> None:
+    def __init__(self, llm: AsyncLLM, model_name: str, requests: RequestIds, hooks: HookRelay | None = None) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(llm, model_name, requests))
+        self._plugins = None if hooks is None else PluginMetrics(hooks)
+        self._registry.register(_EngineCollector(llm, model_name, requests, self._plugins))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
         """All metrics as of now."""
-        return generate_latest(self._registry)
+        own = generate_latest(self._registry)
+        return own if self._plugins is None else own + self._plugins.text(own)
 
 
 class _EngineCollector(Collector):
-    def __init__(self, llm: AsyncLLM, model_name: str, requests: RequestIds) -> None:
-        self._llm, self._model_name, self._requests = llm, model_name, requests
+    def __init__(self, llm: AsyncLLM, model_name: str, requests: RequestIds, plugins: PluginMetrics | None) -> None:
+        self._llm, self._model_name, self._requests, self._plugins = llm, model_name, requests, plugins
 
     def collect(self) -> Iterator[Metric]:
         yield from self._state()
@@ -107,7 +101,7 @@ class _EngineCollector(Collector):
 
     def _state(self) -> Iterator[Metric]:
         """Of each engine core, by its number, as vLLM labels them."""
-        cores = [(str(rank.rank), rank, rank.stats or _NOTHING) for rank in self._llm.ranks]
+        cores = [(str(rank.rank), rank, rank.stats or NOTHING) for rank in self._llm.ranks]
         for name, (value, text) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"engine:{name}", text, labels=["model_name", "engine"])
             for label, _, stats in cores:
@@ -128,6 +122,10 @@ class _EngineCollector(Collector):
         broken = GaugeMetricFamily("engine:quarantined_drivers", "Drivers installed but broken.", labels=["model_name"])
         broken.add_metric([self._model_name], len(self._llm.plan.registry.quarantine))
         yield broken
+        failures = self._counter("hook_failures", "How often hooks of plugins raised here.", "plugin", "hook")
+        for (plugin, hook), count in () if self._plugins is None else self._plugins.failures.items():
+            failures.add_metric([self._model_name, plugin, hook], count)
+        yield failures
 
     def _distributions(self) -> Iterator[Metric]:
         m = self._llm.measures

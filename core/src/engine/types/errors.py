@@ -86,6 +86,43 @@ class RankDeadError(EngineError):
     code = "rank_dead"
 
 
+class RequestRefusedError(EngineError):
+    """A hook plugin refused the request: a limit is reached, or a rule forbids it. Raised by plugins.
+
+    Args:
+        asked, found, remedy: as for every error; clients read them.
+        status: of the HTTP answer, 400 to 599.
+        retry_after: seconds after which to try again, sent as `Retry-After`; None says nothing.
+
+    Raises ValueError for a status that is none of a refusal.
+    """
+
+    code = "request_refused"
+
+    def __init__(
+        self,
+        asked: str,
+        found: str = "",
+        remedy: str = "",
+        *,
+        status: int = 403,
+        retry_after: float | None = None,
+    ) -> None:
+        if not 400 <= status <= 599:
+            raise ValueError(f"status={status}: a refusal is answered with 400 to 599")
+        self.status, self.retry_after = status, retry_after
+        super().__init__(asked, found, remedy)
+
+
+class HookFailedError(EngineError):
+    """A hook that decides about requests failed, so the request is refused: what it would have decided is not known.
+
+    The cause is logged, and is the exception's `__cause__`; clients are told the plugin's name alone.
+    """
+
+    code = "hook_failed"
+
+
 # -- what a user asked at start --------------------------------------------------------------------------------------
 class ConfigError(EngineError, ValueError):
     """A setting is unknown, of the wrong type, out of range, or contradicts another."""

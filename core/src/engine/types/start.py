@@ -55,6 +55,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         kv_cache_dtype: of the pool's elements; None: `dtype`.
         memory_utilization: the share of the device's memory that the engine may take, weights and all; what the profile
             of a largest step leaves of it becomes pages, where neither pages nor their memory are given.
+        hook_options: of hook plugins, by name: validated, as plain data.
     """
 
     choices: tuple[Choice, ...]
@@ -77,6 +78,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     swap_space: int = 0
     kv_cache_dtype: str | None = None
     memory_utilization: float | None = None
+    hook_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,7 @@ async def chat_completions(
         stream=body.stream,
         priority=body.priority,
         timeout=body.timeout,
+        request=request,
     )
     head = {"id": identity, "created": int(time.time()), "model": model}
     if body.stream:

@@ -47,6 +47,7 @@ async def completions(
         stream=body.stream,
         priority=body.priority,
         timeout=body.timeout,
+        request=request,
     )
     head = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.stream:

@@ -1,0 +1,5 @@
+"""A hook plugin that sends OpenTelemetry traces. OpenTelemetry itself is imported when there is an endpoint."""
+
+from engine_otel.plugin import Tracing, TracingOptions
+
+__all__ = ["Tracing", "TracingOptions"]

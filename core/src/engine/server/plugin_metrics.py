@@ -1,0 +1,61 @@
+"""The metrics of hook plugins, shown below the engine's own. One that fails takes nobody else's with it."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from engine.plugin import HookRelay
+from engine.plugin.hook_calls import Implementation
+
+log = logging.getLogger("engine.server")
+
+_FAMILY = re.compile(rb"^# TYPE (\S+) ", re.MULTILINE)
+
+
+class PluginMetrics:
+    """The registries that plugins filled, one each.
+
+    Args:
+        hooks: the frontend's.
+    """
+
+    def __init__(self, hooks: HookRelay) -> None:
+        self._hooks = hooks
+        self._registries: list[tuple[Implementation, CollectorRegistry]] = []
+        for one in hooks.metrics.listening if hooks.metrics else ():
+            registry = CollectorRegistry()
+            try:
+                one.call({"registry": registry})
+            except Exception:
+                one.count_failure()
+                log.exception("%s raised, its metrics are not shown", one.who)
+            else:
+                self._registries.append((one, registry))
+
+    @property
+    def failures(self) -> dict[tuple[str, str], int]:
+        """How often hooks raised, by (plugin, hook)."""
+        return dict(self._hooks.failures)
+
+    def text(self, own: bytes) -> bytes:
+        """What plugins add to the engine's own metrics, which are `own`."""
+        if not self._registries:
+            return b""
+        seen = set(_FAMILY.findall(own))
+        shown: list[bytes] = []
+        for one, registry in self._registries:
+            try:
+                text = generate_latest(registry)
+                families = set(_FAMILY.findall(text))
+                if twice := seen & families:
+                    raise ValueError(f"somebody has the metric {sorted(twice)[0].decode()} already")
+            except Exception:
+                first = one.count_failure() == 1
+                log.warning("%s: its metrics are left out of /metrics", one.who, exc_info=first)
+                continue
+            seen |= families
+            shown.append(text)
+        return b"".join(shown)

@@ -1,0 +1,149 @@
+"""What hooks are told: plain data, which may be kept, or sent elsewhere with msgspec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from engine.types.params import SamplingParams
+from engine.types.pooling import PoolingParams
+
+OutputFilter = Callable[[str, bool], str]
+"""What `output_filter` gives: (new text, is it the last) -> the text to show."""
+
+
+class HTTPOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """What HTTP knows of a request.
+
+    Args:
+        method, path: e.g. "POST", "/v1/chat/completions".
+        headers: by name in lower case. Those that carry secrets (authorization, cookies, keys, tokens) are left out.
+        client: the address that the connection comes from, perhaps a proxy's; "" where unknown.
+    """
+
+    method: str
+    path: str
+    headers: dict[str, str] = {}
+    client: str = ""
+
+
+class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as hooks of the frontend see it, before it is tokenised and afterwards.
+
+    Args:
+        request_id: the user's, or the one made for it.
+        params: as given and verified; they belong to the user: read them, do not change them.
+        priority: as given; lower values are more urgent.
+        http: what HTTP knows of it; None where it did not come over HTTP.
+    """
+
+    request_id: str
+    params: SamplingParams | PoolingParams
+    priority: int = 0
+    http: HTTPOrigin | None = None
+
+
+class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence that has ended, one of a request's n. Durations are seconds.
+
+    Args:
+        request_id: the user's; `index`: which of its sequences.
+        model: the model's name in the API.
+        arrival_time: seconds since the epoch.
+        queue_seconds: from arrival in the engine core to admission; None where it got no token.
+        prefill_seconds: from admission to the first token; None where it got no token. Both as the core measured them.
+        first_token_seconds: from arrival until the first token was back in the frontend; None where it got none.
+        decode_seconds: from the first token to the last, as they came back to the frontend; 0 where there were none.
+        total_seconds: from arrival to the end.
+        prompt_tokens: of the prompt; `cached_tokens`: of these, found in the prefix cache.
+        output_tokens: that the sequence holds.
+        finish_reason: "stop", "length", "abort" or "error".
+        error_code: of the error that ended it, e.g. "request_timeout"; "" where none did.
+        http: what HTTP knows of the request; None where it did not come over HTTP.
+    """
+
+    request_id: str
+    index: int
+    model: str
+    arrival_time: float
+    queue_seconds: float | None
+    prefill_seconds: float | None
+    first_token_seconds: float | None
+    decode_seconds: float
+    total_seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    finish_reason: str
+    error_code: str = ""
+    http: HTTPOrigin | None = None
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """`traceparent` and `tracestate` (W3C Trace Context), those of them that HTTP brought."""
+        headers = {} if self.http is None else self.http.headers
+        return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that stands.
+
+    Args:
+        model: its name in the API; `architecture`: the string of its config.json.
+        dtype: of weights and activations; `device`: e.g. "cpu".
+        max_model_len: most tokens of one request; `max_num_seqs`: most requests that run at once, on each rank.
+        num_ranks: engine cores.
+    """
+
+    model: str
+    architecture: str
+    dtype: str
+    device: str
+    max_model_len: int
+    max_num_seqs: int
+    num_ranks: int
+
+
+class IntervalStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine did in the last interval.
+
+    Args:
+        seconds: the interval's length.
+        num_running, num_waiting: sequences at its end.
+        prompt_tokens, generation_tokens: computed in it; prompt tokens count when their sequence gets its first token,
+            cached ones among them.
+        prefix_queries, prefix_hits: prompt tokens looked up and found in the prefix cache in it.
+        num_drafts, num_accepted_drafts: computed, and taken as output, in it.
+        pages_used, pages_total: of the KV cache at its end.
+        num_preemptions, num_swap_preemptions: since the start.
+        num_swapped: sequences that are swapped out at its end.
+        swap_pages_used, swap_pages_total: of the swap space at its end.
+    """
+
+    seconds: float
+    num_running: int
+    num_waiting: int
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
+    pages_used: int = 0
+    pages_total: int = 0
+    num_preemptions: int = 0
+    num_swap_preemptions: int = 0
+    num_swapped: int = 0
+    swap_pages_used: int = 0
+    swap_pages_total: int = 0
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """Of this interval."""
+        return self.prompt_tokens / self.seconds
+
+    @property
+    def generation_tokens_per_second(self) -> float:
+        """Of this interval."""
+        return self.generation_tokens / self.seconds
