@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ from engine.types.kv import KVGroup
 
 pytest.importorskip("engine_cpu.attention_cpu.card", reason="engine-cpu is not installed")
 
-from attention_case import Case, Form, Row, make_driver, text
+from attention_case import Case, Form, Row, make_driver
 
 from engine_cpu.attention_cpu.card import CpuAttention, CpuAttentionOptions
 
@@ -307,4 +306,3 @@ def test_a_level_that_is_not_there(native: Any) -> None:
                 make_driver(level)
     with pytest.raises(ValueError, match="level"):
         CpuAttentionOptions(level="mmx")  # type: ignore[arg-type]
-    assert text(torch.bfloat16) == "bfloat16" and np.float32(1) == 1
