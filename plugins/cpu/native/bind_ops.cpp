@@ -17,11 +17,6 @@ class Ops {
 public:
     Ops(const std::string& level, int threads) : kernels_(kernels(level)), threads_(threads) {}
 
-    void linear(int dtype, std::uintptr_t x, std::size_t x_stride, std::size_t rows, std::size_t inputs,
-                std::size_t outputs, std::uintptr_t weight, std::uintptr_t bias, std::uintptr_t out) const {
-        run("linear", kernels_.linear, dtype,
-            Linear{at(x), x_stride, rows, inputs, outputs, at(weight), at(bias), at(out)});
-    }
     void norm(int dtype, std::uintptr_t x, std::size_t row_stride, std::size_t head_stride, std::size_t rows,
               std::size_t heads, std::size_t size, std::uintptr_t weight, std::uintptr_t out, float eps) const {
         run("norm", kernels_.norm, dtype,
@@ -89,7 +84,6 @@ void bind_ops(nb::module_& m) {
     m.def("use_huge_pages", &use_huge_pages, "address"_a, "bytes"_a, unlocked());
     nb::class_<Ops>(m, "Ops")
         .def(nb::init<const std::string&, int>(), "level"_a, "threads"_a)
-        .def("linear", &Ops::linear, unlocked())
         .def("norm", &Ops::norm, unlocked())
         .def("add_norm", &Ops::add_norm, unlocked())
         .def("rope", &Ops::rope, unlocked())

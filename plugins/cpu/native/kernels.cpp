@@ -15,6 +15,9 @@ DECLARE_LEVEL(avx2)
 #ifdef ENGINE_CPU_HAS_AVX512
 DECLARE_LEVEL(avx512)
 #endif
+#ifdef ENGINE_CPU_HAS_AVX512_VNNI
+DECLARE_LEVEL(avx512_vnni)
+#endif
 #ifdef ENGINE_CPU_HAS_AVX512_BF16
 DECLARE_LEVEL(avx512_bf16)
 #endif
@@ -43,8 +46,12 @@ std::vector<Level> found() {
 #ifdef ENGINE_CPU_HAS_AVX512
     all.push_back({"avx512", avx512::table, has_avx512});
 #endif
+    [[maybe_unused]] const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
+#ifdef ENGINE_CPU_HAS_AVX512_VNNI
+    all.push_back({"avx512_vnni", avx512_vnni::table, has_vnni});
+#endif
 #ifdef ENGINE_CPU_HAS_AVX512_BF16
-    all.push_back({"avx512_bf16", avx512_bf16::table, has_avx512 && __builtin_cpu_supports("avx512bf16")});
+    all.push_back({"avx512_bf16", avx512_bf16::table, has_vnni && __builtin_cpu_supports("avx512bf16")});
 #endif
 #endif
     return all;

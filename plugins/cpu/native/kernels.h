@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "elementwise.h"
+#include "layout.h"
 
 namespace engine_cpu {
 
@@ -16,13 +17,18 @@ std::size_t size_of(DType dtype);
 
 // What the kernels below work on. Strides and sizes count elements; the last dimension is dense. float32 and bfloat16.
 
-// out [rows, outputs] = x [rows, inputs] @ weight [outputs, inputs].T + bias [outputs]; bias may be null.
-struct Linear {
+// out [rows, outputs], dense, = x [rows, inputs] @ weight.T + bias, with the weight as packing.h lays it out. x and out have
+// one dtype: the format's own, for int8 and int4 float32 or bfloat16. A row's bits do not depend on the rows beside it.
+struct Packed {
+    Layout layout;
+    DType dtype;
     const void* x;
-    std::size_t x_stride, rows, inputs, outputs;
+    std::size_t x_stride, rows;
     const void* weight;
-    const void* bias;
+    const float* scales;  // int8's [panels * 32], else null
+    const float* bias;    // [panels * 32], or null
     void* out;
+    void* scratch;  // layout.scratch_bytes(rows)
 };
 
 // out [rows, heads, size], dense, = x [rows, heads, size] / rms * weight [size]
@@ -74,7 +80,7 @@ class SamplingScratch;
 struct Kernels {
     // dst[i] = src[0][i] + ... + src[n - 1][i], added in that order; 16-bit floats in float32, rounded once.
     void (*sum)(DType dtype, void* dst, const void* const* src, int n, std::size_t count);
-    void (*linear)(DType dtype, const Linear& arguments, int threads);
+    void (*packed)(const Packed& arguments, int threads);
     void (*norm)(DType dtype, const Norm& arguments, int threads);
     void (*add_norm)(DType dtype, const AddNorm& arguments, int threads);
     void (*rope)(DType dtype, const Rope& arguments, int threads);

@@ -4,6 +4,7 @@
 NB_MODULE(_native, m) {
     engine_cpu::bind_tape(m);
     engine_cpu::bind_ops(m);
+    engine_cpu::bind_packed(m);
     engine_cpu::bind_parallel(m);
     engine_cpu::bind_rows(m);
     engine_cpu::bind_shm(m);

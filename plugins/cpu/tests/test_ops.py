@@ -17,8 +17,9 @@ from engine.types.errors import ConfigError
 card = pytest.importorskip("engine_cpu.ops_cpu.card", reason="engine-cpu is not installed")
 
 REFERENCE = TorchOpsBody(None)  # type: ignore[arg-type]
-LEVELS = ("scalar", "avx2", "avx512", "avx512_bf16")
+LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 DTYPES = (torch.float32, torch.bfloat16)
+DTYPE_NUMBERS = {torch.float32: 1, torch.bfloat16: 2}
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1e-2}
 """Relative to the terms of a sum for `linear`; bfloat16 is 8 bits, and norms are rounded twice."""
 
@@ -51,12 +52,12 @@ def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, scale
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear(ops: Any, dtype: torch.dtype, bias: bool) -> None:
-    """Rows for every tile and beyond the own kernel; widths that fill no register."""
+    """Rows for every tile, and several; widths that fill no register, outputs that fill no panel."""
     for outputs, inputs in ((1, 1), (3, 31), (37, 96), (130, 257), (64, 1024)):
         weight = random(outputs, inputs, dtype=dtype, seed=1)
         added = random(outputs, dtype=dtype, seed=2) if bias else None
         packed = ops.pack_linear(weight, added)
-        for rows in (0, 1, 2, 3, 4, 5, 7, 8, 11, 16, 17, 70):
+        for rows in (0, 1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 16, 23, 24, 70):
             x = random(rows, inputs, dtype=dtype, seed=3)
             wide = x.double(), weight.double(), None if added is None else added.double()
             expected = REFERENCE.linear(wide[0], REFERENCE.pack_linear(wide[1], wide[2]))
@@ -67,13 +68,17 @@ def test_linear(ops: Any, dtype: torch.dtype, bias: bool) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_the_others(ops: Any, dtype: torch.dtype) -> None:
-    """Bit by bit, as long as the own kernel computes it."""
+    """Bit by bit, also where there are so many rows that they are taken in chunks."""
     packed = ops.pack_linear(random(45, 203, dtype=dtype), None)
     x = random(16, 203, dtype=dtype, seed=1)
     whole = ops.linear(x, packed)
     for rows in range(1, 16):
         assert torch.equal(ops.linear(x[:rows], packed), whole[:rows])
         assert torch.equal(ops.linear(x[rows:], packed), whole[rows:])
+    packed, x = ops.pack_linear(random(33, 4096, dtype=dtype), None), random(100, 4096, dtype=dtype, seed=1)
+    whole = ops.linear(x, packed)
+    for row in (0, 11, 12, 47, 48, 99):
+        assert torch.equal(ops.linear(x[row : row + 1], packed), whole[row : row + 1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -152,7 +157,7 @@ def test_silu_mul(ops: Any, dtype: torch.dtype) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=st.integers(1, 16), outputs=st.integers(1, 40), inputs=st.integers(1, 140), seed=st.integers(0, 9))
+@given(rows=st.integers(1, 30), outputs=st.integers(1, 40), inputs=st.integers(1, 140), seed=st.integers(0, 9))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_linear_of_any_shape(dtype: torch.dtype, rows: int, outputs: int, inputs: int, seed: int) -> None:
     """Whole numbers: every order of adding gives the same, exactly. No element beside the output is touched."""
@@ -161,14 +166,18 @@ def test_linear_of_any_shape(dtype: torch.dtype, rows: int, outputs: int, inputs
     x = torch.randint(-3, 4, (rows, inputs), generator=generator).to(dtype)
     weight = torch.randint(-3, 4, (outputs, inputs), generator=generator).to(dtype)
     expected = (x.double() @ weight.double().T).to(dtype)
-    number = {torch.float32: 1, torch.bfloat16: 2}[dtype]
     for level in native.levels():
+        linear = driver(level)._linear
+        packed = linear.pack(str(dtype).removeprefix("torch."), weight, None)
         out = torch.full((rows + 2, outputs), -7777, dtype=dtype)
-        native.Ops(level, 1).linear(
-            number, x.data_ptr(), inputs, rows, inputs, outputs, weight.data_ptr(), 0, out[1:].data_ptr()
-        )
+        scratch = torch.full((packed.layout.scratch_bytes(rows) + 64,), 77, dtype=torch.uint8)
+        linear._ops.linear(
+            packed.layout, DTYPE_NUMBERS[dtype], x.data_ptr(), inputs, rows, packed.weight.data_ptr(), 0, 0,
+            out[1:].data_ptr(), scratch.data_ptr(),
+        )  # fmt: skip
         assert torch.equal(out[1:-1], expected), level
         assert (out[0] == out[-1]).all() and out[0, 0] == torch.tensor(-7777, dtype=dtype)
+        assert (scratch[-64:] == 77).all()
 
 
 def test_huge_pages_keep_what_is_there() -> None:

@@ -11,6 +11,7 @@ import torch
 from engine.interfaces.model import ModelContext
 from engine.modeling.module import Module, Slot
 from engine.modeling.parallel import Shard, even, group_of, kv_heads
+from engine.modeling.staging import staging
 
 
 class Linear(Module):
@@ -78,7 +79,7 @@ class Linear(Module):
         if kind not in self._tensors:
             shape = (sum(self.out_sizes), *tensor.shape[1:])
             dtype = tensor.dtype if kind == "weight" and self._quantization is not None else self._dtype
-            self._tensors[kind] = torch.empty(shape, dtype=dtype, device=self._device)
+            self._tensors[kind] = staging(shape, dtype, self._device)
         self._tensors[kind][rows].copy_(tensor)
 
     def finish(self) -> None:

@@ -4,7 +4,7 @@ namespace engine_cpu::ENGINE_CPU_LEVEL {
 
 const Kernels& table() {
     static const Kernels kernels{
-        sum, linear, norm, add_norm, rope, silu_mul, elementwise, layer_norm, check_logits, attention,
+        sum, packed, norm, add_norm, rope, silu_mul, elementwise, layer_norm, check_logits, attention,
         attention_write, sample, logprobs, penalties, apply_bitmask};
     return kernels;
 }

@@ -6,7 +6,9 @@
 namespace engine_cpu::ENGINE_CPU_LEVEL {
 
 void sum(DType dtype, void* dst, const void* const* src, int n, std::size_t count);
-void linear(DType dtype, const Linear& arguments, int threads);
+void packed(const Packed& arguments, int threads);
+void int8(const Packed& arguments, int threads);
+void int4(const Packed& arguments, int threads);
 void norm(DType dtype, const Norm& arguments, int threads);
 void add_norm(DType dtype, const AddNorm& arguments, int threads);
 void rope(DType dtype, const Rope& arguments, int threads);

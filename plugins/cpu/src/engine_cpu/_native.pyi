@@ -60,20 +60,6 @@ class Ops:
     def __init__(self, level: str, threads: int) -> None:
         """level: one of `levels()`, or "auto" for the highest. Raises ValueError."""
 
-    def linear(
-        self,
-        dtype: int,
-        x: int,
-        x_stride: int,
-        rows: int,
-        inputs: int,
-        outputs: int,
-        weight: int,
-        bias: int,
-        out: int,
-    ) -> None:
-        """bias: 0 for none."""
-
     def norm(
         self,
         dtype: int,
@@ -265,3 +251,44 @@ class Sampling:
     def apply_bitmask(
         self, logits: int, stride: int, rows: int, vocab: int, row: int, count: int, bits: int, bits_stride: int
     ) -> None: ...
+
+class Layout:
+    """How a linear layer's packed weights lie; see native/layout.h."""
+
+    def __init__(self, format: str, outputs: int, inputs: int, group_size: int = 0) -> None:
+        """format: "float32", "bfloat16", "int8" or "int4"; group_size: int4's. Raises ValueError."""
+
+    @property
+    def panels(self) -> int:
+        """Of 32 outputs each."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the packed weights."""
+
+    def scratch_bytes(self, rows: int) -> int:
+        """Memory that a product of so many rows needs beside them."""
+
+    def pack(self, dtype: int, weight: int, stride: int, packed: int, scales: int, threads: int) -> None:
+        """weight [outputs, inputs] of dtype, rows `stride` elements apart -> packed, and scales of int8 (else 0)."""
+
+class PackedOps:
+    """Products with packed weights, at one level."""
+
+    def __init__(self, level: str, threads: int) -> None:
+        """level: one of `levels()`, or "auto" for the highest. Raises ValueError."""
+
+    def linear(
+        self,
+        layout: Layout,
+        dtype: int,
+        x: int,
+        x_stride: int,
+        rows: int,
+        weight: int,
+        scales: int,
+        bias: int,
+        out: int,
+        scratch: int,
+    ) -> None:
+        """out [rows, outputs] = x [rows, inputs] @ weight.T + bias; scales of int8, bias float32; 0 for none."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from engine.interfaces.attention import AttentionCard, AttentionNeed
+from engine_cpu.levels import Level
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
@@ -24,7 +24,7 @@ class CpuAttentionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    level: Literal["auto", "scalar", "avx2", "avx512", "avx512_bf16"] = "auto"
+    level: Level = "auto"
 
 
 class CpuAttention(AttentionCard):

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from engine.types.errors import ConfigError
-from engine_cpu._native import Ops, levels, use_huge_pages
+from engine_cpu._native import Ops, levels
 from engine_cpu._native import Sampling as Kernels
 from engine_cpu.dtypes import DTYPES
 from engine_cpu.ops_cpu.elementwise import Elementwise
 from engine_cpu.ops_cpu.rows import Rows
 from engine_cpu.ops_cpu.sampling import Sampling
+from engine_cpu.packed import Packed, PackedLinear
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
     from engine_cpu.ops_cpu.card import CpuOpsOptions
-
-MOST_ROWS = {torch.bfloat16: 16, torch.float32: 64}
-"""Up to so many rows the weights' way from memory is what takes time, and the own kernel is faster than oneDNN."""
-MANY_BYTES = 4 << 20
-"""Smaller weights gain nothing from huge pages."""
-
-
-class PackedLinear(NamedTuple):
-    """The weights as they are, [O, I] dense and [O], on huge pages where they are large."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
 
 
 class CpuOpsBody(Rows, Elementwise, Sampling):
@@ -45,27 +33,12 @@ class CpuOpsBody(Rows, Elementwise, Sampling):
             raise ConfigError(
                 f"ops.level {options.level}", str(error), f"choose auto or one of {', '.join(levels())}"
             ) from error
+        self._linear = PackedLinear("ops", options.level)
+        self.linear = self._linear.linear
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """weight [O, I], bias [O]. The weight stays where it is; its memory is put onto huge pages."""
-        weight = weight.contiguous()
-        if weight.nbytes >= MANY_BYTES:
-            use_huge_pages(weight.data_ptr(), weight.nbytes)
-        return PackedLinear(weight, None if bias is None else bias.contiguous())
-
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        """x [T, I] -> [T, O]."""
-        weight, bias = packed
-        rows = x.shape[0]
-        if not 0 < rows <= MOST_ROWS[weight.dtype] or x.stride(-1) != 1:
-            return F.linear(x, weight, bias)
-        outputs, inputs = weight.shape
-        out = x.new_empty((rows, outputs))
-        self._ops.linear(
-            DTYPES[weight.dtype], x.data_ptr(), x.stride(0), rows, inputs, outputs, weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(), out.data_ptr(),
-        )  # fmt: skip
-        return out
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
+        """weight [O, I], bias [O]; a copy is made, and neither is kept."""
+        return self._linear.pack(str(weight.dtype).removeprefix("torch."), weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [..., H], dense in its last dimension."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from engine.interfaces.ops import OpsCard, OpsNeed
+from engine_cpu.levels import Level
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
@@ -23,11 +23,11 @@ class CpuOpsOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    level: Literal["auto", "scalar", "avx2", "avx512", "avx512_bf16"] = "auto"
+    level: Level = "auto"
 
 
 class CpuOps(OpsCard):
-    """The layers between attention and sampling, by native kernels; many rows are multiplied by torch's oneDNN."""
+    """The layers between attention and sampling, by native kernels."""
 
     priority = 10
     framework = "torch"

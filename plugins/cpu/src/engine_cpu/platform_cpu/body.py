@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 4, 8, 16)
-"""Rows of captured steps: as far as own kernels are used for linear layers. More rows are multiplied by oneDNN."""
+"""Rows of captured steps. With more of them the step takes so long that Python is the least of it."""
 
 
 class HostFetch(NamedTuple):

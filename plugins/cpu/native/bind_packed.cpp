@@ -1,0 +1,66 @@
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "bindings.h"
+#include "kernels.h"
+#include "packing.h"
+#include "tape.h"
+
+namespace nb = nanobind;
+using nb::literals::operator""_a;
+
+namespace engine_cpu {
+namespace {
+
+Layout layout_of(const std::string& format, std::size_t outputs, std::size_t inputs, std::size_t group_size) {
+    static constexpr const char* NAMES[] = {"float32", "bfloat16", "int8", "int4"};
+    for (int i = 0; i < 4; ++i)
+        if (format == NAMES[i]) return {static_cast<Format>(i), outputs, inputs, group_size};
+    throw std::invalid_argument("no format '" + format + "'");
+}
+
+// The kernels of one level over packed weights, with the threads to run them on.
+class PackedOps {
+public:
+    PackedOps(const std::string& level, int threads) : kernel_(kernels(level).packed), threads_(threads) {}
+
+    void linear(const Layout& layout, int dtype, std::uintptr_t x, std::size_t x_stride, std::size_t rows,
+                std::uintptr_t weight, std::uintptr_t scales, std::uintptr_t bias, std::uintptr_t out,
+                std::uintptr_t scratch) const {
+        const Packed arguments{layout,     static_cast<DType>(dtype), at(x),                  x_stride, rows,
+                               at(weight), at<const float>(scales),   at<const float>(bias), at(out),  at(scratch)};
+        tape::run(layout.quantized() ? "linear_quantized" : "linear_packed",
+                  [kernel = kernel_, arguments, threads = threads_] { kernel(arguments, threads); });
+    }
+
+private:
+    void (*kernel_)(const Packed&, int);
+    int threads_;
+};
+
+}  // namespace
+
+void bind_packed(nb::module_& m) {
+    nb::class_<Layout>(m, "Layout")
+        .def("__init__",
+             [](Layout* self, const std::string& format, std::size_t outputs, std::size_t inputs,
+                std::size_t group_size) { new (self) Layout(layout_of(format, outputs, inputs, group_size)); },
+             "format"_a, "outputs"_a, "inputs"_a, "group_size"_a = 0)
+        .def_prop_ro("panels", &Layout::panels)
+        .def_prop_ro("bytes", &Layout::bytes)
+        .def("scratch_bytes", &Layout::scratch_bytes, "rows"_a)
+        .def("pack",
+             [](const Layout& self, int dtype, std::uintptr_t weight, std::size_t stride, std::uintptr_t packed,
+                std::uintptr_t scales, int threads) {
+                 pack(self, static_cast<DType>(dtype), at(weight), stride, at(packed), at<float>(scales), threads);
+             },
+             "dtype"_a, "weight"_a, "stride"_a, "packed"_a, "scales"_a, "threads"_a, unlocked());
+    nb::class_<PackedOps>(m, "PackedOps")
+        .def(nb::init<const std::string&, int>(), "level"_a, "threads"_a)
+        .def("linear", &PackedOps::linear, "layout"_a, "dtype"_a, "x"_a, "x_stride"_a, "rows"_a, "weight"_a,
+             "scales"_a, "bias"_a, "out"_a, "scratch"_a, unlocked());
+}
+
+}  // namespace engine_cpu

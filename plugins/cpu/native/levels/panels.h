@@ -1,0 +1,103 @@
+// The way over packed weights (packing.h) that all formats share.
+//
+// Rows are cut into tiles of at most MOST; of a tile, unit u of row m lies at word u * (rows of the tile) + m of the
+// scratch memory, so that a kernel goes through it and through a panel in one sweep each. A format's tile kernel holds
+// sums of 32 outputs of each of its rows in registers and adds up unit after unit: the same order for every tile, so a
+// row's result has the same bits whatever rows stand beside it.
+//
+// Many rows are taken in chunks that stay in the second-level cache while panel after panel goes by.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "levels/words.h"
+#include "packing.h"
+#include "parallel.h"
+
+namespace engine_cpu::ENGINE_CPU_LEVEL {
+
+constexpr std::size_t VECTORS = PANEL / Words::LANES;  // registers that hold a unit of a panel
+constexpr std::size_t PIECE = std::size_t{64} << 10;   // bytes of weights that a thread takes at once
+constexpr std::size_t CHUNK = std::size_t{384} << 10;  // bytes of rows that stay in a core's second-level cache
+constexpr std::size_t AHEAD = 2048;                    // bytes of a panel that are asked for in advance
+
+// Rows of the tile at `row` of `rows`; the same decomposition everywhere.
+template <std::size_t MOST>
+constexpr std::size_t tile_rows(std::size_t left) {
+    for (std::size_t size : {std::size_t{12}, std::size_t{8}, std::size_t{4}, std::size_t{2}})
+        if (size <= MOST && size <= left) return size;
+    return 1;
+}
+
+// Calls body(row, rows of the tile) for the tiles of rows [begin, end).
+template <std::size_t MOST, typename Body>
+void over_tiles(std::size_t begin, std::size_t end, Body&& body) {
+    for (std::size_t row = begin; row < end;) {
+        const std::size_t size = tile_rows<MOST>(end - row);
+        body(row, size);
+        row += size;
+    }
+}
+
+// Calls kernel.template tile<MR>(panel, row) with the tile's size as a constant.
+template <std::size_t MOST, typename Kernel>
+void tile(const Kernel& kernel, std::size_t panel, std::size_t row, std::size_t size) {
+    if constexpr (MOST >= 12)
+        if (size == 12) return kernel.template tile<12>(panel, row);
+    if constexpr (MOST >= 8)
+        if (size == 8) return kernel.template tile<8>(panel, row);
+    if constexpr (MOST >= 4)
+        if (size == 4) return kernel.template tile<4>(panel, row);
+    if constexpr (MOST >= 2)
+        if (size == 2) return kernel.template tile<2>(panel, row);
+    return kernel.template tile<1>(panel, row);
+}
+
+// prepare(row, size) for every tile of rows, then every tile of every panel.
+template <std::size_t MOST, typename Kernel, typename Prepare>
+void over_panels(const Layout& layout, std::size_t rows, const Kernel& kernel, int threads, Prepare&& prepare) {
+    constexpr std::size_t WHOLE = tile_rows<MOST>(MOST);
+    const std::size_t tiles = (rows + WHOLE - 1) / WHOLE;
+    parallel_for(threads, tiles, 1, [&](std::size_t begin, std::size_t end) {
+        over_tiles<MOST>(begin * WHOLE, std::min(rows, end * WHOLE), prepare);
+    });
+    const std::size_t panels = layout.panels(), row_bytes = std::max<std::size_t>(1, layout.units() * 4);
+    const std::size_t chunk = std::max<std::size_t>(1, CHUNK / row_bytes / WHOLE) * WHOLE;
+    const std::size_t chunks = (rows + chunk - 1) / chunk;
+    const std::size_t fair = panels * chunks / (static_cast<std::size_t>(threads) * 2);
+    const std::size_t piece =
+        chunks > 1 ? 1 : std::max<std::size_t>(1, std::min(fair, PIECE / std::max<std::size_t>(1, layout.panel_bytes())));
+    parallel_for(threads, panels * chunks, piece, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t index = begin; index < end; ++index) {
+            const std::size_t first = index / panels * chunk, panel = index % panels;
+            over_tiles<MOST>(first, std::min(rows, first + chunk), [&](std::size_t row, std::size_t size) {
+                tile<MOST>(kernel, panel, row, size);
+            });
+        }
+    });
+}
+
+// Where a tile's results go: 32 outputs of a row at a time, without the padding of the last panel.
+template <typename T>
+struct Output {
+    T* data;
+    std::size_t outputs;
+    const float* bias;  // [panels * 32] or null
+
+    void put(std::size_t row, std::size_t panel, const Floats (&sums)[VECTORS]) const {
+        const std::size_t first = panel * PANEL, count = std::min(PANEL, outputs - first);
+        float wide[PANEL];
+        for (std::size_t v = 0; v < VECTORS; ++v) sums[v].store(wide + v * Floats::LANES);
+        if (bias)
+            for (std::size_t i = 0; i < PANEL; ++i) wide[i] += bias[first + i];
+        T* out = data + row * outputs + first;
+        if (count == PANEL)
+            for (std::size_t i = 0; i < PANEL; ++i) out[i] = narrow<T>(wide[i]);
+        else
+            for (std::size_t i = 0; i < count; ++i) out[i] = narrow<T>(wide[i]);
+    }
+};
+
+}  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -1,0 +1,150 @@
+// Registers of 32-bit lanes at this level, of floats and of integers, with what kernels over packed weights do to them.
+// `scalar` has registers of one lane.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "levels/convert.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace engine_cpu::ENGINE_CPU_LEVEL {
+
+inline std::uint32_t load_word(const void* p) {
+    std::uint32_t word;
+    std::memcpy(&word, p, 4);
+    return word;
+}
+
+#if defined(__AVX512F__)
+
+struct Floats {
+    static constexpr std::size_t LANES = 16;
+    __m512 v;
+    static Floats zero() { return {_mm512_setzero_ps()}; }
+    static Floats all(float x) { return {_mm512_set1_ps(x)}; }
+    static Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static Floats load(const fp16* p) {
+        return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    }
+    static Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+    friend Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+    void store(float* p) const { _mm512_storeu_ps(p, v); }
+};
+
+struct Words {
+    static constexpr std::size_t LANES = 16;
+    __m512i v;
+    static Words zero() { return {_mm512_setzero_si512()}; }
+    static Words all(std::uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+    static Words load(const void* p) { return {_mm512_loadu_si512(p)}; }
+    Words low_nibbles() const { return {_mm512_and_si512(v, _mm512_set1_epi8(15))}; }
+    Words high_nibbles() const { return {_mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15))}; }
+    Floats as_floats() const { return {_mm512_castsi512_ps(v)}; }
+    // bfloat16s of a pair
+    Floats earlier() const { return {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16))}; }
+    Floats later() const {
+        return {_mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+    }
+    Floats to_floats() const { return {_mm512_cvtepi32_ps(v)}; }
+    friend Words operator-(Words a, Words b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+    // sum + the four unsigned bytes of w times the four signed ones of x, lane by lane
+    static Words dot(Words sum, Words w, Words x) {
+#if defined(__AVX512VNNI__)
+        // gcc 12 copies the sum from register to register around the intrinsic, and runs out of them
+        asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));
+        return sum;
+#else
+        const __m512i bytes = _mm512_set1_epi16(0xff);
+        const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w.v, bytes),
+                                               _mm512_srai_epi16(_mm512_slli_epi16(x.v, 8), 8));
+        const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w.v, 8), _mm512_srai_epi16(x.v, 8));
+        return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
+#endif
+    }
+};
+
+#elif defined(__AVX2__)
+
+struct Floats {
+    static constexpr std::size_t LANES = 8;
+    __m256 v;
+    static Floats zero() { return {_mm256_setzero_ps()}; }
+    static Floats all(float x) { return {_mm256_set1_ps(x)}; }
+    static Floats load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static Floats load(const fp16* p) {
+        return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+    }
+    static Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+    friend Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
+    void store(float* p) const { _mm256_storeu_ps(p, v); }
+};
+
+struct Words {
+    static constexpr std::size_t LANES = 8;
+    __m256i v;
+    static Words zero() { return {_mm256_setzero_si256()}; }
+    static Words all(std::uint32_t x) { return {_mm256_set1_epi32(static_cast<int>(x))}; }
+    static Words load(const void* p) { return {_mm256_loadu_si256(static_cast<const __m256i*>(p))}; }
+    Words low_nibbles() const { return {_mm256_and_si256(v, _mm256_set1_epi8(15))}; }
+    Words high_nibbles() const { return {_mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15))}; }
+    Floats as_floats() const { return {_mm256_castsi256_ps(v)}; }
+    Floats earlier() const { return {_mm256_castsi256_ps(_mm256_slli_epi32(v, 16))}; }
+    Floats later() const {
+        return {_mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+    }
+    Floats to_floats() const { return {_mm256_cvtepi32_ps(v)}; }
+    friend Words operator-(Words a, Words b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+    static Words dot(Words sum, Words w, Words x) {
+        // pairs of products do not fit the 16 bits of vpmaddubsw, so both sides are widened first
+        const __m256i bytes = _mm256_set1_epi16(0xff);
+        const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w.v, bytes),
+                                               _mm256_srai_epi16(_mm256_slli_epi16(x.v, 8), 8));
+        const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w.v, 8), _mm256_srai_epi16(x.v, 8));
+        return {_mm256_add_epi32(sum.v, _mm256_add_epi32(even, odd))};
+    }
+};
+
+#else
+
+struct Floats {
+    static constexpr std::size_t LANES = 1;
+    float v;
+    static Floats zero() { return {0.0f}; }
+    static Floats all(float x) { return {x}; }
+    static Floats load(const float* p) { return {*p}; }
+    static Floats load(const fp16* p) { return {widen(*p)}; }
+    static Floats fma(Floats a, Floats b, Floats c) { return {std::fma(a.v, b.v, c.v)}; }  // rounded as at other levels
+    friend Floats operator*(Floats a, Floats b) { return {a.v * b.v}; }
+    void store(float* p) const { *p = v; }
+};
+
+struct Words {
+    static constexpr std::size_t LANES = 1;
+    std::uint32_t v;
+    static Words zero() { return {0}; }
+    static Words all(std::uint32_t x) { return {x}; }
+    static Words load(const void* p) { return {load_word(p)}; }
+    Words low_nibbles() const { return {v & 0x0f0f0f0fu}; }
+    Words high_nibbles() const { return {v >> 4 & 0x0f0f0f0fu}; }
+    Floats as_floats() const { return {from_bits(v)}; }
+    Floats earlier() const { return {from_bits(v << 16)}; }
+    Floats later() const { return {from_bits(v & 0xffff0000u)}; }
+    Floats to_floats() const { return {static_cast<float>(static_cast<std::int32_t>(v))}; }
+    friend Words operator-(Words a, Words b) { return {a.v - b.v}; }
+    static Words dot(Words sum, Words w, Words x) {
+        std::int32_t added = 0;
+        for (int i = 0; i < 32; i += 8)
+            added += static_cast<std::int32_t>(w.v >> i & 0xff) * static_cast<std::int8_t>(x.v >> i & 0xff);
+        return {sum.v + static_cast<std::uint32_t>(added)};
+    }
+};
+
+#endif
+
+}  // namespace engine_cpu::ENGINE_CPU_LEVEL

@@ -1,0 +1,127 @@
+"""Linear layers over packed weights: tensors to addresses, for the drivers that multiply with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+
+import torch
+
+from engine.types.errors import ConfigError
+from engine_cpu._native import Layout, PackedOps, levels, use_huge_pages
+from engine_cpu.dtypes import DTYPES
+
+LARGE_BYTES = 256 << 10
+MANY_BYTES = 4 << 20
+"""Less than that gains nothing from huge pages."""
+MOST_INPUTS = 65536
+"""Of a layer in 8 bits: more products might not fit 32 bits."""
+
+
+def _memory(size: int) -> torch.Tensor:
+    """So many bytes for what stays as long as the model does, on huge pages where they are many.
+
+    Large ones are not taken from the heap: there they would lie between the plain weights that come and go while a
+    model is loaded, whose memory would then not be given back, nor be of use for the next ones.
+    """
+    if size < LARGE_BYTES:
+        return torch.empty(size, dtype=torch.uint8)
+    mapping = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)  # lives as long as the tensor
+    memory = torch.frombuffer(mapping, dtype=torch.uint8)
+    if size >= MANY_BYTES:
+        use_huge_pages(memory.data_ptr(), size)
+    return memory
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A layer's weights, as native/layout.h says.
+
+    Args:
+        layout: format and sizes.
+        outputs: O.
+        weight: uint8.
+        scales: float32 [O, padded], of int8; else None.
+        bias: float32 [O, padded] or None.
+    """
+
+    layout: Layout
+    outputs: int
+    weight: torch.Tensor
+    scales: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return sum(tensor.nbytes for tensor in (self.weight, self.scales, self.bias) if tensor is not None)
+
+
+class PackedLinear:
+    """Packs weights, and multiplies with them.
+
+    Calls are native from end to end, and may be recorded: their scratch memory is this object's, and stays where it is
+    for as long as that. They run one after the other.
+
+    Args:
+        point: whose option `level` this is, for the error.
+        level: of processor features, or "auto".
+
+    Raises:
+        ConfigError: this processor has not got the level.
+    """
+
+    def __init__(self, point: str, level: str) -> None:
+        self._threads = torch.get_num_threads()
+        try:
+            self._ops = PackedOps(level, self._threads)
+        except ValueError as error:
+            raise ConfigError(
+                f"{point}.level {level}", str(error), f"choose auto or one of {', '.join(levels())}"
+            ) from error
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._outgrown: list[torch.Tensor] = []  # whose addresses were recorded, perhaps
+
+    def pack(self, form: str, weight: torch.Tensor, bias: torch.Tensor | None, group_size: int = 0) -> Packed:
+        """weight [O, I] in float32 or bfloat16, bias [O]; neither is kept.
+
+        Args:
+            form: "float32" or "bfloat16" for weights of that dtype; "int8", "int4".
+            group_size: of int4.
+        """
+        outputs, inputs = weight.shape
+        if weight.stride(-1) != 1:
+            weight = weight.contiguous()
+        layout = Layout(form, outputs, inputs, group_size)
+        padded = layout.panels * 32
+        packed = _memory(layout.bytes)
+        scales = torch.empty(padded, dtype=torch.float32) if form == "int8" else None
+        layout.pack(
+            DTYPES[weight.dtype], weight.data_ptr(), weight.stride(0), packed.data_ptr(),
+            0 if scales is None else scales.data_ptr(), self._threads,
+        )  # fmt: skip
+        added = None
+        if bias is not None:
+            added = torch.zeros(padded, dtype=torch.float32)
+            added[:outputs] = bias
+        return Packed(layout, outputs, packed, scales, added)
+
+    def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """x [T, I] -> [T, O] in x's dtype."""
+        rows = x.shape[0]
+        out = x.new_empty((rows, packed.outputs))
+        if not rows:
+            return out
+        if x.stride(-1) != 1:
+            x = x.contiguous()
+        size = packed.layout.scratch_bytes(rows)
+        if size > self._scratch.nbytes:
+            self._outgrown.append(self._scratch)
+            self._scratch = torch.empty(2 * size, dtype=torch.uint8)
+        scales, bias = packed.scales, packed.bias
+        self._ops.linear(
+            packed.layout, DTYPES[x.dtype], x.data_ptr(), x.stride(0), rows, packed.weight.data_ptr(),
+            0 if scales is None else scales.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
+            self._scratch.data_ptr(),
+        )  # fmt: skip
+        return out

@@ -1,0 +1,32 @@
+"""What the cards of `int8` and `int4` have in common."""
+
+from __future__ import annotations
+
+import importlib
+
+from engine.interfaces.quantization import KINDS, QuantizationCard, QuantizationNeed
+from engine_cpu.native import MODULE, TAPE, why_not_built
+
+DTYPES = ("float32", "bfloat16")
+STORED = ("float16", "bfloat16", "float32", "float64")
+
+
+class NativeQuantization(QuantizationCard):
+    """Weights of fewer bits, multiplied as integers with rows rounded to 8 bits."""
+
+    framework = "torch"
+    captured_by = frozenset({TAPE})
+    kinds = frozenset(KINDS)
+
+    @classmethod
+    def unsupported(cls, need: QuantizationNeed) -> list[str]:
+        reasons = why_not_built()
+        if not reasons and importlib.import_module(MODULE).levels() == ["scalar"]:
+            reasons.append("this processor has no AVX2, without which it is slower than weights as they are")
+        if need.device.partition(":")[0] != "cpu":
+            reasons.append(f"it computes on the processor, not on {need.device}")
+        if need.dtype not in DTYPES:
+            reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
+        if need.stored_dtype not in STORED:
+            reasons.append(f"the checkpoint's weights are {need.stored_dtype}, it rounds {', '.join(STORED)}")
+        return reasons

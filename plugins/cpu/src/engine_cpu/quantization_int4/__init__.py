@@ -1,0 +1,1 @@
+"""Driver `int4` of the point `quantization`."""

@@ -1,0 +1,37 @@
+"""Weights of 4 bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine_cpu.packed import Packed, PackedLinear
+from engine_cpu.quantization_int8.body import check_inputs
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+    from engine_cpu.quantization_int4.card import Int4Options
+
+
+class Int4Body:
+    """See `engine.interfaces.quantization.Quantization`."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        options: Int4Options = context.options
+        self._group_size, self._head_bits = options.group_size, options.head_bits
+        self._layers = PackedLinear("quantization", options.level)
+        self.linear = self._layers.linear
+
+    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
+        """weight [O, I], bias [O]. Raises ConfigError for a head of too many inputs for 8 bits."""
+        if weight.dtype not in (torch.float32, torch.bfloat16):
+            weight = weight.float()
+        if kind == "head" and self._head_bits == 8:
+            check_inputs(kind, weight)
+            return self._layers.pack("int8", weight, bias)
+        return self._layers.pack("int4", weight, bias, self._group_size)
+
+    def packed_bytes(self, packed: Packed) -> int:
+        """Codes, scales and bias, with their padding."""
+        return packed.nbytes

@@ -1,0 +1,1 @@
+"""Driver `int8` of the point `quantization`."""

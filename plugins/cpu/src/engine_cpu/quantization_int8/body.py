@@ -1,0 +1,44 @@
+"""Weights of 8 bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.types.errors import ConfigError
+from engine_cpu.packed import MOST_INPUTS, Packed, PackedLinear
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+    from engine_cpu.quantization_int8.card import Int8Options
+
+
+class Int8Body:
+    """See `engine.interfaces.quantization.Quantization`."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        options: Int8Options = context.options
+        self._layers = PackedLinear("quantization", options.level)
+        self.linear = self._layers.linear
+
+    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
+        """weight [O, I], bias [O]; the same way for layers of every kind. Raises ConfigError for too many inputs."""
+        check_inputs(kind, weight)
+        if weight.dtype not in (torch.float32, torch.bfloat16):
+            weight = weight.float()
+        return self._layers.pack("int8", weight, bias)
+
+    def packed_bytes(self, packed: Packed) -> int:
+        """Codes, scales and bias, with their padding."""
+        return packed.nbytes
+
+
+def check_inputs(kind: str, weight: torch.Tensor) -> None:
+    """Raise ConfigError where the products of a row might not fit their sum."""
+    if weight.shape[1] > MOST_INPUTS:
+        raise ConfigError(
+            f"quantise a layer of kind '{kind}' of {weight.shape[0]} x {weight.shape[1]} to 8 bits",
+            f"sums of more than {MOST_INPUTS} products may not fit 32 bits",
+            "leave --quantization out, or take int4 for this kind of layer",
+        )
