@@ -27,13 +27,8 @@ def register(folder: Path, site: Path) -> None:
     (info / "entry_points.txt").write_text(text + "\n")
 
 
-WITHOUT = frozenset({"grammar", "logits_processor", "executor", "platform", "checkpoint"})
-"""Points that have a suite and no template yet: `engine plugins new` refuses them by name."""
-
-
 def test_there_is_a_template_for_every_point_with_a_suite() -> None:
-    assert not WITHOUT & set(kinds())
-    assert {*kinds(), *WITHOUT} == {*SUITES, HOOKS}
+    assert set(kinds()) == {*SUITES, HOOKS}
 
 
 @pytest.mark.parametrize("kind", kinds())

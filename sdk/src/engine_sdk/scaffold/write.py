@@ -17,11 +17,12 @@ HOOKS = "hooks"
 """Not a point: a plugin that listens."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
-_TORCH = frozenset({"attention", "communicator", "drafter", "ops"})
+_TORCH = frozenset({"attention", "checkpoint", "communicator", "drafter", "logits_processor", "ops", "platform"})
 """Points whose minimal body computes with torch."""
 _USE = {
     "router": "engine serve --data-parallel-size 2 --router my-driver",
     "communicator": "engine serve --tensor-parallel-size 2 --communicator my-driver",
+    "checkpoint": "engine generate --model my-driver:FOLDER 'Once upon a time'",
 }
 
 
@@ -110,7 +111,7 @@ def _templates(kind: str) -> dict[str, str]:
 
 def _filled(text: str, kind: str, name: str) -> str:
     class_name = "".join(part.capitalize() for part in name.split("-"))
-    dependencies = ['"engine"', *(['"numpy"'] if kind in ("evictor", "drafter") else [])]
+    dependencies = ['"engine"', *(['"numpy"'] if kind in ("checkpoint", "drafter", "evictor", "grammar") else [])]
     dependencies += ['"torch"'] if kind in _TORCH else []
     if kind == HOOKS:
         help_line, group = "A plugin that listens to hooks", "engine.hooks.core.v0"
@@ -131,7 +132,8 @@ def _filled(text: str, kind: str, name: str) -> str:
     }
     for field, value in fields.items():
         text = text.replace(f"@{field}@", value)
-    names = {"engine_my_driver": f"engine_{name.replace('-', '_')}", "MyDriver": class_name, "my-driver": name}
+    plain = name.replace("-", "_")
+    names = {"engine_my_driver": f"engine_{plain}", "my_driver": plain, "MyDriver": class_name, "my-driver": name}
     for placeholder, value in names.items():
         text = text.replace(placeholder, value)
     return text
