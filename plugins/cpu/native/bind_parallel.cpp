@@ -16,7 +16,7 @@ namespace engine_cpu {
 namespace {
 
 // Runs so many regions over 0 .. total - 1, and counts who came by each index. Throws where `fails_at` is come by.
-std::pair<double, bool> regions(int threads, std::size_t count, std::size_t total, std::size_t piece, bool own,
+std::pair<double, bool> regions(int threads, std::size_t count, std::size_t total, std::size_t piece,
                                 std::int64_t fails_at) {
     const auto visits = std::make_unique<std::atomic<std::size_t>[]>(total);
     for (std::size_t i = 0; i < total; ++i) visits[i] = 0;
@@ -28,12 +28,7 @@ std::pair<double, bool> regions(int threads, std::size_t count, std::size_t tota
                 visits[i].fetch_add(1, std::memory_order_relaxed);
             }
         };
-        if (own) {
-            const OwnThreads threads_of_our_own;
-            parallel_for(threads, total, piece, body);
-        } else {
-            parallel_for(threads, total, piece, body);
-        }
+        parallel_for(threads, total, piece, body);
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began;
     bool each_once = true;
@@ -44,7 +39,7 @@ std::pair<double, bool> regions(int threads, std::size_t count, std::size_t tota
 }  // namespace
 
 void bind_parallel(nb::module_& m) {
-    m.def("regions", &regions, "threads"_a, "count"_a, "total"_a, "piece"_a, "own"_a, "fails_at"_a = -1, unlocked());
+    m.def("regions", &regions, "threads"_a, "count"_a, "total"_a, "piece"_a, "fails_at"_a = -1, unlocked());
     m.def("pool_size", [] { return pool().size(); });
 }
 

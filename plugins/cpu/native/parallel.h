@@ -1,9 +1,8 @@
 // Threads for kernels. Everything that computes on several of them goes through parallel_for.
 //
-// A step that a tape replays is native from end to end: it has threads of the module's own (pool.h), which wait by
-// spinning, so that a region costs less than a microsecond. Outside of a replay torch computes between the kernels, with
-// an OpenMP team whose threads spin after each piece of work as well: two teams would fight for the cores, so the
-// kernels then borrow that one.
+// They are the module's own (pool.h): they wait by spinning, shortly, so that a region costs a microsecond, and who has no
+// core just then is not waited for. Where torch computes between the kernels it does so with an OpenMP team of its own,
+// which is made to sleep soon after its work (openmp.h): two teams that spin would fight for the cores.
 #pragma once
 
 #include <atomic>
@@ -16,18 +15,6 @@ namespace engine_cpu {
 // `useful` of them would find something to do, or others come too late; on this one within such a call. Once one of
 // them returns there must be nothing left to begin. What the work throws (the first of them) is thrown here.
 void on_threads(int threads, std::size_t useful, void (*work)(void*), void* context);
-
-// While one of these lives, this thread's regions run on the module's own threads.
-class OwnThreads {
-public:
-    OwnThreads() noexcept;
-    ~OwnThreads();
-    OwnThreads(const OwnThreads&) = delete;
-    OwnThreads& operator=(const OwnThreads&) = delete;
-
-private:
-    bool before_;
-};
 
 // Calls body(begin, end) for ranges that together are 0 .. total - 1. Each thread takes the next piece when it is done
 // with one, so that a core that is slower, or has other work to do, holds nobody up.

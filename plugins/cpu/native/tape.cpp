@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "parallel.h"
-
 namespace engine_cpu {
 namespace {
 
@@ -35,7 +33,6 @@ void Tape::end() {
 
 void Tape::replay() const {
     if (records_) throw std::logic_error("this tape still records");
-    const OwnThreads threads;
     for (const Call& call : calls_) call.run(call.state);
 }
 

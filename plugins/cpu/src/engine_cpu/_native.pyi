@@ -135,11 +135,11 @@ def place_tokens(
 ) -> None:
     """See `engine.interfaces.ops.Ops`; `mark` is what `out` holds where a row is broken."""
 
-def regions(threads: int, count: int, total: int, piece: int, own: bool, fails_at: int = -1) -> tuple[float, bool]:
+def regions(threads: int, count: int, total: int, piece: int, fails_at: int = -1) -> tuple[float, bool]:
     """Run `count` parallel regions over `total` indices in pieces, for tests and benchmarks.
 
-    own: on the module's own threads, else on those that torch computes with. fails_at: the index that raises
-    RuntimeError. Returns the seconds of each region, and whether each index was come by once in each.
+    fails_at: the index that raises RuntimeError. Returns the seconds of each region, and whether each index was come by
+    once in each.
     """
 
 def pool_size() -> int:
