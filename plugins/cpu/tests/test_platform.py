@@ -115,7 +115,7 @@ def test_a_buffer_that_moves_is_found() -> None:
 
     def prepare(number: int) -> None:
         model.prepare(number)
-        moving[0] = torch.full((4, 50), float(number))
+        moving.insert(0, torch.full((4, 50), float(number)))  # where it lay stays memory that can be read
 
     with pytest.raises(ContractError, match="replayed on input 1"):
         platform(capture="always").capture(forward, 4, Trial(prepare, lambda: (model.logits,)))
