@@ -91,13 +91,18 @@ def test_health_tells_of_each_rank(pair: Server) -> None:
     assert "ranks 2 engine cores, each with the whole model" in banner and "router least_loaded" in banner
 
 
+def running(metrics: dict[str, float]) -> tuple[float, float]:
+    return metrics["num_requests_running"], metrics["num_requests_running{engine=1}"]
+
+
 def test_a_burst_runs_on_both(pair: Server) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(post, pair, prompt=f"Tale {i}", max_tokens=300) for i in range(8)]
-        pair.until(lambda m: m["num_requests_running"] == 4 == m["num_requests_running{engine=1}"], "four run on each")
+        answers = [pool.submit(post, pair, prompt=f"Tale {i}", max_tokens=800) for i in range(8)]
+        # As they are told of, not always four: what waits on a rank that is slow to tell counts more than what runs.
+        pair.until(lambda m: min(running(m)) >= 2 and sum(running(m)) == 8, "some run on each")
         _, said = health(pair)
-        assert [rank["running"] for rank in said["ranks"]] == [4, 4]
-        assert all(future.result().status_code == 200 for future in running)
+        assert sum(rank["running"] for rank in said["ranks"]) == 8 and min(r["running"] for r in said["ranks"]) >= 2
+        assert all(future.result().status_code == 200 for future in answers)
 
 
 class Stream:
@@ -146,9 +151,8 @@ def test_a_killed_rank_loses_its_streams_alone(server: Server) -> None:
         streams = [Stream(divided, prompt=f"Stream {i}", seed=i, **long).begun() for i in range(3)]
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             wholes = [pool.submit(text, divided, prompt=f"Whole {i}", seed=i, **long) for i in range(3)]
-            divided.until(
-                lambda m: m["num_requests_running"] == 3 == m["num_requests_running{engine=1}"], "three run on each"
-            )
+            found = divided.until(lambda m: sum(running(m)) == 6 and running(m)[1] > 0, "all run")
+            lost = running(found)[1]
             os.kill(ranks[1].pid, signal.SIGKILL)
             assert [future.result() for future in wholes] == expected["Whole"]
         for stream in streams:
@@ -168,8 +172,8 @@ def test_a_killed_rank_loses_its_streams_alone(server: Server) -> None:
         metrics = divided.until_idle()
         assert (metrics["engine_up"], metrics["engine_up{engine=1}"]) == (1, 0)
         assert metrics["num_requests_running{engine=1}"] == 0 < metrics["generation_tokens_total{engine=1}"]
-        # Six requests, spread evenly: the dead rank had three, of which those that streamed could not be sent again.
-        assert 1 <= len(failed) <= 3 and metrics["num_requests_retried_total"] == 3 - len(failed)
+        # Of those that the dead rank had, the ones that streamed could not be sent again.
+        assert 1 <= len(failed) <= 2 and metrics["num_requests_retried_total"] == lost - len(failed)
         assert metrics["request_success_total{finished_reason=error}"] == len(failed)
         assert_gone([ranks[1]], [], 5)
         assert text(divided, prompt="Whole 0", seed=0, **long) == expected["Whole"][0]

@@ -34,11 +34,14 @@ class CpuOpsBody(Rows, Elementwise, Sampling):
                 f"ops.level {options.level}", str(error), f"choose auto or one of {', '.join(levels())}"
             ) from error
         self._linear = PackedLinear("ops", options.level)
-        self.linear = self._linear.linear
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
         """weight [O, I], bias [O]; a copy is made, and neither is kept."""
         return self._linear.pack(str(weight.dtype).removeprefix("torch."), weight, bias)
+
+    def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """x [T, I] -> x @ weight.T + bias, [T, O]."""
+        return self._linear.linear(x, packed)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [..., H], dense in its last dimension."""
