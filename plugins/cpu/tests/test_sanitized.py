@@ -1,0 +1,94 @@
+"""The native tests once more, on a module that is built with the address and undefined-behaviour sanitizers.
+
+The module is built into a temporary folder, with two levels of processor features (`scalar`, and this processor's best;
+all of them would take too long), and the tests run in a process of their own which loads it. They fail there where a
+kernel reads or writes what is not its own, or computes what C++ leaves undefined.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+LIGHT = ("test_tape.py", "test_pool.py", "test_platform.py", "test_rows.py", "test_sum.py", "test_ops.py")
+HEAVY = ("test_attention.py", "test_captured.py", "test_sampling.py")
+"""Of these only what is of the best level, and no long rows: the rest takes minutes."""
+FIRST = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "scikit_build" not in type(finder).__module__
+                    and "ScikitBuild" not in type(finder).__name__]
+"""
+"""An editable install finds the package before any folder of the path is looked at; this runs at Python's start."""
+
+
+@pytest.mark.slow
+def test_native_code_under_sanitizers(native: Any, tmp_path: Path) -> None:
+    if shutil.which("cmake", path=_tools()["PATH"]) is None or shutil.which("ninja", path=_tools()["PATH"]) is None:
+        pytest.skip("cmake and ninja build the module, and are not installed")
+    compiler = shutil.which("c++") or shutil.which("g++")
+    runtimes = [_runtime(compiler, name) for name in ("libasan.so", "libstdc++.so.6")] if compiler else [None]
+    if None in runtimes:
+        pytest.skip("the compiler has no address sanitizer")
+    folder = _build(tmp_path, native.levels()[-1])
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), *sys.path[1:]]),
+        "LD_PRELOAD": " ".join(path for path in runtimes if path),
+        # Python itself leaks at its end; torch's own libraries are not built with the sanitizer.
+        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=0",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        "OMP_NUM_THREADS": "1",
+    }
+    where = "import engine_cpu._native as native; print(native.__file__)"
+    loaded = _run([sys.executable, "-c", where], environment)
+    assert Path(loaded.strip().splitlines()[-1]).is_relative_to(folder), loaded
+    _test(LIGHT, "not slow", environment)
+    _test(HEAVY, f"{native.levels()[-1]} and not long_rows", environment)
+
+
+def _test(names: tuple[str, ...], which: str, environment: dict[str, str]) -> None:
+    arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not gpu", "-k", which]
+    # without capturing: what a sanitizer says goes to the process's own standard error
+    _run([sys.executable, "-m", "pytest", *[str(HERE / name) for name in names], *arguments, "-s"], environment)
+
+
+def _build(tmp_path: Path, level: str) -> Path:
+    """The package, with a sanitized module, in a folder for the path."""
+    build, folder = tmp_path / "build", tmp_path / "site"
+    settings = ["-DCMAKE_BUILD_TYPE=Release", "-DCPU_NATIVE=ON", "-DCPU_SANITIZE=address,undefined"]
+    settings += [f"-DCPU_LEVELS={level}", f"-DPython_EXECUTABLE={sys.executable}", "-G", "Ninja"]
+    _run(["cmake", "-S", str(HERE.parent), "-B", str(build), *settings], _tools())
+    _run(["cmake", "--build", str(build), "-j", "2"], _tools())
+    shutil.copytree(
+        HERE.parent / "src" / "engine_cpu", folder / "engine_cpu", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    _run(["cmake", "--install", str(build), "--prefix", str(folder)], _tools())
+    (folder / "sitecustomize.py").write_text(FIRST)
+    return folder
+
+
+def _tools() -> dict[str, str]:
+    """The environment with this Python's own programs and packages."""
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return os.environ | {"PATH": programs, "PYTHONPATH": os.pathsep.join(sys.path[1:])}
+
+
+def _runtime(compiler: str, name: str) -> str | None:
+    """A library of the compiler's, or None."""
+    asked = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=False)
+    path = asked.stdout.strip()
+    return path if os.path.isabs(path) and Path(path).exists() else None
+
+
+def _run(command: list[str], environment: dict[str, str]) -> str:
+    """Its output. Fails, with the end of what it said, where it fails."""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, f"{' '.join(command)}\n{said[-12000:]}"
+    return done.stdout
