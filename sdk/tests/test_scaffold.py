@@ -31,7 +31,13 @@ def test_there_is_a_template_for_every_point_with_a_suite() -> None:
     assert set(kinds()) == {*SUITES, HOOKS}
 
 
-@pytest.mark.parametrize("kind", kinds())
+SOME = ("attention", "evictor", HOOKS)
+"""Kinds that are tried each time; the others take longer, and are tried with the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in SOME else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds()]
+)
 def test_it_passes_its_suite_as_it_is(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = f"fresh-{kind.replace('_', '-')}"
     assert main(["plugins", "new", kind, name, "--folder", str(tmp_path)]) == 0

@@ -97,7 +97,7 @@ def running(metrics: dict[str, float]) -> tuple[float, float]:
 
 def test_a_burst_runs_on_both(pair: Server) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(post, pair, prompt=f"Tale {i}", max_tokens=800) for i in range(8)]
+        answers = [pool.submit(post, pair, prompt=f"Tale {i}", max_tokens=400) for i in range(8)]
         # As they are told of, not always four: what waits on a rank that is slow to tell counts more than what runs.
         pair.until(lambda m: min(running(m)) >= 2 and sum(running(m)) == 8, "some run on each")
         _, said = health(pair)
@@ -137,7 +137,7 @@ class Stream:
 def test_a_killed_rank_loses_its_streams_alone(server: Server) -> None:
     """Streams of the rank end with an error, whole answers come all the same and right, the other rank notices
     nothing; the server goes on, and ends in order."""
-    long = {"max_tokens": 1000, "temperature": 0.8}
+    long = {"max_tokens": 400, "temperature": 0.8}
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         answers = {
             name: [pool.submit(text, server, prompt=f"{name} {i}", seed=i, **long) for i in range(3)]

@@ -33,8 +33,14 @@ def one() -> Iterator[LLM]:
 def two() -> Iterator[LLM]:
     with LLM(**SETTINGS, data_parallel_size=2) as llm:
         yield llm
-        children = psutil.Process().children(recursive=True)
-    assert not psutil.wait_procs(children, timeout=5)[1]
+        ranks = family(llm)
+    assert not psutil.wait_procs(ranks, timeout=5)[1]
+
+
+def family(llm: LLM) -> list[psutil.Process]:
+    """The ranks that live, and what they started."""
+    living = [state.pid for state in client_of(llm)._ranks.states() if state.alive and psutil.pid_exists(state.pid)]
+    return [process for pid in living for process in [psutil.Process(pid), *psutil.Process(pid).children()]]
 
 
 def params(**fields: Any) -> list[SamplingParams]:
@@ -133,8 +139,9 @@ def test_a_rank_comes_back(one: LLM) -> None:
             assert time.monotonic() < deadline
         assert tokens(llm.generate(PROMPTS, asked, use_tqdm=False)) == expected
         assert all(state.alive and state.stats and state.stats.generation_tokens for state in ranks.states())
-        children = psutil.Process().children()
-    assert not psutil.wait_procs(children, timeout=5)[1]
+        left = family(llm)
+        assert len(left) == 2
+    assert not psutil.wait_procs(left, timeout=5)[1]
 
 
 def test_all_ranks_dead_is_the_engine_dead(two: LLM) -> None:

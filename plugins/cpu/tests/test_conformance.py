@@ -28,10 +28,12 @@ class TestAttentionScalar(AttentionConformance):
     driver, options = "cpu", {"level": "scalar"}
 
 
+@pytest.mark.slow
 class TestAttentionAvx2(AttentionConformance):
     driver, options = "cpu", {"level": "avx2"}
 
 
+@pytest.mark.slow
 class TestAttentionAvx512(AttentionConformance):
     driver, options = "cpu", {"level": "avx512"}
 
@@ -48,10 +50,12 @@ class TestOpsScalar(OpsConformance):
     driver, options = "cpu", {"level": "scalar"}
 
 
+@pytest.mark.slow
 class TestOpsAvx2(OpsConformance):
     driver, options = "cpu", {"level": "avx2"}
 
 
+@pytest.mark.slow
 class TestOpsAvx512(OpsConformance):
     driver, options = "cpu", {"level": "avx512"}
 
