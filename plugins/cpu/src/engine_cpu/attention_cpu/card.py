@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import importlib
 
-from pydantic import BaseModel, ConfigDict
-
 from engine.interfaces.attention import AttentionCard, AttentionNeed
-from engine_cpu.levels import Level
+from engine_cpu.levels import LevelOptions
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
 FEATURES = frozenset({"kv_index", "sinks", "alibi"})
 
 
-class CpuAttentionOptions(BaseModel):
-    """Options of `cpu`.
-
-    Attributes:
-        level: the processor features to compute with; "auto" takes the highest that there is. One that the processor
-            does not have stops the start.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    level: Level = "auto"
+class CpuAttentionOptions(LevelOptions):
+    """Options of `cpu`."""
 
 
 class CpuAttention(AttentionCard):
