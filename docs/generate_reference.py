@@ -1,7 +1,8 @@
 """Writes the reference pages of the documentation straight from the code: `python docs/generate_reference.py`.
 
 Points, interfaces, hooks, settings, errors, drivers, commands and the bodies of requests are read from where they are
-declared, so the pages cannot say anything else than the code does. The pages are not kept in the repository.
+declared, so the pages cannot say anything else than the code does. The pages are not kept in the repository, but for
+one that takes minutes to make: `docs/generate_matrix.py` writes it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from engine.plugin.points import HOOK_MAJORS
 from engine.types.errors import EngineError
 
 ROOT = Path(__file__).resolve().parents[1]
+CAPABILITIES = ROOT / "docs" / "reference" / "capabilities.md"
 EXTRA_MODULES = (
     "engine.plugin.card",
     "engine.plugin.command",
@@ -78,6 +80,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "requests.md": requests_page(),
         "metrics.md": metrics_page(),
+        CAPABILITIES.name: CAPABILITIES.read_text(encoding="utf-8"),
     }
     for module in modules:
         made[module_page(module)] = render_module(module)
@@ -107,6 +110,7 @@ def index_page(modules: Iterable[str]) -> str:
         "| [Settings](settings.md) | every setting of the engine and of the server |",
         "| [Errors](errors.md) | every typed error, with its code and HTTP status |",
         "| [Drivers](drivers.md) | the drivers of this repository |",
+        "| [Drivers by capability](capabilities.md) | what each of them does, from test results |",
         "| [Commands](commands.md) | every command with its flags |",
         "| [Requests](requests.md) | the bodies that the server takes |",
         "| [Metrics](metrics.md) | what `/metrics` shows |",

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 import pytest
@@ -24,6 +24,21 @@ CARD_SECONDS = 0.02
 """Most processor time that importing a card may take, beyond pydantic, msgspec, numpy and the interface."""
 CARD_TRIES = 5
 """Fresh processes in which one that is quick enough is looked for: a busy machine makes no card slow."""
+
+
+class NotServed(pytest.skip.Exception):  # type: ignore[name-defined, misc]
+    """Skips a test because the driver itself says that it does not do what the test asks for."""
+
+    __module__ = "builtins"  # as pytest's own: reports then begin with the name alone
+
+
+def not_served(reason: str) -> NoReturn:
+    """Skip a test for what the driver's card, or the driver where it refuses by name, says of itself.
+
+    What a test lacks otherwise (a device, a library, an example) is a plain `pytest.skip`: it says nothing of the
+    driver, and reports count the two apart.
+    """
+    raise NotServed(reason)
 
 
 class Conformance:
@@ -86,7 +101,7 @@ class Conformance:
         """Skip the test, with the card's own reasons, where the driver does not serve this need."""
         reasons = cls.subject().reasons(need)
         if reasons:
-            pytest.skip("; ".join(reasons))
+            not_served("; ".join(reasons))
 
     @classmethod
     def needs(cls) -> Sequence[Any]:

@@ -18,7 +18,7 @@ from engine.interfaces.checkpoint import Checkpoint, CheckpointCard
 from engine.interfaces.context import WorkerContext
 from engine.types.errors import CheckpointError, ModelNotFoundError
 from engine.types.model import CheckpointFiles
-from engine_sdk.conformance.base import Conformance
+from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.core_contexts import start_message
 
 ABSENT = "/nowhere/there-is-no-such-model"
@@ -83,7 +83,7 @@ class CheckpointConformance(Conformance):
         """A claimed name without a model: a typed error that names it."""
         card = self.described()
         if not card.claims(ABSENT):
-            pytest.skip("it does not claim paths")
+            not_served("it does not claim paths")
         with pytest.raises(ModelNotFoundError, match=ABSENT):
             card.resolve(ABSENT)
 
@@ -133,7 +133,7 @@ class CheckpointConformance(Conformance):
         """A typed error that names it, not half a model."""
         files = self.files()
         if not files.weights:
-            pytest.skip("it reads no files")
+            not_served("it reads no files")
         broken = tmp_path / Path(files.weights[-1]).name
         shutil.copy(files.weights[-1], broken)
         with open(broken, "r+b") as file:
@@ -147,7 +147,7 @@ class CheckpointConformance(Conformance):
         """It went between the look and the reading."""
         files = self.files()
         if not files.weights:
-            pytest.skip("it reads no files")
+            not_served("it reads no files")
         gone = msgspec.structs.replace(files, weights=(*files.weights[:-1], str(tmp_path / "gone.safetensors")))
         with pytest.raises(CheckpointError, match="gone"):
             for _ in self.reader(gone).weights():

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
 import torch
 
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.platform import PlatformCard, PlatformNeed
 from engine.plugin import Registry, load_body
 from engine.types.start import WorkerStart
+from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.core_contexts import start_message
 from engine_sdk.conformance.subject import Subject
 
@@ -56,12 +58,10 @@ def platform_card_of(device: str, registry: Registry) -> type[PlatformCard]:
     raise LookupError(f"no installed platform is for device {device}")
 
 
-def why_not_captured(captured_by: frozenset[str], device: str) -> str:
-    """Why the platform of this device captures no step of a driver whose card names these recorders; "" where it
-    does."""
+def require_capture(captured_by: frozenset[str], device: str) -> None:
+    """Skip the test where the platform of this device captures no step of a driver whose card names these recorders."""
     card = platform_card_of(device, Registry.discover())
     if card.recorder is None:
-        return f"the platform of {device} captures no steps"
+        pytest.skip(f"the platform of {device} captures no steps")
     if card.recorder not in captured_by:
-        return f"the platform of {device} records by '{card.recorder}', which the card's captured_by does not name"
-    return ""
+        not_served(f"the platform of {device} records by '{card.recorder}', which the card's captured_by does not name")

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from engine_sdk.conformance import SUITES
+from engine_sdk.conformance import SUITES, Conformance
+from engine_sdk.conformance.base import NotServed
 
 CARD_TESTS = frozenset({"test_card_is_light", "test_card_is_sound", "test_card_answers_in_sentences"})
 CARD_AND_FORM = CARD_TESTS | {"test_body_has_the_interface", "test_figure"}
@@ -30,12 +31,31 @@ class Result:
         test: with its parameters, e.g. "test_decode[float32]".
         outcome: "passed", "skipped" or "failed".
         reason: why it was skipped, or what failed.
+        not_served: skipped because the driver itself says that it does not do this; not for lack of anything else.
     """
 
     suite: str
     test: str
     outcome: str
     reason: str = ""
+    not_served: bool = False
+
+
+@dataclass(frozen=True)
+class DriverUnderTest:
+    """The driver that a class tests.
+
+    Args:
+        point: its point.
+        driver: its name.
+        options: as the class sets them.
+        device: torch's device string.
+    """
+
+    point: str
+    driver: str
+    options: Mapping[str, Any]
+    device: str
 
 
 @dataclass
@@ -44,11 +64,13 @@ class Report:
 
     Args:
         results: one for each test, in order.
+        tested: who was tested, by the name of the class (`Result.suite`); not those of cards that are not installed.
         figures: the report lines of the suites that ran.
         output: pytest's own words.
     """
 
     results: list[Result] = field(default_factory=list)
+    tested: dict[str, DriverUnderTest] = field(default_factory=dict)
     figures: list[str] = field(default_factory=list)
     output: str = ""
 
@@ -69,6 +91,7 @@ class _Recorder:
     def __init__(self, first_only: bool) -> None:
         self.report, self._first_only = Report(), first_only
         self._failed: set[type | None] = set()
+        self._not_served: set[str] = set()
 
     def pytest_runtest_setup(self, item: pytest.Function) -> None:
         """Skip what is not to be run."""
@@ -76,16 +99,22 @@ class _Recorder:
             pytest.skip("the class has failed")
 
     def pytest_runtest_makereport(self, item: pytest.Function, call: pytest.CallInfo[Any]) -> None:
-        """Remember the classes that failed."""
+        """Remember the classes that failed, and the tests that a driver does not serve."""
         if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
             self._failed.add(item.cls)
+        if call.excinfo is not None and call.excinfo.errisinstance(NotServed):
+            self._not_served.add(item.nodeid)
+        if item.cls is not None and issubclass(item.cls, Conformance) and item.cls.driver:
+            cls = item.cls
+            self.report.tested[cls.__name__] = DriverUnderTest(cls.point, cls.driver, dict(cls.options), cls.device)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One test's part: an error outside of the test itself is a failure too."""
         if report.when != "call" and report.outcome == "passed":
             return
         _, suite, test = report.nodeid.rsplit("::", 2)
-        self.report.results.append(Result(suite, test, report.outcome, _reason(report)))
+        said = report.nodeid in self._not_served
+        self.report.results.append(Result(suite, test, report.outcome, _reason(report), said))
         self.report.figures += [str(value) for name, value in report.user_properties if name == "figure"]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -158,7 +187,16 @@ def render(report: Report, title: str) -> str:
 def as_json(report: Report) -> str:
     """The report for programs."""
     results = [vars(result) for result in report.results]
-    return json.dumps({"proved": report.proved, "results": results, "figures": report.figures}, indent=2)
+    tested = {suite: vars(tested) for suite, tested in report.tested.items()}
+    found = {"proved": report.proved, "tested": tested, "results": results, "figures": report.figures}
+    return json.dumps(found, indent=2)
+
+
+def from_json(text: str) -> Report:
+    """What `as_json` wrote, without pytest's own words."""
+    found = json.loads(text)
+    tested = {suite: DriverUnderTest(**fields) for suite, fields in found["tested"].items()}
+    return Report([Result(**fields) for fields in found["results"]], tested, found["figures"])
 
 
 def _by_reason(results: Sequence[Result]) -> dict[str, list[str]]:
@@ -170,7 +208,7 @@ def _by_reason(results: Sequence[Result]) -> dict[str, list[str]]:
 
 def _reason(report: pytest.TestReport) -> str:
     if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
-        return str(report.longrepr[2]).removeprefix("Skipped: ")
+        return str(report.longrepr[2]).removeprefix("Skipped: ").removeprefix("NotServed: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext
     return " ".join(line.strip() for line in text.strip().splitlines()[:4])[:300]

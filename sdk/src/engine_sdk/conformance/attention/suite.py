@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
 from engine_sdk.conformance.attention.case import Case, Form, Rows, whole_rows
-from engine_sdk.conformance.base import Conformance
-from engine_sdk.conformance.contexts import why_not_captured, worker_context
+from engine_sdk.conformance.base import Conformance, not_served
+from engine_sdk.conformance.contexts import require_capture, worker_context
 from engine_sdk.conformance.timing import median_seconds
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -234,10 +234,8 @@ class AttentionConformance(Conformance):
         cases = [self.case(Form(), rows, 5, seed=i, width=8) for i, rows in enumerate(steps)]
         body, first = self.backend("float32"), cases[0]
         if body.capture_level == "none":
-            pytest.skip("the driver's steps are not captured: its capture_level is none")
-        why_not = why_not_captured(cast("type[AttentionCard]", self.subject().card).captured_by, self.device)
-        if why_not:
-            pytest.skip(why_not)
+            not_served("the driver's steps are not captured: its capture_level is none")
+        require_capture(cast("type[AttentionCard]", self.subject().card).captured_by, self.device)
         platform = worker_context(self.subject(), self.device).platform
         assert platform is not None
         pool, (out, lse) = first.pool, first.outputs()

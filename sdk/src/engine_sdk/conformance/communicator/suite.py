@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.interfaces.communicator import CommunicatorNeed
-from engine_sdk.conformance.base import Conformance
+from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.communicator import scenarios
 from engine_sdk.conformance.communicator.ranks import Meeting, Ranks
 
@@ -87,7 +87,7 @@ class CommunicatorConformance(Conformance):
                 if name.startswith("all_gather"):
                     assert found[key].is_contiguous(), f"{key} is not contiguous"
         if not accepted:
-            pytest.skip(f"accepts() takes no {name} of these forms")
+            not_served(f"accepts() takes no {name} of these forms")
 
     @each_size
     @pytest.mark.parametrize("name", COLLECTIVES)
@@ -111,7 +111,7 @@ class CommunicatorConformance(Conformance):
         bound = size * ROUNDING[dtype] * torch.stack(parts).abs().sum(0).numpy()
         found = [rank.get(f"all_reduce {dtype}") for rank in self._sums(size, count)]
         if found[0] is None:
-            pytest.skip(f"accepts() takes no all_reduce of {dtype}")
+            not_served(f"accepts() takes no all_reduce of {dtype}")
         for rank, value in enumerate(found):
             off = np.abs(value.double().numpy() - exact) > bound
             assert not off.any(), f"{int(off.sum())} of {count} sums are wrong on rank {rank}"
@@ -123,7 +123,7 @@ class CommunicatorConformance(Conformance):
         found = self._sums(size, 5003)
         first = found[0].get(f"all_reduce {dtype}")
         if first is None:
-            pytest.skip(f"accepts() takes no all_reduce of {dtype}")
+            not_served(f"accepts() takes no all_reduce of {dtype}")
         for rank, other in enumerate(found[1:], 1):
             same = torch.equal(first.view(torch.uint8), other[f"all_reduce {dtype}"].view(torch.uint8))
             assert same, f"ranks 0 and {rank} have sums that differ in some bits"

@@ -22,7 +22,7 @@ from engine.types.errors import EngineDeadError, InvalidRequestError, KVCacheToo
 from engine.types.params import SamplingParams
 from engine.types.plan import Masks, NewBlocks, NewSlot, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
-from engine_sdk.conformance.base import Conformance
+from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.core_contexts import core_context, start_message
 from engine_sdk.conformance.timing import median_seconds
 
@@ -169,7 +169,7 @@ class ExecutorConformance(Conformance):
     # -- deaths ------------------------------------------------------------------------------------------------------
     def _apart(self, pids: Sequence[int]) -> None:
         if os.getpid() in pids:
-            pytest.skip("its workers live in the caller's process")
+            not_served("its workers live in the caller's process")
 
     @each_size
     def test_a_worker_that_is_killed(self, size: int) -> None:

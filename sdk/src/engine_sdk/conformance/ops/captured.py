@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.interfaces.ops import MODEL_OPERATIONS, OpsCard
-from engine_sdk.conformance.contexts import why_not_captured, worker_context
+from engine_sdk.conformance.contexts import require_capture, worker_context
 from engine_sdk.conformance.ops.subject import OpsSubject
 
 Inputs = list[torch.Tensor]
@@ -24,9 +24,7 @@ class CapturedOperations(OpsSubject):
     def test_captured(self, name: str, dtype: str) -> None:
         """The replay gives, bit by bit, what the operation gives for the new contents of its inputs."""
         operation = self.operation(name, dtype)
-        why_not = why_not_captured(cast("type[OpsCard]", self.subject().card).captured_by, self.device)
-        if why_not:
-            pytest.skip(why_not)
+        require_capture(cast("type[OpsCard]", self.subject().card).captured_by, self.device)
         platform = worker_context(self.subject(), self.device, dtype).platform
         assert platform is not None
         call, inputs = self._call(name, operation, dtype), [self._inputs(name, dtype, seed) for seed in (1, 2, 3)]

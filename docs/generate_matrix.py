@@ -1,0 +1,89 @@
+"""Writes docs/reference/capabilities.md: runs the conformance suites against every driver of this repository.
+
+`python docs/generate_matrix.py` takes two minutes. The suites are run as the packages' own tests have them, so drivers
+are tested with the options and models that stand there. Exit code 1 where a test fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from generate_reference import ROOT, our_drivers
+
+from engine.plugin import POINTS
+from engine_sdk.conformance.matrix import Table, build, render
+from engine_sdk.conformance.report import Report, as_json, from_json, run_file
+
+PAGE = ROOT / "docs" / "reference" / "capabilities.md"
+HEAD = """# Drivers by capability
+
+What each driver of this repository does, as the [conformance suites](../plugins/prove.md) found it: written by
+`python docs/generate_matrix.py` from test results, and from nothing else. A test regenerates it and compares.
+
+- **yes**: every test of the capability passed.
+- **in part**: some passed; of the others the driver says itself that it does not do them, and the note says which.
+- **no**: the driver says so, on its card or where it refuses by name; or a test failed, which the note then says.
+- **untested**: nothing was run, for lack of hardware or of a suite. It may work.
+
+A driver that was tested with several options has a column for each. `engine plugins test POINT DRIVER` runs the same
+suites on your machine, against any installed driver.
+"""
+SUITE_FILE = re.compile(r"^class Test\w+\(.*Conformance\):", re.MULTILINE)
+LONG = "Thorough"
+"""In the names of classes that run for minutes: what they prove, shorter ones have proved in smaller ranges."""
+
+
+def suite_files() -> list[Path]:
+    """The packages' tests that hold suites."""
+    places = [ROOT / "core", *sorted((ROOT / "plugins").iterdir()), *sorted((ROOT / "contrib").iterdir())]
+    files = [path for place in places for path in sorted((place / "tests").rglob("test_*.py"))]
+    return [path for path in files if SUITE_FILE.search(path.read_text(encoding="utf-8"))]
+
+
+def drivers() -> dict[str, list[str]]:
+    """The drivers of this repository, by point."""
+    found = [(c.point, c.name) for c in sorted(our_drivers(), key=lambda c: c.distribution != "engine")]
+    return {point: [name for its_point, name in found if its_point == point] for point in POINTS}
+
+
+def tables(jobs: int = 1) -> dict[str, Table]:
+    """Run everything, each file in a process of its own."""
+    with ThreadPoolExecutor(jobs) as pool:
+        return build(list(pool.map(_run, suite_files())), drivers())
+
+
+def _run(path: Path) -> Report:
+    start = time.monotonic()
+    command = [sys.executable, __file__, "--file", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    report = from_json(done.stdout)
+    counts = ", ".join(f"{len(report.of(outcome))} {outcome}" for outcome in ("passed", "skipped", "failed"))
+    print(f"{path.relative_to(ROOT)}: {counts}, {time.monotonic() - start:.0f} s", flush=True)
+    return report
+
+
+def main() -> int:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1, help="files that are run side by side (default: 1)")
+    parser.add_argument("--file", type=Path, help="run this one alone, and print its report as JSON")
+    given = parser.parse_args()
+    if given.file is not None:
+        print(as_json(run_file(given.file, select=f"not {LONG}")))
+        return 0
+    found = tables(given.jobs)
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(render(found, HEAD), encoding="utf-8")
+    failures = [f"{point} {failure}" for point, table in found.items() for failure in table.failures()]
+    print("\n".join([str(PAGE), *failures]))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

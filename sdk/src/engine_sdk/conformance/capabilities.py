@@ -1,0 +1,230 @@
+"""What the tests of each suite prove, in words: the rows of the driver-by-capability matrix.
+
+A test that stands in no row of its point's is a row by itself, called as the test is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One row.
+
+    Args:
+        name: for people who choose a driver. "{}" stands for what the group of `given` found: a row for each.
+        tests: the tests that prove it, without "test_", separated by spaces.
+        given: a regular expression of their parameters, all of it; None: whatever they are, and none too.
+    """
+
+    name: str
+    tests: str
+    given: str | None = None
+
+    def row(self, test: str) -> str | None:
+        """The row's name where a test, e.g. "test_decode[float32]", belongs to it."""
+        function, _, parameters = test.removesuffix("]").partition("[")
+        if function.removeprefix("test_") not in self.tests.split():
+            return None
+        if self.given is None:
+            return self.name
+        found = re.fullmatch(self.given, parameters)
+        return None if found is None else self.name.format(*found.groups())
+
+    def names(self, row: str) -> bool:
+        """Whether this is the name of such a row."""
+        pattern = re.escape(self.name).replace(re.escape("{}"), ".+")
+        return re.fullmatch(pattern, row) is not None
+
+
+FORM = Capability(
+    "a light card, options and methods as the interface says",
+    "card_is_light card_is_sound card_answers_in_sentences body_has_the_interface operations_are_known "
+    "constraints_are_known",
+)
+"""The last row of every point."""
+
+
+def row_of(point: str, test: str) -> str | None:
+    """The row that a test belongs to; None for a figure, which proves nothing."""
+    if test.startswith("test_figure"):
+        return None
+    for capability in (*CAPABILITIES.get(point, ()), FORM):
+        if (row := capability.row(test)) is not None:
+            return row
+    return test.partition("[")[0].removeprefix("test_").replace("_", " ")
+
+
+_LAYERS = "decode prefill mixed_rows"
+_COLLECTIVES = "collective large_collective thorough_collective thorough_large_collective"
+_JSON = (
+    "what_fits_can_be_written nothing_else_can_be_written whatever_is_written_fits masks_and_matchers_agree "
+    "accept_stops_where_it_must without_ends rows_of_masks"
+)
+
+CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
+    {
+        "attention": (
+            Capability("decode, prefill and both in one batch, {}", _LAYERS, "(.*)"),
+            Capability("head size {}", "head_sizes", "(.*)"),
+            Capability("multi-head, grouped-query and multi-query", "grouped_heads"),
+            Capability("block sizes from 1 to 128", "block_sizes blocks_of_smaller_groups"),
+            Capability("long contexts, many rows", "long_rows many_rows"),
+            Capability("ragged batches of any form", "ragged_batches"),
+            Capability("sliding window", "sliding_window"),
+            Capability("logits soft cap", "soft_cap soft_cap_in_a_window"),
+            Capability("attention sinks", "sinks"),
+            Capability("ALiBi", "alibi"),
+            Capability("queries that are not contiguous (`kv_index`)", "kv_index"),
+            Capability("bfloat16 KV cache under float32 queries", "narrower_cache"),
+            Capability("large scores without overflow", "large_scores"),
+            Capability("log-sum-exp on demand", "without_lse"),
+            Capability("strided tensors, padded batches", "strided_tensors padding_rows padding_tokens"),
+            Capability("plans refilled in place", "refilled_plan refilled_plan_of_prefills"),
+            Capability("lengths known as bounds only (steps in flight)", "lengths_that_are_bounded_only"),
+            Capability("captured and replayed decode steps", "captured_step"),
+            Capability("encoder layers (every token sees all), {}", "encoder", "(.*)"),
+            Capability("encoder layers with soft cap, sinks and ALiBi", "encoder_with_everything"),
+        ),
+        "ops": (
+            Capability("embedding, also of a rank's part", "embedding embedding_part"),
+            Capability("gather rows", "gather_rows"),
+            Capability("add", "add"),
+            Capability("scale", "scale"),
+            Capability("soft cap", "soft_cap"),
+            Capability("RMS norm", "rms_norm rms_norm_of_large_numbers"),
+            Capability("add and RMS norm", "add_rms_norm"),
+            Capability("layer norm", "layer_norm"),
+            Capability("rotary embedding", "rope"),
+            Capability("SiLU and multiply", "silu_mul"),
+            Capability("GELU, exact and by tanh", "gelu"),
+            Capability("linear", "linear linear_of_a_view linear_keeps_rows_apart"),
+            Capability("linear, many widths by many rows", "thorough_linear"),
+            Capability("input preparation", "prepare_inputs place_tokens"),
+            Capability("check of logits for NaN", "check_logits"),
+            Capability("repetition, frequency and presence penalties", "penalties"),
+            Capability("token masks", "mask_tokens"),
+            Capability("grammar bitmasks", "apply_bitmask"),
+            Capability(
+                "greedy, temperature, top-k, top-p, min-p", "sample_is_as_defined ties tokens_have_the_distribution"
+            ),
+            Capability("the published random numbers (Philox)", "random_numbers_are_the_published_ones"),
+            Capability(
+                "rows sampled independently of their batch",
+                "a_row_does_not_depend_on_the_others masked_rows a_row_that_is_not_a_number",
+            ),
+            Capability("log probabilities", "logprobs"),
+            Capability("speculation: greedy verification", "verify"),
+            Capability("speculation: rejection sampling", "reject_is_as_defined tokens_have_the_targets_distribution"),
+            Capability("captured and replayed: {}", "captured", r"(.*)-\w+"),
+        ),
+        "communicator": (
+            Capability(
+                "collective: {}", _COLLECTIVES + " thorough_collective thorough_large_collective", r"(.*?)(?:-\d+)?"
+            ),
+            Capability(
+                "sums in {}, the same bits on every rank",
+                "sums_are_near sums_have_the_same_bits_on_every_rank",
+                r"(.*)-\d+",
+            ),
+            Capability("sums that are the same each time", "sums_are_the_same_each_time"),
+            Capability("many rounds, late ranks", "many_rounds thorough_rounds"),
+            Capability("empty tensors", "empty_tensors"),
+            Capability("ranks agree on what is accepted", "accepts_is_equal_on_all_ranks"),
+            Capability("a killed rank is an error for the others, soon", "a_killed_rank_is_an_error_for_all_others"),
+            Capability("nothing left after the end", "close"),
+        ),
+        "evictor": (
+            Capability(
+                "only cached pages that nobody holds", "nothing_at_first what_is_held_stays victims_are_forgotten"
+            ),
+            Capability("a sequence is given up from its end", "the_end_of_a_sequence_goes_first"),
+            Capability("order independent of how many are asked for", "one_by_one_or_all_at_once"),
+            Capability("reset", "reset_forgets"),
+            Capability("large pools over many turns", "many_turns_of_a_large_pool"),
+            Capability("any sequence of calls", "any_sequence_of_calls"),
+        ),
+        "drafter": (
+            Capability(
+                "drafts for batches of any size", "form something_is_drafted fewer_drafts_are_the_first_of_more"
+            ),
+            Capability(
+                "the same drafts alone, in a batch and on every rank",
+                "all_ranks_propose_the_same a_row_does_not_depend_on_the_others what_lies_past_the_tokens_is_not_read",
+            ),
+            Capability(
+                "draft probabilities, for rejection sampling",
+                "probabilities_are_a_distribution drafts_are_drawn_from_their_probabilities "
+                "what_is_accepted_has_the_targets_distribution",
+            ),
+        ),
+        "grammar": (
+            Capability("choice", _JSON, "choice-.*"),
+            Capability("regex", _JSON, "regex-.*"),
+            Capability("any JSON object (`json_object`)", _JSON, "json_object"),
+            Capability("JSON schema: {}", _JSON, "json-(.*)"),
+            Capability("compiled by several threads", "compiled_by_several_threads"),
+            Capability("vocabulary read when it is needed", "the_vocabulary_is_read_late"),
+            Capability("what the vocabulary cannot spell is refused", "what_the_vocabulary_cannot_spell"),
+        ),
+        "scheduling_policy": (
+            Capability("order of arrival among equals", "equals_go_in_order_of_arrival"),
+            Capability("priorities", "urgent_requests_go_first"),
+            Capability(
+                "preempted requests go back to their place",
+                "what_goes_back_is_next what_goes_back_goes_before_those_that_came_after",
+            ),
+            Capability("choice of whom to preempt", "victims"),
+            Capability("cost flat in the queue's length", "cost_does_not_grow_with_the_queue"),
+            Capability("any sequence of calls", "an_empty_queue any_sequence_of_calls"),
+        ),
+        "router": (
+            Capability("living ranks only", "one_of_the_living"),
+            Capability("idle ranks first, work spreads", "an_idle_rank_takes_what_is_new work_spreads"),
+            Capability("ranks that come back", "a_rank_that_died_comes_back"),
+            Capability("no chance involved", "the_same_calls_give_the_same_ranks"),
+        ),
+        "logits_processor": (
+            Capability("the parameters' definition", "as_the_parameters_say who_uses_it"),
+            Capability(
+                "only the request's own rows", "rows_that_are_not_named_stay a_row_does_not_depend_on_the_others"
+            ),
+            Capability("several rows of a request (drafts)", "a_slot_in_several_rows"),
+            Capability("slots that change hands", "a_slot_that_changes_hands"),
+            Capability("steps in flight", "what_lies_past_the_tokens_is_not_read applied_twice_alike"),
+            Capability("ids outside the vocabulary are refused", "ids_outside_the_vocabulary"),
+        ),
+        "executor": (
+            Capability("1 worker", "start steps masks_that_follow calls", "1"),
+            Capability("several workers (tensor parallel)", "start steps masks_that_follow calls", "[23]"),
+            Capability("honest futures", "futures"),
+            Capability("a worker that cannot start", "a_worker_that_cannot_start"),
+            Capability("a step that raises", "a_step_that_raises"),
+            Capability(
+                "workers that are killed, noticed at start, in a step and idle",
+                "a_worker_that_is_killed a_worker_that_dies_idle a_worker_that_dies_at_start",
+            ),
+            Capability("workers whose parent is killed end", "orphans_go"),
+            Capability("nothing left after the end", "after_shutdown"),
+        ),
+        "platform": (
+            Capability("facts of the device, without torch", "facts facts_without_torch device"),
+            Capability("memory pools", "pool pool_that_does_not_fit"),
+            Capability("memory of the largest step measured at start", "profile"),
+            Capability("copies to and from the device", "to_device to_host"),
+            Capability("buckets of captured steps", "buckets"),
+            Capability("captured and replayed steps are right", "capture what_is_not_captured what_cannot_be_captured"),
+        ),
+        "checkpoint": (
+            Capability("names claimed and resolved", "claims files what_is_not_there"),
+            Capability("every tensor once, each time alike", "tensors"),
+            Capability("bytes equal to the files'", "tensors_are_those_of_the_files"),
+            Capability("truncated and missing files named", "a_truncated_file a_missing_file"),
+        ),
+    }
+)
+"""By point, in the order of the page."""
