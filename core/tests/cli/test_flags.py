@@ -31,7 +31,7 @@ def test_every_setting_has_a_flag_with_dashes_or_underscores(setting):
     value = setting.choices[-1] if setting.choices else EXAMPLES.get(setting.name, EXAMPLES[setting.type])
     for arguments in ([setting.flag, value], [f"--{setting.name}={value}"]):
         merged = parse(*arguments)
-        assert merged.section("settings") == {setting.name: value}
+        assert merged.section("settings") == {setting.name: [value] if setting.repeatable else value}
         assert merged.origins == {Key("settings", setting.name): f"flag {setting.flag}"}
         EngineConfig.from_merged(merged)
 

@@ -19,7 +19,7 @@ import numpy as np
 from engine.bench.report import Report
 from engine.interfaces.context import CoreContext
 from engine.interfaces.evictor import Evictor
-from engine.plugin import Registry, load_body
+from engine.plugin import PluginList, Registry, load_body
 from engine.types.errors import ConfigError
 from engine.types.kv import KVLayout
 
@@ -213,9 +213,12 @@ def compare(
     return rates
 
 
-def measure_eviction(options: EvictionOptions) -> Report:
-    """Run it. Raises PluginError for a driver that cannot be had, ConfigError for a cache below one request."""
-    registry = Registry.discover()
+def measure_eviction(options: EvictionOptions, plugins: PluginList | None = None) -> Report:
+    """Run it, with the drivers that the list of plugins allows.
+
+    Raises PluginError for a driver that cannot be had, ConfigError for a cache below one request.
+    """
+    registry = Registry.discover(plugins=plugins)
     drivers = options.drivers or tuple(candidate.name for candidate in registry.candidates("evictor"))
     trace = make_trace(
         options.seed,

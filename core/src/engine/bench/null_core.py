@@ -52,7 +52,7 @@ class NullSizes:
 
 def null_core(config: EngineConfig, sizes: NullSizes) -> EngineCore:
     """A started core; its executor, evictor and policy are chosen as for any engine. Raises PluginError."""
-    registry = Registry.discover()
+    registry = Registry.discover(plugins=config.plugin_list)
     needs: dict[str, object] = {"executor": ExecutorNeed(), "evictor": None, "scheduling_policy": None}
     selections = [
         select(registry, point, need, config.asked(point), config.options_for(point)) for point, need in needs.items()
@@ -82,6 +82,7 @@ def null_core(config: EngineConfig, sizes: NullSizes) -> EngineCore:
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_kv_pages=sizes.num_kv_pages or 1 + sizes.max_num_seqs * pages_each(layout, sizes),
+        plugins=config.plugin_list.text,
     )
     start = CoreStart(
         worker=worker, worker_class=_NULL_WORKER, enable_prefix_caching=True, in_flight=config.in_flight or 2

@@ -78,7 +78,8 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
 
 def _constraints(config: EngineConfig) -> Constraints:
     """The grammar driver, over a vocabulary whose first 256 ids are the bytes."""
-    chosen = select(Registry.discover(), "grammar", None, config.asked("grammar"), config.options_for("grammar"))
+    registry = Registry.discover(plugins=config.plugin_list)
+    chosen = select(registry, "grammar", None, config.asked("grammar"), config.options_for("grammar"))
     vocabulary = [bytes([token]) if token < 256 else None for token in range(VOCABULARY)]
     context = GrammarContext(vocab_size=VOCABULARY, vocabulary=lambda: vocabulary, options=chosen.options)
     return Constraints(chosen.load_body()(context), VOCABULARY)

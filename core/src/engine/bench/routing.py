@@ -146,7 +146,7 @@ def build_router(registry: Registry, name: str, ranks: int, pages: int) -> Route
 
 def measure_routing(config: EngineConfig, options: RoutingOptions) -> Report:
     """Run it. Raises PluginError for a driver that cannot be had, ConfigError for numbers that make no sense."""
-    registry = Registry.discover()
+    registry = Registry.discover(plugins=config.plugin_list)
     names = options.routers or tuple(candidate.name for candidate in registry.candidates("router"))
     evictor = select(registry, "evictor", None, config.asked("evictor"), config.options_for("evictor")).candidate.name
     trace = make_trace(

@@ -56,7 +56,7 @@ def measure_all(config: EngineConfig, steps: int, input_len: int) -> Report:
 
 
 def _measure_parts(report: Report, config: EngineConfig) -> None:
-    registry = Registry.discover()
+    registry = Registry.discover(plugins=config.plugin_list)
     evictor = select(registry, "evictor", None, config.asked("evictor"), config.options_for("evictor")).candidate.name
     page = time_evictor(registry, evictor, config.seed)
     prompt = time_hashing(config.block_size, config.seed)

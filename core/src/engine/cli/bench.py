@@ -318,7 +318,7 @@ def _eviction(arguments: argparse.Namespace, merged: Merged) -> Report:
         blocks_of_system=arguments.system_blocks,
         seed=_config(merged).seed,
     )
-    return measure_eviction(options)
+    return measure_eviction(options, merged.plugin_list)
 
 
 # -- routing -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from engine.cli.flags import add_plugin_flags, merged_settings
 from engine.plugin.command import Command
 from engine.plugin.discovery import Candidate, Registry, duplicate
 from engine.plugin.points import HOOK_PROCESSES, POINTS
@@ -39,6 +40,13 @@ class Ailment(NamedTuple):
     remedy: str
 
 
+class Denied(NamedTuple):
+    """A plugin that was not looked at, because the list of plugins denies it."""
+
+    where: str
+    reason: str
+
+
 class Doctor(Command):
     """Look at everything that is installed."""
 
@@ -49,20 +57,25 @@ class Doctor(Command):
             "--timeout", type=_seconds, default=10.0, metavar="SECONDS", help="for each card (default: 10)"
         )
         parser.add_argument("--json", action="store_true", default=False, help="print JSON")
+        add_plugin_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        registry = Registry.discover()
+        registry = Registry.discover(plugins=merged_settings(arguments).plugin_list)
         candidates = [candidate for group in _groups() for candidate in registry.candidates(group)]
         ailments = [*_of_metadata(registry), *_of_cards(candidates, arguments.timeout)]
         if arguments.json:
-            print(json.dumps({"looked_at": len(candidates), "ailments": [a._asdict() for a in ailments]}, indent=2))
+            denied = [c._asdict() for c in _denied(registry)]
+            told = {"looked_at": len(candidates), "ailments": [a._asdict() for a in ailments], "denied": denied}
+            print(json.dumps(told, indent=2))
         else:
-            print(render(candidates, ailments))
+            print(render(candidates, ailments, _denied(registry), registry.plugins.shown))
         return 1 if ailments else 0
 
 
-def render(candidates: Sequence[Candidate], ailments: Sequence[Ailment]) -> str:
-    """What was looked at, and each ailment with its remedy."""
+def render(
+    candidates: Sequence[Candidate], ailments: Sequence[Ailment], denied: Sequence[Denied] = (), shown: str = ""
+) -> str:
+    """What was looked at, each ailment with its remedy, and what was not looked at."""
     distributions = len({candidate.distribution for candidate in candidates})
     lines = [
         f"{len(candidates)} plugins of {distributions} distributions: "
@@ -71,6 +84,9 @@ def render(candidates: Sequence[Candidate], ailments: Sequence[Ailment]) -> str:
     for ailment in ailments:
         head = f"{ailment.kind}: {ailment.where}"
         lines += ["", head, *_wrapped("found", ailment.found), *_wrapped("to do", ailment.remedy)]
+    if denied:
+        lines += ["", f"denied, and not looked at ({shown}):"]
+        lines += [f"  {where}: {reason}" for where, reason in denied]
     return "\n".join(lines)
 
 
@@ -92,6 +108,11 @@ def _seconds(text: str) -> float:
 
 def _name(candidate: Candidate) -> str:
     return f"'{candidate.name}' of {candidate.point} ({candidate.provenance})"
+
+
+def _denied(registry: Registry) -> list[Denied]:
+    ordered = sorted(registry.denied, key=lambda c: (_groups().index(c.point), c.name, c.distribution))
+    return [Denied(_name(candidate), registry.denied[candidate]) for candidate in ordered]
 
 
 def _of_metadata(registry: Registry) -> list[Ailment]:

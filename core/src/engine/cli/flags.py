@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.config.declaration import SERVER_SETTINGS, SETTINGS
+from engine.config.declaration import SERVER_SETTINGS, SETTINGS, SETTINGS_BY_NAME
 from engine.config.sources import Merged, gather
 from engine.plugin.points import POINTS, Point
 from engine.types.errors import ConfigError
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from engine.config.declaration import Setting
 
 _OPTION = "--option"
+_JOINED = ("--plugins", "--config")
 _PREFIX = "engine."
 _METAVARS = {"text": "TEXT", "integer": "N", "number": "X", "bytes": "SIZE", "boolean": None}
 
 
 def canonical(arguments: Sequence[str]) -> list[str]:
     """Bring flags into one spelling: `--max_num_seqs` is `--max-num-seqs`, and `--point.option value` (or with an
-    equals sign) becomes the one flag `--option=point.option=value`. What follows `--` is left alone.
+    equals sign) becomes the one flag `--option=point.option=value`. The values of `--plugins`, which may begin with a
+    minus, and of `--config` are joined to their flags. What follows `--` is left alone.
 
     Raises:
-        ConfigError: `--point.option` has no value.
+        ConfigError: `--point.option` or `--plugins` has no value.
     """
     result: list[str] = []
     rest = iter(arguments)
@@ -35,6 +37,12 @@ def canonical(arguments: Sequence[str]) -> list[str]:
             result.append(argument)
             continue
         flag, equals, value = argument.partition("=")
+        if flag in _JOINED and not equals:
+            following = next(rest, None)
+            if following is None:
+                raise ConfigError(f"set {flag}", "no value follows it", f"write {flag} VALUE")
+            result.append(f"{flag}={following}")
+            continue
         if "." not in flag:
             result.append(flag.replace("_", "-") + equals + value)
             continue
@@ -59,6 +67,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     for point in POINTS.values():
         drivers.add_argument(point.option_flag, metavar=_metavar(point), dest=_PREFIX + point.keyword, help=point.help)
     drivers.add_argument(_OPTION, action="append", dest=_PREFIX + "options", help=argparse.SUPPRESS)
+
+
+def add_plugin_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what says which plugins may be used, for commands that start no engine."""
+    parser.add_argument("--config", metavar="FILE", dest=_PREFIX + "config", help="a YAML file with settings")
+    _add_setting(parser, SETTINGS_BY_NAME["plugins"])
 
 
 def add_server_flags(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
     from engine.plugin.command import Command
-    from engine.plugin.discovery import Candidate, Registry
+    from engine.plugin.plugin_list import PluginList
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("engine.cli.generate:Generate", "generate text from a prompt, streamed to the terminal"),
@@ -78,12 +78,13 @@ def _run_command(name: str, arguments: list[str]) -> int:
 
     from engine.cli.flags import canonical
 
-    command = _find(name)
+    arguments = canonical(arguments)
+    command = _find(name, arguments)
     parser = argparse.ArgumentParser(
         prog=f"engine {name}", description=command.help, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
     command.add_arguments(parser)
-    namespace, unknown = parser.parse_known_args(canonical(arguments))
+    namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         flags = _flags(parser)
         flag = unknown[0].partition("=")[0]
@@ -102,7 +103,22 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
     return flags
 
 
-def _find(name: str) -> Command:
+def _plugin_list(arguments: Sequence[str]) -> PluginList:
+    """The list of plugins by flag, file and environment, as far as it can be known before the command is."""
+    from engine.config.sources import gather
+
+    given: dict[str, list[str]] = {"plugins": [], "config": []}
+    for argument in arguments:
+        flag, equals, value = argument.removeprefix("--").partition("=")
+        if argument == "--":
+            break
+        if argument.startswith("--") and flag in given and equals:
+            given[flag].append(value)
+    flags = {"plugins": given["plugins"]} if given["plugins"] else {}
+    return gather(flags, given["config"][-1] if given["config"] else None).plugin_list
+
+
+def _find(name: str, arguments: Sequence[str] = ()) -> Command:
     if name in COMMANDS:
         module, _, attribute = COMMANDS[name][0].partition(":")
         command: type[Command] = getattr(importlib.import_module(module), attribute)
@@ -111,9 +127,10 @@ def _find(name: str) -> Command:
     from engine.plugin.discovery import Registry
     from engine.plugin.loading import load_entry_point
 
-    registry = Registry.discover()
+    registry = Registry.discover(plugins=_plugin_list(arguments))
     names = [*COMMANDS, *(candidate.name for candidate in registry.candidates("commands"))]
-    if name not in names and not any(c.name == name for c in registry.outdated("commands")):
+    known = name in names or any(c.name == name for c in registry.outdated("commands"))
+    if not known and not registry.denies("commands", name):
         first, _, action = name.partition(" ")
         offers = ACTIONS.get(first, {}).get(action)
         hint = f"pip install {offers}" if offers else did_you_mean(name, names)
@@ -135,21 +152,23 @@ def _find(name: str) -> Command:
 
 
 def _help() -> str:
-    from engine.plugin.discovery import Registry
-
     lines = ["usage: engine COMMAND ...", "", "An LLM inference and serving engine whose every part is a plugin.", ""]
     lines += ["commands:", *(f"  {name:<16} {help_line}" for name, (_, help_line) in COMMANDS.items())]
-    lines += [f"  {candidate.name:<16} {_origin(candidate)}" for candidate in _added(Registry.discover())]
+    lines += _added_lines()
     lines += ["", "`engine COMMAND --help` shows a command's flags; `engine --version` the version."]
     return "\n".join(lines)
 
 
-def _added(registry: Registry) -> list[Candidate]:
-    return [candidate for candidate in registry.candidates("commands") if candidate.name not in COMMANDS]
+def _added_lines() -> list[str]:
+    """The commands of plugins. Where the list of plugins is wrong, help is wanted all the more."""
+    from engine.plugin.discovery import Registry
 
-
-def _origin(candidate: Candidate) -> str:
-    return f"(from {candidate.provenance})"
+    try:
+        registry = Registry.discover(plugins=_plugin_list(()))
+    except ConfigError as error:
+        return [f"  (those of plugins cannot be listed: {error})"]
+    added = (candidate for candidate in registry.candidates("commands") if candidate.name not in COMMANDS)
+    return [f"  {candidate.name:<16} (from {candidate.provenance})" for candidate in added]
 
 
 def _message(error: EngineError) -> str:

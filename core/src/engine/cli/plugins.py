@@ -12,6 +12,7 @@ from engine.cli.flags import add_engine_flags, merged_settings
 from engine.config.sources import Merged
 from engine.plugin.command import Command
 from engine.plugin.discovery import Registry
+from engine.plugin.plugin_list import only
 from engine.plugin.points import HOOK_PROCESSES, POINTS
 
 
@@ -24,7 +25,7 @@ class Row(NamedTuple):
         distribution: who offers it; "" where it is asked for and nobody does.
         version: of that distribution.
         choice: "auto" where the cards decide; "asked" with the place where the driver was named; "" where another is;
-            "off" where a point is used only if asked for, and nobody asked.
+            "off" where a point is used only if asked for, and nobody asked; "denied" by the list of plugins.
         note: what is wrong with it, "" where nothing is.
     """
 
@@ -47,12 +48,14 @@ class Plugins(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         merged = merged_settings(arguments)
-        registry = Registry.discover()
+        registry = Registry.discover(plugins=merged.plugin_list)
         rows = table(registry, merged)
         if getattr(arguments, "json", False):
             print(json.dumps(_as_json(registry, merged, rows), indent=2))
             return 0
         print(render(rows))
+        if registry.denied:
+            print(f"\ndenied by {registry.plugins.shown}")
         for problem in registry.problems:
             print(f"\n! {problem.distribution}: {problem.found}\n  to do: {problem.remedy}")
         for warning in merged.warnings:
@@ -79,13 +82,22 @@ def table(registry: Registry, merged: Merged) -> list[Row]:
             mark = f"asked ({origin})" if candidate.name in asked else ""
             note = f"speaks v{candidate.major}, this core serves {served}"
             rows.append(Row(point, candidate.name, candidate.distribution, candidate.version, mark, note))
-        known = {*names, *(candidate.name for candidate in outdated)}
+        denied = only(registry.denied, point)
+        for candidate in denied:
+            mark = f"denied, asked ({origin})" if candidate.name in asked else "denied"
+            note = registry.denied[candidate]
+            rows.append(Row(point, candidate.name, candidate.distribution, candidate.version, mark, note))
+        known = {*names, *(candidate.name for candidate in (*outdated, *denied))}
         rows += [Row(point, name, "", "", f"asked ({origin})", "not installed") for name in asked if name not in known]
     for group in (*(f"hooks.{process}" for process in HOOK_PROCESSES), "commands"):
         rows += [Row(group, c.name, c.distribution, c.version, "") for c in registry.candidates(group)]
         rows += [
             Row(group, c.name, c.distribution, c.version, "", f"speaks v{c.major}, which this core does not serve")
             for c in registry.outdated(group)
+        ]
+        rows += [
+            Row(group, c.name, c.distribution, c.version, "denied", registry.denied[c])
+            for c in only(registry.denied, group)
         ]
     return rows
 
@@ -96,7 +108,8 @@ def render(rows: Sequence[Row]) -> str:
     lines: list[tuple[str, ...]] = [head]
     previous = ""
     for row in rows:
-        choice = "; ".join(part for part in (row.choice, f"! {row.note}" if row.note else "") if part)
+        note = row.note if row.choice.startswith("denied") else row.note and f"! {row.note}"
+        choice = "; ".join(part for part in (row.choice, note) if part)
         lines.append((row.point if row.point != previous else "", row.driver, row.distribution, row.version, choice))
         previous = row.point
     return columns(lines)
@@ -130,5 +143,6 @@ def _as_json(registry: Registry, merged: Merged, rows: Sequence[Row]) -> dict[st
         "drivers": [row._asdict() for row in rows],
         "configured": configured,
         "options": merged.options(),
+        "plugins": {"list": registry.plugins.text, "origin": registry.plugins.origin},
         "problems": [vars(problem) for problem in registry.problems],
     }

@@ -41,8 +41,8 @@ class Why(Command):
         from engine.config.settings import EngineConfig
         from engine.frontend.launch import launch
 
-        registry = Registry.discover()
-        config = EngineConfig.from_merged(merged_settings(arguments))
+        merged = merged_settings(arguments)
+        registry, config = Registry.discover(plugins=merged.plugin_list), EngineConfig.from_merged(merged)
         error: EngineError | None = None
         selections = []
         try:

@@ -92,6 +92,14 @@ SETTINGS: tuple[Setting, ...] = (
         "seconds without a sign of life after which a core in a process of its own is taken for hung and ended",
     ),
     Setting("seed", "integer", 0, "seed of the requests that bring none of their own"),
+    Setting(
+        "plugins",
+        "text",
+        None,
+        "the plugins that may be used, by distribution or POINT:DRIVER, with commas; -NAME denies one (default: all "
+        "that are installed)",
+        repeatable=True,
+    ),
 )
 """Every setting of the engine, in the order in which they are listed."""
 

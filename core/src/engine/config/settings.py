@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from engine.config.faults import config_error
-from engine.config.names import fold
+from engine.config.names import Key, fold
 from engine.config.sizes import parse_bytes
 from engine.config.sources import Merged
+from engine.plugin.plugin_list import PluginList
 from engine.plugin.points import HOOKS
 from engine.types.errors import ConfigError
 
@@ -58,8 +59,11 @@ class EngineConfig(BaseModel):
     in_flight: Positive | None = None
     step_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 600.0
     seed: int = 0
+    plugins: str | None = None
     points: dict[str, str] = Field(default_factory=dict)
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    _plugins_origin: str = PrivateAttr(default="")
 
     def __init__(self, /, **keywords: Any) -> None:
         values = fold(keywords)
@@ -78,7 +82,13 @@ class EngineConfig(BaseModel):
         """Validate what `engine.config.sources.gather` merged; errors name the place where a value was set."""
         config = cls.__new__(cls)
         cls._validate(merged, lambda **values: BaseModel.__init__(config, **values))
+        config._plugins_origin = merged.origins.get(Key("settings", "plugins"), "")
         return config
+
+    @property
+    def plugin_list(self) -> PluginList:
+        """Which of the installed plugins may be used."""
+        return PluginList(self.plugins or "", self._plugins_origin)
 
     def asked(self, point: str) -> str | None:
         """The driver (or list, or kinds) that the user named for a point; None where it is left to the cards."""
@@ -99,6 +109,13 @@ class EngineConfig(BaseModel):
     @classmethod
     def _path_as_text(cls, value: Any) -> Any:
         return str(value) if hasattr(value, "__fspath__") else value
+
+    @field_validator("plugins", mode="before")
+    @classmethod
+    def _entries_as_text(cls, value: Any) -> Any:
+        """The list as one text; a repeated flag and a file may have several."""
+        several = isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value)
+        return ",".join(value) if several else value
 
     @field_validator("points")
     @classmethod

@@ -15,6 +15,7 @@ from typing import Any
 from engine.config.file import read_config_file
 from engine.config.names import Key, Path, fold, fold_paths, known_names, resolve
 from engine.plugin.near import did_you_mean
+from engine.plugin.plugin_list import PluginList
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
 
@@ -54,6 +55,14 @@ class Merged:
         """The configured choice for a point and where it was made; ("auto", "") where nobody made one."""
         key = Key("points", point)
         return str(self.values.get(key, "auto")), self.origins.get(key, "")
+
+    @property
+    def plugin_list(self) -> PluginList:
+        """Which of the installed plugins may be used."""
+        key = Key("settings", "plugins")
+        value = self.values.get(key) or ""
+        text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        return PluginList(text, self.origins.get(key, ""))
 
     def _lay(self, values: Mapping[Key, Any], origins: Mapping[Key, str]) -> None:
         self.values.update(values)

@@ -57,6 +57,8 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
             f"{start.max_num_seqs:,} at most{each}",
         ),
     ]
+    if launch.registry.plugins.text:
+        facts.append(("plugins", f"{launch.registry.plugins.text} ({len(launch.registry.denied)} denied)"))
     if ranks > 1:
         workers = f", divided over {start.size} processes each" if start.size > 1 else ""
         facts.insert(2, ("ranks", f"{ranks} engine cores, each with the whole model{workers}"))

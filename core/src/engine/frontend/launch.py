@@ -45,6 +45,7 @@ from engine.plugin import (
     select_set,
 )
 from engine.plugin.hook_options import check_hook_options
+from engine.plugin.manifest import hook_choices
 from engine.types.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from engine.types.kv import KVLayout, kv_heads_on_rank
 from engine.types.model import CheckpointFiles, ModelDescription
@@ -141,13 +142,13 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
 
     Args:
         config: validated settings.
-        registry: what is installed; None looks.
+        registry: what is installed; None looks. The settings' list of plugins is applied to it.
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError, ConfigError, PluginError: each says what was
             asked, what was found and what to do.
     """
-    registry = Registry.discover() if registry is None else registry
+    registry = (Registry.discover() if registry is None else registry).following(config.plugin_list)
     checkpoint, files = _checkpoint(config, registry)
     platform = _one(config, registry, "platform", PlatformNeed(dtype=config.dtype))
     facts = cast("type[PlatformCard]", platform.card).describe()
@@ -224,6 +225,8 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         kv_cache_dtype=kv_dtype,
         memory_utilization=config.memory_utilization,
         hook_options=check_hook_options(registry, config.hook_options),
+        hook_plugins=hook_choices(registry, ("core", "worker")),
+        plugins=config.plugin_list.text,
     )
     start = CoreStart(
         worker=worker,

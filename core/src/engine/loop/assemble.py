@@ -11,8 +11,8 @@ from engine.interfaces.drafter import DrafterOptions
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.loop.vocabulary import Vocabulary
-from engine.plugin import HookRelay, Manifest, Registry, load_body
-from engine.plugin.manifest import restore_choice
+from engine.plugin import HookRelay, Manifest, PluginList, Registry, load_body
+from engine.plugin.manifest import check_hooks, restore_choice
 from engine.scheduling.constraints import Constraints
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Speculation
@@ -39,7 +39,9 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
     if registry is None:
         registry = Registry.discover()
     worker = start.worker
+    registry = registry.following(PluginList(worker.plugins, "by the launcher"))
     Manifest(worker.choices).check(registry)
+    check_hooks(registry, "core", worker.hook_plugins)
     context = CoreContext(
         layout=worker.layout,
         max_num_seqs=worker.max_num_seqs,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.plugin.hookspecs import hookimpl
     from engine.plugin.loading import load_body
     from engine.plugin.manifest import Manifest, ManifestEntry
+    from engine.plugin.plugin_list import PluginList
     from engine.plugin.selection import (
         Selection,
         Verdict,
@@ -39,6 +40,7 @@ __all__ = [
     "HookRelay",
     "Manifest",
     "ManifestEntry",
+    "PluginList",
     "Point",
     "Registry",
     "Selection",
@@ -64,6 +66,7 @@ _HOMES = {
     "load_body": "loading",
     "Manifest": "manifest",
     "ManifestEntry": "manifest",
+    "PluginList": "plugin_list",
     "Selection": "selection",
     "Verdict": "selection",
     "select": "selection",

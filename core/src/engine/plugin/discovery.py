@@ -8,14 +8,16 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.plugin.card import Card
 from engine.plugin.known import distribution_of, known_names
 from engine.plugin.near import did_you_mean, near_matches
+from engine.plugin.plugin_list import PluginList, only
 from engine.plugin.points import COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
 from engine.types.errors import (
     ContractError,
+    DriverDeniedError,
     DriverNotFoundError,
     DuplicateDriverError,
     IncompatibleDriverError,
@@ -86,26 +88,40 @@ class Registry:
         problems: metadata that could not be read, and groups of points that this core does not know.
         quarantine: candidates that turned out to be broken while looking for a driver nobody named, with their error.
         points: the points that are served.
+        plugins: the list that says which of them may be used.
+        denied: those that it denies, with the reason: they are no candidates, and are never imported.
     """
 
     found: Sequence[Candidate] = ()
     problems: tuple[Problem, ...] = ()
     points: Mapping[str, Point] = field(default_factory=lambda: POINTS)
     quarantine: dict[Candidate, PluginError] = field(default_factory=dict)
+    plugins: PluginList = field(default_factory=PluginList)
+    denied: Mapping[Candidate, str] = field(init=False)
     _cards: dict[Candidate, type[Card]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.found = tuple(dict.fromkeys(self.found))
+        self.denied = self.plugins.denials(self.found, [_name_of(problem) for problem in self.problems])
+        self.problems = tuple(p for p in self.problems if not self.plugins.denies_distribution(_name_of(p)))
 
     @classmethod
-    def discover(cls, extra: Iterable[Candidate] = ()) -> Registry:
+    def discover(cls, extra: Iterable[Candidate] = (), plugins: PluginList | None = None) -> Registry:
         """Read what is installed, in one pass over `importlib.metadata.distributions()`; import nothing.
 
         Args:
             extra: further candidates, beside those that are installed (for tests).
+            plugins: which of them may be used; None: all.
+
+        Raises:
+            ConfigError: the list names what is not installed, or contradicts itself.
         """
         found, problems = _scan()
-        return cls(found=(*found, *extra), problems=tuple(problems))
+        return cls(found=(*found, *extra), problems=tuple(problems), plugins=plugins or PluginList())
+
+    def following(self, plugins: PluginList) -> Registry:
+        """The same under this list; itself where it has that already. Raises ConfigError as `discover`."""
+        return self if plugins.text == self.plugins.text else replace(self, plugins=plugins)
 
     # -- what there is -----------------------------------------------------------------------------------------------
     def candidates(self, point: str) -> tuple[Candidate, ...]:
@@ -116,7 +132,7 @@ class Registry:
         majors = self._majors(point)
         best: dict[tuple[str, str, str], Candidate] = {}
         for candidate in sorted(self.found, key=lambda c: c.major):
-            if candidate.point == point and candidate.major in majors:
+            if candidate.point == point and candidate.major in majors and candidate not in self.denied:
                 same = candidate.value if self._is_twice(candidate) else ""
                 best[candidate.name, candidate.distribution, same] = candidate
         return tuple(sorted(best.values(), key=lambda c: (c.name, c.distribution, c.value)))
@@ -125,6 +141,7 @@ class Registry:
         """The candidates of a point that speak only majors outside the served range."""
         served = {(c.name, c.distribution) for c in self.candidates(point)}
         outside = (c for c in self.found if c.point == point and c.major not in self._majors(point))
+        outside = (c for c in outside if c not in self.denied)
         return tuple(sorted((c for c in outside if (c.name, c.distribution) not in served), key=lambda c: c.name))
 
     def find(self, point: str, name: str) -> Candidate:
@@ -132,6 +149,7 @@ class Registry:
 
         Raises:
             DriverNotFoundError: nothing of this name is installed.
+            DriverDeniedError: the list of plugins denies it.
             DuplicateDriverError: two distributions offer it.
             IncompatibleDriverError: it is installed, but for majors outside the served range.
         """
@@ -143,6 +161,9 @@ class Registry:
         for candidate in self.outdated(point):
             if candidate.name == name:
                 raise self.incompatible(candidate)
+        for candidate in only(self.denied, point):
+            if candidate.name == name:
+                raise self.denial(candidate)
         raise self._not_found(point, name)
 
     # -- cards -------------------------------------------------------------------------------------------------------
@@ -226,6 +247,30 @@ class Registry:
             driver=name,
         )
 
+    def denial(self, candidate: Candidate) -> DriverDeniedError:
+        """The error for a candidate that somebody asks for and the list of plugins denies."""
+        named = self.denied[candidate].startswith("'")
+        remedy = "take that entry out of the list" if named else f"add {candidate.distribution} to the list"
+        return DriverDeniedError(
+            f"use {'plugin' if candidate.point not in self.points else 'driver'} '{candidate.name}' for "
+            f"{candidate.point}",
+            f"{candidate.provenance} offers it, but {self.why_denied(candidate)}",
+            f"{remedy}, or name another",
+            point=candidate.point,
+            driver=candidate.name,
+            distribution=candidate.provenance,
+        )
+
+    def why_denied(self, candidate: Candidate) -> str:
+        """The reason, with the list and where it was set."""
+        return f"{self.denied[candidate]}: {self.plugins.shown}"
+
+    def denies(self, point: str, name: str) -> bool:
+        """Whether the list of plugins denies a driver of this name, and no other of that name is left."""
+        return any(c.name == name for c in only(self.denied, point)) and all(
+            c.name != name for c in self.candidates(point)
+        )
+
     def incompatible(self, candidate: Candidate) -> IncompatibleDriverError:
         """The error for a candidate of a major outside the served range."""
         majors = self._majors(candidate.point)
@@ -246,6 +291,7 @@ def duplicate(point: str, matches: Iterable[Candidate]) -> DuplicateDriverError:
     matches = list(matches)
     distributions = list(dict.fromkeys(c.distribution for c in matches))
     remedy = "uninstall one of them: " + " or ".join(f"pip uninstall {name}" for name in distributions)
+    remedy += f"; or deny one: --plugins -{distributions[-1]}"
     if len(distributions) == 1:
         remedy = f"its author has to register the name once; until then: pip uninstall {distributions[0]}"
     return DuplicateDriverError(
@@ -256,6 +302,10 @@ def duplicate(point: str, matches: Iterable[Candidate]) -> DuplicateDriverError:
         driver=matches[0].name,
         distribution=", ".join(c.provenance for c in matches),
     )
+
+
+def _name_of(problem: Problem) -> str:
+    return problem.distribution.partition(" ")[0]
 
 
 def _scan() -> tuple[list[Candidate], list[Problem]]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from engine.plugin.card import Card
 from engine.plugin.discovery import Candidate, Registry
+from engine.plugin.plugin_list import only
 from engine.plugin.verdicts import Selection, Verdict, judge, or_quarantine
 from engine.types.errors import PluginError
 
@@ -17,7 +18,7 @@ class Outcome(NamedTuple):
     Attributes:
         candidate: who.
         priority: of its card; None where that cannot be imported.
-        verdict: "chosen", "fits", "unfit", "unused", "broken" or "outdated".
+        verdict: "chosen", "fits", "unfit", "unused", "broken", "outdated" or "denied".
         kinds: the kinds of layer or operations of which this is said; empty where it is said of all.
         reasons: why it is not at work; for a chosen one, why it is.
     """
@@ -29,7 +30,7 @@ class Outcome(NamedTuple):
     reasons: tuple[str, ...]
 
 
-_ORDER = ("chosen", "fits", "unfit", "unused", "broken", "outdated")
+_ORDER = ("chosen", "fits", "unfit", "unused", "broken", "outdated", "denied")
 
 
 def explain(registry: Registry, point: str, selections: Sequence[Selection]) -> list[Outcome]:
@@ -64,6 +65,7 @@ def explain(registry: Registry, point: str, selections: Sequence[Selection]) -> 
         served = ", ".join(f"v{major}" for major in registry.points[point].majors)
         reason = f"it speaks v{candidate.major}, this core serves {served}"
         outcomes.append(Outcome(candidate, None, "outdated", (), (reason,)))
+    outcomes += [Outcome(c, None, "denied", (), (registry.why_denied(c),)) for c in only(registry.denied, point)]
     return sorted(outcomes, key=lambda o: (_ORDER.index(o.verdict), -(o.priority or 0), o.candidate.name))
 
 

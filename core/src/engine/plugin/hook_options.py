@@ -31,13 +31,17 @@ def check_hook_options(registry: Registry, given: HookOptions) -> dict[str, dict
         The same, as plain data for every process.
 
     Raises:
-        DriverNotFoundError: no hook plugin has this name. DuplicateDriverError: two distributions register it.
+        DriverNotFoundError: no hook plugin has this name. DriverDeniedError: the list of plugins denies it.
+        DuplicateDriverError: two distributions register it.
         DriverImportError: it cannot be imported.
         OptionsError: it has no such option, or the value is bad.
     """
     for name, options in given.items():
         plugins = [c for process in HOOK_PROCESSES for c in named(registry, process, name)]
         if not plugins:
+            for candidate in registry.denied:
+                if candidate.point.startswith(f"{HOOKS}.") and plain(candidate.name) == plain(name):
+                    raise registry.denial(candidate)
             raise _not_found(registry, name, options)
         _check(name, plugins, options)
     return {plain(name): dict(options) for name, options in given.items()}

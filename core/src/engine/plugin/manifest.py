@@ -8,6 +8,7 @@ import msgspec
 
 from engine.plugin.discovery import Registry
 from engine.plugin.options import validate_options
+from engine.plugin.points import HOOKS
 from engine.plugin.verdicts import Selection
 from engine.types.errors import ManifestError, PluginError
 from engine.types.start import Choice
@@ -54,11 +55,7 @@ class Manifest(msgspec.Struct, frozen=True):
             if difference and difference not in differences:
                 differences.append(difference)
         if differences:
-            raise ManifestError(
-                "start with the drivers that the launcher chose",
-                "this process finds others: " + "; ".join(differences),
-                "install the same distributions, in the same versions, wherever a part of the engine runs",
-            )
+            raise _mismatch("start with the drivers that the launcher chose", differences)
 
     def restore(self, registry: Registry) -> tuple[Selection, ...]:
         """Check, then import the chosen cards and validate their options again: the selections, in this process.
@@ -71,12 +68,53 @@ class Manifest(msgspec.Struct, frozen=True):
         return tuple(restore_choice(registry, choice) for choice in self.choices)
 
 
+def hook_choices(registry: Registry, processes: Iterable[str]) -> tuple[Choice, ...]:
+    """The hook plugins of these processes, as the manifest writes drivers; nothing is imported.
+
+    Raises DuplicateDriverError where two distributions register one name.
+    """
+    found = [c for process in processes for c in registry.candidates(f"{HOOKS}.{process}")]
+    named = [registry.find(candidate.point, candidate.name) for candidate in found]
+    return tuple(
+        Choice(point=c.point, driver=c.name, distribution=c.distribution, version=c.version, value=c.value)
+        for c in named
+    )
+
+
+def check_hooks(registry: Registry, process: str, choices: Iterable[Choice] | None) -> None:
+    """Compare the hook plugins of this process with those that the launcher found; None says nothing of them.
+
+    Raises ManifestError for one that is missing here, is another, or was not there.
+    """
+    if choices is None:
+        return
+    point = f"{HOOKS}.{process}"
+    mine = [choice for choice in choices if choice.point == point]
+    names = {choice.driver for choice in mine}
+    differences = [difference for choice in mine if (difference := _difference(choice, registry))]
+    differences += [
+        f"{point} '{c.name}' of {c.provenance} is not installed where the launcher runs"
+        for c in registry.candidates(point)
+        if c.name not in names
+    ]
+    if differences:
+        raise _mismatch("start with the hook plugins that the launcher found", differences)
+
+
 def restore_choice(registry: Registry, choice: Choice) -> Selection:
     """The selection that a choice was made from, as this process sees it; its card is imported, its body is not."""
     candidate = registry.find(choice.point, choice.driver)
     card = registry.card(candidate)
     options = validate_options(choice.point, [(candidate, card)], choice.options)[candidate]
     return Selection(choice.point, choice.kind, candidate, card, options, asked=True)
+
+
+def _mismatch(asked: str, differences: Iterable[str]) -> ManifestError:
+    return ManifestError(
+        asked,
+        "this process finds others: " + "; ".join(differences),
+        "install the same distributions, in the same versions, wherever a part of the engine runs",
+    )
 
 
 def _difference(choice: Choice, registry: Registry) -> str:

@@ -110,7 +110,8 @@ def select_architecture(
     names = [candidate.name for candidate in registry.candidates(point)]
     verdicts: list[Verdict] = []
     for architecture in architectures:
-        if architecture not in names and not any(c.name == architecture for c in registry.outdated(point)):
+        known = architecture in names or any(c.name == architecture for c in registry.outdated(point))
+        if not known and not registry.denies(point, architecture):
             continue
         candidate = registry.find(point, architecture)
         card = registry.card(candidate)
@@ -217,9 +218,10 @@ def select_default_model(
         cards = [(candidate, registry.card(candidate))]
     offers = [(c, card, name) for c, card in cards if (name := getattr(card, "default_model", None)) is not None]
     if not offers:
+        others = "".join(f"; {verdict}" for verdict in verdicts)
         raise ConfigError(
             "start without naming a model",
-            "no installed checkpoint driver brings a model of its own",
+            f"no installed checkpoint driver brings a model of its own{others}",
             "name one: --model PATH",
         )
     if len(offers) > 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.plugin.discovery import Candidate, Registry, duplicate
 from engine.plugin.loading import load_body
+from engine.plugin.plugin_list import only
 from engine.types.errors import ContractError, PluginError, UnfitDriverError
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def judge(card: type[Card], candidate: Candidate, need: Any) -> Verdict:
 
 
 def ranked(registry: Registry, point: str) -> tuple[list[tuple[Candidate, type[Card]]], list[Verdict]]:
-    """The cards of a point as `auto` walks them: by priority, ties by name; and the verdicts on the broken ones.
+    """The cards of a point as `auto` walks them: by priority, ties by name; and the verdicts on those that it passes
+    over, which are broken or denied.
 
     Broken candidates are put into quarantine, not raised.
 
@@ -125,7 +127,7 @@ def ranked(registry: Registry, point: str) -> tuple[list[tuple[Candidate, type[C
                 registry.quarantine[candidate] = error
         broken.append(broken_verdict(candidate, registry.quarantine[candidate]))
     cards.sort(key=lambda pair: (-pair[1].priority, pair[0].name))
-    return cards, broken
+    return cards, [*broken, *(denied_verdict(registry, candidate) for candidate in only(registry.denied, point))]
 
 
 def or_quarantine(registry: Registry, candidate: Candidate, judge: Callable[..., Verdict], *arguments: Any) -> Verdict:
@@ -140,6 +142,11 @@ def or_quarantine(registry: Registry, candidate: Candidate, judge: Callable[...,
 def broken_verdict(candidate: Candidate, error: PluginError) -> Verdict:
     """The verdict on a candidate in quarantine."""
     return Verdict(candidate, fit=False, reasons=(f"broken: {error.found or error}",))
+
+
+def denied_verdict(registry: Registry, candidate: Candidate) -> Verdict:
+    """The verdict on a candidate that the list of plugins denies."""
+    return Verdict(candidate, fit=False, reasons=(f"denied: {registry.why_denied(candidate)}",))
 
 
 def describe(point: str, kind: str = "") -> str:

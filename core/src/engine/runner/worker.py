@@ -11,7 +11,8 @@ import torch
 from engine.distributed.group import ProcessGroup
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.platform import CacheMemory
-from engine.plugin import HookRelay, Registry
+from engine.plugin import HookRelay, PluginList, Registry
+from engine.plugin.manifest import check_hooks
 from engine.runner.assemble import Assembly, assemble
 from engine.runner.model_runner import ModelRunner
 from engine.runner.profile import profile_step
@@ -46,7 +47,9 @@ class Worker:
         Raises the errors of `engine.runner.assemble.assemble`, and KVCacheTooSmallError.
         """
         began = time.monotonic()
-        start, registry = self._start, self._registry or Registry.discover()
+        start = self._start
+        registry = (self._registry or Registry.discover()).following(PluginList(start.plugins, "by the launcher"))
+        check_hooks(registry, "worker", start.hook_plugins)
         if start.num_threads is not None:
             torch.set_num_threads(min(start.num_threads, torch.get_num_threads()))  # OMP_NUM_THREADS may ask for fewer
         relay = HookRelay("worker", registry, options=start.hook_options)

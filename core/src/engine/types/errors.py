@@ -186,6 +186,12 @@ class DriverNotFoundError(PluginError):
     code = "driver_not_found"
 
 
+class DriverDeniedError(PluginError):
+    """The driver is installed, and the list of plugins (`--plugins`) denies it."""
+
+    code = "driver_denied"
+
+
 class DuplicateDriverError(PluginError):
     """Two distributions offer one name at one point."""
 

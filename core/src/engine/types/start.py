@@ -56,6 +56,9 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         memory_utilization: the share of the device's memory that the engine may take, weights and all; what the profile
             of a largest step leaves of it becomes pages, where neither pages nor their memory are given.
         hook_options: of hook plugins, by name: validated, as plain data.
+        hook_plugins: those that listen in the core and in workers, which every process checks as it does `choices`;
+            None: nobody said, and nothing is checked.
+        plugins: the list of plugins that may be used, as `--plugins` has it; "": all that are installed.
     """
 
     choices: tuple[Choice, ...]
@@ -79,6 +82,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str | None = None
     memory_utilization: float | None = None
     hook_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    hook_plugins: tuple[Choice, ...] | None = None
+    plugins: str = ""
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):

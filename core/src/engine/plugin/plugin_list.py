@@ -1,0 +1,182 @@
+"""The list of plugins that may be used: `--plugins`, the same in every process of an engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.plugin.known import DISTRIBUTIONS, distribution_of
+from engine.plugin.near import near_matches
+from engine.plugin.points import HOOKS, POINTS
+from engine.types.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.plugin.discovery import Candidate
+
+OWN = "engine"
+"""The distribution of the core, whose drivers a list allows without naming them."""
+
+
+class Entry(NamedTuple):
+    """One entry of the list.
+
+    Attributes:
+        text: as it was written, the sign included.
+        denies: whether what it names is denied; else it is allowed, and what no entry allows is not.
+        point: "" where the entry names a distribution; "hooks" means those of every process.
+        name: of the distribution, normalised, or of the driver.
+    """
+
+    text: str
+    denies: bool
+    point: str
+    name: str
+
+    def names(self, candidate: Candidate) -> bool:
+        """Whether the entry is about this candidate."""
+        if not self.point:
+            return self.name == normal(candidate.distribution)
+        same_point = candidate.point == self.point or (self.point == HOOKS and candidate.point.startswith(f"{HOOKS}."))
+        return same_point and candidate.name == self.name
+
+
+@dataclass(frozen=True)
+class PluginList:
+    """Which of the installed plugins may be used.
+
+    The text holds entries with commas between them. An entry names a distribution (`engine-xgrammar`) or one plugin of
+    it (`attention:flash`, `hooks:otel`, `commands:hello`). With a minus before it, it denies what it names. Where an
+    entry has none, only what such entries name is allowed, beside the drivers of Engine's own distribution. Denials go
+    before allowances. No entry: everything that is installed is allowed.
+
+    Attributes:
+        text: e.g. "engine-tiny,engine-xgrammar,-hooks:otel".
+        origin: where it was set, e.g. "environment ENGINE_PLUGINS"; "" where that is not known.
+    """
+
+    text: str = ""
+    origin: str = ""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries, in order. Raises ConfigError for one that names nothing."""
+        texts = dict.fromkeys(part for raw in self.text.split(",") if (part := raw.strip()))
+        return tuple(self._entry(text) for text in texts)
+
+    @property
+    def shown(self) -> str:
+        """The list for messages, e.g. "--plugins -engine-otel (environment ENGINE_PLUGINS)"."""
+        return f"--plugins {self.text}" + (f" ({self.origin})" if self.origin else "")
+
+    def denials(self, found: Collection[Candidate], broken: Collection[str] = ()) -> dict[Candidate, str]:
+        """What of the installed plugins may not be used, each with the reason.
+
+        Args:
+            found: every plugin that is installed.
+            broken: distributions whose plugins cannot be read; they may be named too.
+
+        Raises:
+            ConfigError: an entry names nothing that is installed (with near matches), or allows what others deny.
+        """
+        entries = self.entries
+        for entry in entries:
+            known = any(entry.names(candidate) for candidate in found)
+            if not known and (entry.point or entry.name not in {*map(normal, broken), OWN}):
+                raise self._unknown(entry, found, broken)
+        allowing = [entry for entry in entries if not entry.denies]
+        denied: dict[Candidate, str] = {}
+        for candidate in found:
+            denying = next((entry for entry in entries if entry.denies and entry.names(candidate)), None)
+            if denying is not None:
+                denied[candidate] = f"'{denying.text}' denies it"
+            elif allowing and normal(candidate.distribution) != OWN and not any(e.names(candidate) for e in allowing):
+                denied[candidate] = "no entry allows it"
+        for entry in allowing:
+            named = [candidate for candidate in found if entry.names(candidate)]
+            if named and all(candidate in denied for candidate in named):
+                raise ConfigError(
+                    f"allow '{entry.text}' with {self.shown}",
+                    "other entries of the list deny it: "
+                    + ", ".join(repr(e.text) for e in entries if e.denies and any(map(e.names, named))),
+                    "take one of them out",
+                )
+        return denied
+
+    def denies_distribution(self, name: str) -> bool:
+        """Whether nothing of this distribution may be used."""
+        entries = [entry for entry in self.entries if not entry.point]
+        if any(entry.denies and entry.name == normal(name) for entry in entries):
+            return True
+        allowing = [entry for entry in self.entries if not entry.denies]
+        return bool(allowing) and normal(name) not in {OWN, *(e.name for e in entries if not e.denies)}
+
+    def _entry(self, text: str) -> Entry:
+        denies, named = text.startswith("-"), text.removeprefix("-").strip()
+        point, colon, name = named.partition(":")
+        if not colon:
+            point, name = "", normal(named)
+        point, name = _point(point.strip()), name.strip()
+        if not name or (colon and not point):
+            raise ConfigError(
+                f"use {self.shown}",
+                f"'{text}' names no plugin",
+                "write distributions or POINT:DRIVER with commas between them, a minus before what is denied",
+            )
+        return Entry(text, denies, point, name)
+
+    def _unknown(self, entry: Entry, found: Collection[Candidate], broken: Collection[str]) -> ConfigError:
+        verb = "deny" if entry.denies else "allow"
+        asked = f"{verb} '{entry.text.removeprefix('-')}' with {self.shown}"
+        if entry.point:
+            points = {*POINTS, HOOKS, *(candidate.point for candidate in found)}
+            if entry.point not in points:
+                near = near_matches(entry.point, points)
+                return ConfigError(asked, f"there is no point '{entry.point}'", _meant(near) or _points(points))
+            drivers = [c.name for c in found if Entry("", False, entry.point, c.name).names(c)]
+            listing = ", ".join(dict.fromkeys(drivers)) or "none"
+            hint = _meant([f"{entry.point}:{name}" for name in near_matches(entry.name, drivers)])
+            if distribution := distribution_of(entry.point, entry.name):
+                hint = f"pip install {distribution}, or take it out of the list"
+            found_ = f"no installed distribution offers it; {entry.point} has: {listing}"
+            return ConfigError(asked, found_, hint or "take it out of the list")
+        distributions = {normal(name): name for name in (*broken, *(c.distribution for c in found))}
+        as_driver = dict.fromkeys(
+            f"{HOOKS if c.point.startswith(HOOKS) else c.point}:{c.name}" for c in found if normal(c.name) == entry.name
+        )
+        hint = _meant(near_matches(entry.name, distributions.values()))
+        if as_driver:
+            hint = f"for the driver of that name write {' or '.join(as_driver)}"
+        elif entry.name in DISTRIBUTIONS:
+            hint = f"pip install {entry.name}, or take it out of the list"
+        listing = ", ".join(sorted(distributions.values())) or "none"
+        return ConfigError(
+            asked,
+            f"no installed distribution of this name offers plugins; those that do: {listing}",
+            hint or "take it out of the list",
+        )
+
+
+def normal(distribution: str) -> str:
+    """A distribution's name as all its spellings have it."""
+    return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
+
+
+def _point(text: str) -> str:
+    """A point's own name, for its flag's name too."""
+    plain = text.replace("-", "_")
+    return next((point.name for point in POINTS.values() if point.keyword == plain), plain)
+
+
+def _meant(near: Collection[str]) -> str:
+    return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+
+
+def _points(points: Collection[str]) -> str:
+    return f"the points are: {', '.join(sorted(points))}"
+
+
+def only(denied: Mapping[Candidate, str], point: str) -> list[Candidate]:
+    """The denied candidates of a point, by name."""
+    return sorted((c for c in denied if c.point == point), key=lambda c: (c.name, c.distribution))
