@@ -11,6 +11,7 @@ from engine_sdk.conformance import (
     CommunicatorThorough,
     OpsConformance,
     OpsThorough,
+    QuantizationConformance,
 )
 
 
@@ -25,6 +26,14 @@ class TestTorchOps(OpsConformance):
 @pytest.mark.xdist_group("communicators")
 class TestGloo(CommunicatorConformance):
     driver = "gloo"
+
+
+class TestAbsmax(QuantizationConformance):
+    driver = "absmax"
+
+
+class TestAbsmaxOf4Bits(QuantizationConformance):
+    driver, options = "absmax", {"bits": 4, "group_size": 32}
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from engine_sdk.conformance import (
     OpsConformance,
     OpsThorough,
     PlatformConformance,
+    QuantizationConformance,
 )
 
 
@@ -67,6 +68,29 @@ class TestOpsAvx512Bf16(OpsConformance):
 @pytest.mark.xdist_group("communicators")
 class TestShm(CommunicatorConformance):
     driver = "shm"
+
+
+class TestInt8(QuantizationConformance):
+    driver = "int8"
+
+
+@pytest.mark.slow
+class TestInt8Scalar(QuantizationConformance):
+    driver, options = "int8", {"level": "scalar"}
+
+
+class TestInt4(QuantizationConformance):
+    driver = "int4"
+
+
+@pytest.mark.slow
+class TestInt4Small(QuantizationConformance):
+    driver, options = "int4", {"group_size": 128, "head_bits": 4}
+
+
+@pytest.mark.slow
+class TestInt4Scalar(QuantizationConformance):
+    driver, options = "int4", {"level": "scalar"}
 
 
 @pytest.mark.slow

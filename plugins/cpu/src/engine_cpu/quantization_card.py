@@ -8,6 +8,8 @@ from engine.interfaces.quantization import KINDS, QuantizationCard, Quantization
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
+ROW = 0.5 / 127 + 2.0**-20
+"""How far a row's elements move, of the largest in their group: half a step of 127 to either side, in float32."""
 STORED = ("float16", "bfloat16", "float32", "float64")
 
 

@@ -22,7 +22,7 @@ import pytest
 # Before any suite is imported: a failed assertion of a suite then shows its values, as one of a test's own does.
 _TESTING = (
     *("base", "attention", "ops", "communicator", "evictor", "drafter", "grammar", "scheduling_policy", "router"),
-    *("logits_processor", "executor", "platform", "checkpoint"),
+    *("logits_processor", "executor", "platform", "checkpoint", "quantization"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.logits_processor import LogitsProcessorConformance
     from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
     from engine_sdk.conformance.platform import PlatformConformance
+    from engine_sdk.conformance.quantization import QuantizationConformance
     from engine_sdk.conformance.router import RouterConformance
     from engine_sdk.conformance.scheduling_policy import SchedulingPolicyConformance
 
@@ -57,6 +58,7 @@ __all__ = [
     "OpsConformance",
     "OpsThorough",
     "PlatformConformance",
+    "QuantizationConformance",
     "RouterConformance",
     "SchedulingPolicyConformance",
 ]
@@ -75,6 +77,7 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "executor": ("ExecutorConformance",),
         "platform": ("PlatformConformance",),
         "checkpoint": ("CheckpointConformance",),
+        "quantization": ("QuantizationConformance",),
     }
 )
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
@@ -94,6 +97,7 @@ _HOMES = {
     "OpsConformance": "ops.suite",
     "OpsThorough": "ops.suite",
     "PlatformConformance": "platform",
+    "QuantizationConformance": "quantization",
     "RouterConformance": "router",
     "SchedulingPolicyConformance": "scheduling_policy",
 }

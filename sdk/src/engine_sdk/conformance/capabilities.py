@@ -219,6 +219,26 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("buckets of captured steps", "buckets"),
             Capability("captured and replayed steps are right", "capture what_is_not_captured what_cannot_be_captured"),
         ),
+        "quantization": (
+            Capability("activations in {}", "linear", r"\w+-(.*)"),
+            Capability("weights stored in {}", "stored_dtypes", "(.*)"),
+            Capability("`{}` layers", "weights kinds", "(.*)"),
+            Capability(
+                "weights as near as the card says: any size, outliers, ends of the range, zeros",
+                "sizes_of_weights outlying_weights ends_of_the_range zeros",
+            ),
+            Capability("wide layers do not overflow, or are refused", "wide_layers very_wide_layers"),
+            Capability("tiny, huge and broken activations", "sizes_of_rows a_row_that_is_no_number"),
+            Capability("rows independent of their batch", "a_row_does_not_depend_on_the_others"),
+            Capability("weights divided over ranks (tensor parallel)", "sharded_weights"),
+            Capability("smaller than 16 bits a weight", "it_is_smaller"),
+            Capability(
+                "packed the same each time, and nothing else kept", "packing_is_the_same_each_time nothing_is_kept"
+            ),
+            Capability("many layers, strided tensors", "layers_are_apart strided_tensors"),
+            Capability("what is no layer is refused", "what_is_no_layer"),
+            Capability("captured and replayed steps, {}", "captured", "(.*)"),
+        ),
         "checkpoint": (
             Capability("names claimed and resolved", "claims files what_is_not_there"),
             Capability("every tensor once, each time alike", "tensors"),

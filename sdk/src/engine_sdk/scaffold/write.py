@@ -17,7 +17,9 @@ HOOKS = "hooks"
 """Not a point: a plugin that listens."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
-_TORCH = frozenset({"attention", "checkpoint", "communicator", "drafter", "logits_processor", "ops", "platform"})
+_TORCH = frozenset(
+    {"attention", "checkpoint", "communicator", "drafter", "logits_processor", "ops", "platform", "quantization"}
+)
 """Points whose minimal body computes with torch."""
 _USE = {
     "router": "engine serve --data-parallel-size 2 --router my-driver",

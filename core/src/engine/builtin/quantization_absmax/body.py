@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from engine.builtin.quantization_absmax.card import AbsmaxOptions
 from engine.interfaces.context import WorkerContext
+from engine.interfaces.quantization import check_layer
 
 
 class Rounded(NamedTuple):
@@ -36,6 +37,7 @@ class AbsmaxBody:
 
     def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
         """weight [O, I], bias [O]; the same way for layers of every kind."""
+        check_layer(kind, weight, bias)
         codes, scales = quantize(weight, self._bits, self._group_size)
         if self._bits == 4:
             codes = F.pad(codes, (0, codes.shape[1] % 2))

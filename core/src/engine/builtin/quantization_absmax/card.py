@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.interfaces.quantization import KINDS, QuantizationCard, QuantizationNeed
+from engine.interfaces.quantization import KINDS, QuantizationCard, QuantizationNeed, Rounding
 
 STORED = ("float16", "bfloat16", "float32", "float64")
 
@@ -35,6 +35,13 @@ class AbsmaxQuantization(QuantizationCard):
     kinds = frozenset(KINDS)
     Options = AbsmaxOptions
     body = "engine.builtin.quantization_absmax.body:AbsmaxBody"
+
+    @classmethod
+    def rounding(cls, kind: str, options: AbsmaxOptions) -> Rounding:
+        """Half a step, but a whole one for what is as large as the largest, with the other sign; groups' scales have 11
+        bits."""
+        scale = 2.0**-11 if options.group_size else 0.0
+        return Rounding(2.0 ** (1 - options.bits) + scale, options.group_size)
 
     @classmethod
     def unsupported(cls, need: QuantizationNeed) -> list[str]:

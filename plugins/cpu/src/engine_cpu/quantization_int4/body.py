@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.interfaces.quantization import check_layer
 from engine_cpu.packed import Packed, PackedLinear
 from engine_cpu.quantization_int8.body import check_inputs
 
@@ -21,16 +22,20 @@ class Int4Body:
         options: Int4Options = context.options
         self._group_size, self._head_bits = options.group_size, options.head_bits
         self._layers = PackedLinear("quantization", options.level)
-        self.linear = self._layers.linear
 
     def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
         """weight [O, I], bias [O]. Raises ConfigError for a head of too many inputs for 8 bits."""
+        check_layer(kind, weight, bias)
         if weight.dtype not in (torch.float32, torch.bfloat16):
             weight = weight.float()
         if kind == "head" and self._head_bits == 8:
             check_inputs(kind, weight)
             return self._layers.pack("int8", weight, bias)
         return self._layers.pack("int4", weight, bias, self._group_size)
+
+    def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """x [T, I] -> [T, O] in x's dtype; each row is rounded to 8 bits by itself."""
+        return self._layers.linear(x, packed)
 
     def packed_bytes(self, packed: Packed) -> int:
         """Codes, scales and bias, with their padding."""

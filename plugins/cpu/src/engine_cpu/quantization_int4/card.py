@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from engine.interfaces.quantization import Rounding
 from engine_cpu.levels import Level
-from engine_cpu.quantization_card import NativeQuantization
+from engine_cpu.quantization_card import ROW, NativeQuantization
 
 
 class Int4Options(BaseModel):
@@ -32,3 +33,10 @@ class Int4Quantization(NativeQuantization):
     priority = 5
     Options = Int4Options
     body = "engine_cpu.quantization_int4.body:Int4Body"
+
+    @classmethod
+    def rounding(cls, kind: str, options: Int4Options) -> Rounding:
+        """One step of 8 to either side, with scales of 11 bits; the head as `int8` where it has 8 bits."""
+        if kind == "head" and options.head_bits == 8:
+            return Rounding(2.0**-7, 0, ROW, 0)
+        return Rounding(2.0**-3 + 2.0**-11, options.group_size, ROW, options.group_size)

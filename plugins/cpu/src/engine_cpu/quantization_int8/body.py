@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.interfaces.quantization import check_layer
 from engine.types.errors import ConfigError
 from engine_cpu.packed import MOST_INPUTS, Packed, PackedLinear
 
@@ -20,14 +21,18 @@ class Int8Body:
     def __init__(self, context: WorkerContext) -> None:
         options: Int8Options = context.options
         self._layers = PackedLinear("quantization", options.level)
-        self.linear = self._layers.linear
 
     def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
         """weight [O, I], bias [O]; the same way for layers of every kind. Raises ConfigError for too many inputs."""
+        check_layer(kind, weight, bias)
         check_inputs(kind, weight)
         if weight.dtype not in (torch.float32, torch.bfloat16):
             weight = weight.float()
         return self._layers.pack("int8", weight, bias)
+
+    def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """x [T, I] -> [T, O] in x's dtype; each row is rounded to 8 bits by itself."""
+        return self._layers.linear(x, packed)
 
     def packed_bytes(self, packed: Packed) -> int:
         """Codes, scales and bias, with their padding."""

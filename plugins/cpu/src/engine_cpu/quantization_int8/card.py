@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from engine.interfaces.quantization import Rounding
 from engine_cpu.levels import Level
-from engine_cpu.quantization_card import NativeQuantization
+from engine_cpu.quantization_card import ROW, NativeQuantization
 
 
 class Int8Options(BaseModel):
@@ -26,3 +27,8 @@ class Int8Quantization(NativeQuantization):
     priority = 10
     Options = Int8Options
     body = "engine_cpu.quantization_int8.body:Int8Body"
+
+    @classmethod
+    def rounding(cls, kind: str, options: Int8Options) -> Rounding:
+        """One step of 128 to either side."""
+        return Rounding(2.0**-7, 0, ROW, 0)
