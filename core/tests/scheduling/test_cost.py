@@ -55,5 +55,5 @@ def test_a_step_costs_the_same_whatever_waits(num_running: int) -> None:
 
 
 def test_a_decoding_row_costs_no_python_but_its_output() -> None:
-    few, many = calls_of_a_step(steady(8, 0)), calls_of_a_step(steady(128, 0))
+    few, many = calls_of_a_step(steady(16, 0)), calls_of_a_step(steady(128, 0))
     assert many == few

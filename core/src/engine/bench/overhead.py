@@ -129,7 +129,7 @@ def _report(session: Session, options: OverheadOptions, steps: list[_Step], pyth
         ("step, ms", "step_ms"),
         ("  executor", "executor_ms"),
         ("  outside of it", "outside_ms"),
-        ("  outside, ms of processor", "outside_cpu_ms"),
+        ("  outside, of processor", "outside_cpu_ms"),
     ):
         cells = [f"{'best' if q == 0 else f'p{q}'} {report.figures[f'{name}_p{q}']:.4f}" for q in QUANTILES]
         report.row(label, *cells)

@@ -125,6 +125,8 @@ class PagePool:
     def step_done(self, step_id: int) -> None:
         """This step, and all before it, no longer name any page."""
         self.done_step = step_id
+        if not self._pending:
+            return
         for step in [step for step in self._pending if step <= step_id]:
             pages = np.concatenate(self._pending.pop(step))
             pages = self._once(pages[self._pending_until[pages] == step])  # others were taken back meanwhile
@@ -173,7 +175,7 @@ class PagePool:
         Raises:
             ContractError: the evictor gave pages that are no candidates, or fewer than it was asked for.
         """
-        self._tell_evictor()
+        self.tell_evictor()
         assert sum(counts) <= self.num_available
         taken, given_up = [], []
         for group, count in enumerate(counts):
@@ -219,7 +221,8 @@ class PagePool:
             point="evictor",
         )
 
-    def _tell_evictor(self) -> None:
+    def tell_evictor(self) -> None:
+        """What happened to candidates since the last time. `take` tells it first; a step that takes nothing may too."""
         if self._commits:
             pages, parents = (np.concatenate(part) for part in zip(*self._commits, strict=True))
             self._commits = []

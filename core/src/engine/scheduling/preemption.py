@@ -1,8 +1,10 @@
-"""Counts of preemptions, and the warning that users of vLLM know."""
+"""Where pages are short: who goes on, how often somebody was preempted, and the warning that users of vLLM know."""
 
 from __future__ import annotations
 
 import logging
+
+import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -42,3 +44,18 @@ class Preemptions:
                 request_id,
                 self.num_swap_full,
             )
+
+
+def oldest_that_fit(order: np.ndarray, need: np.ndarray, available: int) -> np.ndarray:
+    """bool [n]; the rows that need no page, and the longest admitted of the others for which pages are there.
+
+    Args:
+        order: int [n]; of admission.
+        need: bool [groups, n]; which rows need a page.
+        available: pages.
+    """
+    oldest = np.argsort(order)
+    pages = np.count_nonzero(need, axis=0)[oldest]
+    keep = np.empty(order.size, bool)
+    keep[oldest] = (np.cumsum(pages) <= available) | (pages == 0)
+    return keep

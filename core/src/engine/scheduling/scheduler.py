@@ -35,13 +35,14 @@ from engine.scheduling.failed_loads import spoilt
 from engine.scheduling.integrity import check_integrity
 from engine.scheduling.long_prompts import share_budget
 from engine.scheduling.pooled import pooled_hit_limit, take_pooled
-from engine.scheduling.preemption import Preemptions
+from engine.scheduling.preemption import Preemptions, oldest_that_fit
 from engine.scheduling.prompt_scores import hit_limit
 from engine.scheduling.refusals import check_prompt, too_small
 from engine.scheduling.request import Request, Status
 from engine.scheduling.siblings import Siblings
 from engine.scheduling.slots import DECODE, EMPTY, SlotTable
 from engine.scheduling.speculation import Speculation
+from engine.scheduling.steady import SteadyDecodes
 from engine.scheduling.swapping import Return, Swapping
 from engine.scheduling.update import accept
 from engine.types.errors import EngineError, InvalidRequestError
@@ -117,6 +118,7 @@ class Scheduler:
         self.generation_tokens = 0
         self._notices: list[CoreOutput] = []
         self._running_tokens = RunningTokens(self.slots.tokens, self.slots.known)
+        self._steady = SteadyDecodes(self.slots, kv, vocab_size)
         self._pools = False  # some request has pooled, or will
 
     # -- requests come and go -----------------------------------------------------------------------------------------
@@ -218,6 +220,10 @@ class Scheduler:
                 self._fail(request, timed_out(request))
         if self.constraints is not None and self.constraints.num_compiling:
             self._take_compiled(self.constraints)
+        if self._steady.num_plans and not (self.slots.num_free and len(self.policy)):
+            self.last_step += 1
+            self.outstanding.append(self._steady.next_plan(self.last_step))
+            return self.outstanding[-1]
         while True:
             preempted = self.num_preemptions
             batch = Batch(self.max_num_batched_tokens)
@@ -238,7 +244,14 @@ class Scheduler:
         self.last_step += 1
         plan = build_plan(self.last_step, batch, self.slots, self.kv, self.swapping)
         self.outstanding.append(plan)
+        if plan.num_decodes == len(self.running) and self._are_free(plan):
+            self._steady.begin(plan)
         return plan
+
+    def _are_free(self, plan: StepPlan) -> bool:
+        """Whether nothing but tokens decides how the plan's rows, all that run, go on."""
+        extras = self.speculation is not None or self.swapping is not None or self.slots.num_waits
+        return not (extras or plan.masks_follow or self.slots.num_matched or self.draining)
 
     def _choose_decodes(self, batch: Batch) -> None:
         s = self.slots
@@ -272,7 +285,7 @@ class Scheduler:
             batch.left_out = True
             # Pages come back without preemption where a step under way still names some, or computes drafts.
             if self.kv.pool.num_pending or len(self.running) == 1 or s.drafts.any():
-                keep = self._oldest_that_fit(ready, need)
+                keep = oldest_that_fit(s.order[ready], need, self.kv.num_available)
             else:
                 self._preempt(self._victim())
                 keep = s.phase[ready] != EMPTY
@@ -294,19 +307,9 @@ class Scheduler:
         if self.prefilling or len(self.policy):
             room //= 2
         drafts = self.speculation.drafts(ready, s.placed[ready], s.limit[ready], s.order[ready], room)
-        if s.num_waits:
-            drafts[s.waits[ready]] = 0  # who reads tokens on the host has not seen the drafts before a position
-        if s.num_matched:
-            drafts[s.matched[ready]] = 0  # nor has a matcher
+        if s.num_waits or s.num_matched:  # who reads tokens on the host has not seen the drafts before a position
+            drafts[s.waits[ready] | s.matched[ready]] = 0
         return drafts if np.count_nonzero(drafts) else None
-
-    def _oldest_that_fit(self, ready: np.ndarray, need: np.ndarray) -> np.ndarray:
-        """bool [n]; the rows that need no page, and the longest admitted of the others for which pages are there."""
-        order = np.argsort(self.slots.order[ready])
-        pages = np.count_nonzero(need, axis=0)[order]
-        keep = np.empty(ready.size, bool)
-        keep[order] = (np.cumsum(pages) <= self.kv.num_available) | (pages == 0)
-        return keep
 
     def _choose_prefills(self, batch: Batch, again: bool = False) -> None:
         s = self.slots
@@ -405,6 +408,7 @@ class Scheduler:
 
     def _enter(self, batch: Batch, request: Request, size: int, hit: Hit, back: Return | None = None) -> None:
         """Give a request a slot, with what the cache (or the swap tier) has of it, and its first chunk."""
+        self._steady.end()
         request.status = Status.RUNNING
         slot = self.slots.enter(request, hit.num_tokens)
         self.running[request.request_id] = request
@@ -470,10 +474,13 @@ class Scheduler:
         Raises:
             ContractError: it is another step's, or does not fit the plan.
         """
+        if (steady := self._steady.accept(self.outstanding[0], result)) is not None:
+            self._step_done(self.outstanding.popleft())
+            self.generation_tokens += len(steady)
+            return steady
         lowest = check_result(self.outstanding[0], result, self.vocab_size, self.kv.pool.num_pages)
         plan = self.outstanding.popleft()
-        self.done_step = plan.step_id
-        self.kv.step_done(plan.step_id)
+        self._step_done(plan)
         if result.failed_pages is not None and result.failed_pages.size:
             self._compute_again(result.failed_pages, plan.step_id)
         if lowest == BROKEN:
@@ -485,9 +492,14 @@ class Scheduler:
         self.generation_tokens += accepted.generation_tokens
         for request in accepted.ended:
             self._end(request)
-        self.slots.step_done(plan.step_id)
         self._readmit_drained()
+        self._steady.accepted()
         return accepted.outputs + accepted.scores if accepted.scores else accepted.outputs
+
+    def _step_done(self, plan: StepPlan) -> None:
+        self.done_step = plan.step_id
+        self.kv.step_done(plan.step_id)
+        self.slots.step_done(plan.step_id)
 
     # -- states -------------------------------------------------------------------------------------------------------
     def _queue(self, request: Request) -> None:
@@ -511,14 +523,14 @@ class Scheduler:
     def _drain(self, request: Request) -> None:
         slot = request.slot
         self._leave_running(request)
-        self.slots.phase[slot] = EMPTY
-        request.status = Status.DRAINING
+        self.slots.phase[slot], request.status = EMPTY, Status.DRAINING
         self.draining.append(request)
 
     def _compute_again(self, failed_pages: np.ndarray, step_id: int) -> None:
         """Pages that this step should have found filled hold nothing. What they spoilt is dropped, also what steps
         under way still return of it, and computed again from the tokens that are known."""
         self.kv.reset_prefix_cache()  # blocks computed from these pages may have been committed by now
+        self._steady.end()
         found = spoilt(failed_pages, step_id, self.running.values(), self.draining, self.slots, self.kv)
         logger.warning("%d pages could not be loaded: %d requests are computed again", failed_pages.size, len(found))
         for request in found:
@@ -539,6 +551,7 @@ class Scheduler:
                 self._queue(request)
 
     def _leave_running(self, request: Request) -> None:
+        self._steady.end()
         s, slot = self.slots, request.slot
         filled = int(min(s.known[slot], s.computed[slot]))
         self.kv.free_slot(slot, int(s.last_step[slot]), filled, s.requests, s.tokens)

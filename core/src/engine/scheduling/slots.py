@@ -107,6 +107,11 @@ class SlotTable:
         request.slot = slot
         return slot
 
+    def stop_ids(self, slot: int) -> frozenset[int]:
+        """The ids that end the slot's request."""
+        wide = self.wide_stops.get(slot)
+        return frozenset(self.stops[:, slot].tolist()) - {NO_STOP} if wide is None else wide
+
     def leave(self, slot: int, done_step: int) -> None:
         """The slot's request has ended or taken its tokens out; give the slot back."""
         request = self.requests[slot]

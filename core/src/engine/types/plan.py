@@ -140,7 +140,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     @property
     def total_tokens(self) -> int:
         """The sum of `num_tokens`, at most `max_num_batched_tokens`."""
-        return int(self.num_tokens.sum())
+        return self.num_decodes if self.num_decodes == self.num_rows else int(self.num_tokens.sum())
 
 
 BROKEN = -2
