@@ -13,7 +13,7 @@ from engine.config.sources import Merged
 from engine.plugin.command import Command
 from engine.plugin.discovery import Registry
 from engine.plugin.plugin_list import only
-from engine.plugin.points import HOOK_PROCESSES, POINTS
+from engine.plugin.points import HOOK_PROCESSES, NONE, POINTS
 
 
 class Row(NamedTuple):
@@ -68,8 +68,9 @@ def table(registry: Registry, merged: Merged) -> list[Row]:
     rows: list[Row] = []
     for point in POINTS:
         choice, origin = merged.choice(point)
-        asked = _names(choice)
-        unasked = "off" if POINTS[point].optional else _auto(origin)
+        turned_off = POINTS[point].pick == "recognises" and choice == NONE
+        asked = [] if turned_off else _names(choice)
+        unasked = "off" if POINTS[point].optional or turned_off else _auto(origin)
         installed = registry.candidates(point)
         names = [candidate.name for candidate in installed]
         for candidate in installed:

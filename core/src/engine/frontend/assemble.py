@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.frontend.banner import capacity
 from engine.frontend.client import EngineClient, InProcessClient
@@ -13,9 +14,11 @@ from engine.frontend.launch import Launch
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.rank_starts import rank_starts
 from engine.interfaces.context import FrontContext, RouterContext
+from engine.interfaces.reasoning_parser import ReasoningParser
 from engine.interfaces.router import Router
 from engine.interfaces.tokenizer import Tokenizer
-from engine.plugin import HookRelay
+from engine.interfaces.tool_parser import ToolParser
+from engine.plugin import HookRelay, Selection
 from engine.types.errors import ConfigError
 from engine.types.start import WorkerReady
 
@@ -28,12 +31,15 @@ class Frontend:
         tokenizer: at work.
         inputs, outputs: the processors, to the core and back.
         hooks: the relay of this process.
+        tool_parser, reasoning_parser: at work; None where there is none.
     """
 
     tokenizer: Tokenizer
     inputs: InputProcessor
     outputs: OutputProcessor
     hooks: HookRelay
+    tool_parser: ToolParser | None = None
+    reasoning_parser: ReasoningParser | None = None
 
 
 def assemble_frontend(plan: Launch) -> Frontend:
@@ -53,17 +59,26 @@ def assemble_frontend(plan: Launch) -> Frontend:
         orders_by_priority=plan.orders_by_priority,
         constraints=ConstraintCheck(plan.grammar),
     )
-    return Frontend(tokenizer, inputs, OutputProcessor(tokenizer, hooks, plan.model_name, inputs.clock), hooks)
+    outputs = OutputProcessor(tokenizer, hooks, plan.model_name, inputs.clock)
+    return Frontend(
+        tokenizer, inputs, outputs, hooks, _built(plan, plan.tool_parser), _built(plan, plan.reasoning_parser)
+    )
 
 
 def build_tokenizer(plan: Launch) -> Tokenizer:
     """The body of the chosen tokenizer."""
-    body = plan.tokenizer.load_body()
-    context = FrontContext(
-        folder=plan.tokenizer_folder, files=plan.files, model=plan.model, options=plan.tokenizer.options
-    )
-    tokenizer: Tokenizer = body(context)
+    tokenizer: Tokenizer = _built(plan, plan.tokenizer)
     return tokenizer
+
+
+def _built(plan: Launch, selection: Selection | None) -> Any:
+    """A body of the frontend's; None where nothing was chosen."""
+    if selection is None:
+        return None
+    body = selection.load_body()
+    return body(
+        FrontContext(folder=plan.tokenizer_folder, files=plan.files, model=plan.model, options=selection.options)
+    )
 
 
 def build_router(plan: Launch, workers: Sequence[WorkerReady]) -> Router | None:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 _LONGEST_REASON = 60
 _OPERATIONS_SHOWN = 3
-_WITHOUT_PRIORITY = {"by_architecture": "it has the model's architecture", "claims": "it claims the model"}
+_WITHOUT_PRIORITY = {
+    "by_architecture": "it has the model's architecture",
+    "claims": "it claims the model",
+    "recognises": "by the chat template",
+}
 
 
 def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from engine.frontend.connectors import choose_connectors, preemption_mode
+from engine.frontend.parsers import choose_parsers
 from engine.frontend.pooling_launch import check_whole_prompts, decide_runner
 from engine.frontend.quantization import choose_quantization
 from engine.interfaces.attention import AttentionCard, AttentionNeed
@@ -127,6 +128,16 @@ class Launch:
         return grammar
 
     @property
+    def tool_parser(self) -> Selection | None:
+        """What finds the calls of tools in a text; None where nothing does."""
+        return next((selection for selection in self.selections if selection.point == "tool_parser"), None)
+
+    @property
+    def reasoning_parser(self) -> Selection | None:
+        """What divides thoughts from answers; None where nothing does."""
+        return next((selection for selection in self.selections if selection.point == "reasoning_parser"), None)
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of one request."""
         return self.start.worker.max_model_len
@@ -207,6 +218,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         *(architecture, checkpoint, tokenizer, policy, grammar, *connectors, *drafter),
     )
     selections += (*processors, *_router(config, registry))
+    selections += choose_parsers(config, registry, tokenizer, tokenizer_folder, model)
     manifest = Manifest.of(selections)
     worker = WorkerStart(
         choices=manifest.choices,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontContext:
-    """For bodies in the frontend's process (tokenizer).
+    """For bodies in the frontend's process (tokenizer, tool_parser, reasoning_parser).
 
     Args:
         options: the driver's validated `Options`, or None where its card declares none.

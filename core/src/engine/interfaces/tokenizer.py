@@ -26,6 +26,12 @@ class TokenizerNeed:
 class TokenizerCard(Card):
     """Describes a kind of tokenizer. `unsupported(need)` gets a `TokenizerNeed`."""
 
+    @classmethod
+    def chat_template(cls, folder: str, with_tools: bool) -> str:
+        """The source of the chat template that renders conversations, with tools or without; "" where there is none.
+        By it parsers of tool calls and of reasoning recognise a model. Raises TokenizerError for broken files."""
+        return ""
+
 
 class TextStream(Protocol):
     """One sequence's text as its ids come in."""
@@ -96,6 +102,7 @@ class Tokenizer(Protocol):
     ) -> str:
         """Messages to a prompt by the model's chat template, in a sandbox.
 
-        Raises TokenizerError where there is no template or the template refuses the messages.
+        Raises TokenizerError where there is no template, the template refuses the messages, or there are tools and it
+        has no place for them.
         """
         ...

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         select_kinds,
         select_ordered,
     )
+    from engine.plugin.selection_recognised import select_recognised
     from engine.plugin.selection_set import select_set
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "select_fitting",
     "select_kinds",
     "select_ordered",
+    "select_recognised",
     "select_set",
 ]
 
@@ -76,6 +78,7 @@ _HOMES = {
     "select_fitting": "selection",
     "select_kinds": "selection",
     "select_ordered": "selection",
+    "select_recognised": "selection_recognised",
     "select_set": "selection_set",
 }
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from engine.plugin.card import Card
 from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.plugin_list import only
+from engine.plugin.selection_recognised import recognition
 from engine.plugin.verdicts import Selection, Verdict, judge, or_quarantine
 from engine.types.errors import PluginError
 
@@ -101,6 +102,8 @@ def _verdict(card: type[Card], candidate: Candidate, selection: Selection, pick:
     elif pick == "claims":
         lacks = "" if card.claims(selection.need) else f"does not claim {selection.need!r}"  # type: ignore[attr-defined]
         return Verdict(candidate, not lacks, (lacks,) if lacks else ())
+    elif pick == "recognises":
+        return recognition(card, candidate, selection.need)
     elif pick == "per_kind" and kind not in _names(card, "kinds", kind):
         lacks = f"it does not serve layers of kind {kind}"
     if lacks:
@@ -119,4 +122,6 @@ def _why(selection: Selection, pick: str) -> str:
         return "it has the model's architecture"
     if pick == "claims":
         return "it claims the model"
+    if pick == "recognises":
+        return f"it recognises the model's chat template, priority {selection.card.priority}"
     return f"auto, priority {selection.card.priority}"

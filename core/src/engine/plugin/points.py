@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-Pick = Literal["one", "ordered", "per_kind", "by_architecture", "claims", "many"]
+Pick = Literal["one", "ordered", "per_kind", "by_architecture", "claims", "recognises", "many"]
 """How drivers of a point are picked.
 
 - `one`: a single driver.
@@ -21,6 +21,7 @@ Pick = Literal["one", "ordered", "per_kind", "by_architecture", "claims", "many"
 - `per_kind`: one driver for each kind of layer that the model has.
 - `by_architecture`: the entry point's name is the architecture string of the model's config.json.
 - `claims`: the one card whose `claims(name)` is true; two is an error.
+- `recognises`: the first by priority whose card `recognises` the model, none where none does; `none` turns it off.
 - `many`: all that are named, and one for each job that the point has.
 """
 
@@ -180,8 +181,24 @@ POINTS: Mapping[str, Point] = _declare(
         "one",
         "constraints on outputs (structured outputs): which tokens may come next",
     ),
+    Point(
+        "tool_parser",
+        "engine.interfaces.tool_parser:ToolParserCard",
+        "recognises",
+        "finds the calls of tools in a model's text; by the chat template where none is named, or none",
+        flag="tool-call-parser",
+    ),
+    Point(
+        "reasoning_parser",
+        "engine.interfaces.reasoning_parser:ReasoningParserCard",
+        "recognises",
+        "divides a model's thoughts from its answer; by the chat template where none is named, or none",
+    ),
 )
 """Every point, in the order in which they are listed."""
+
+NONE = "none"
+"""What a user names who wants no driver, of a point whose pick is `recognises`."""
 
 HOOKS = "hooks"
 """What hook plugins go by where points go by their names: groups `engine.hooks.<process>.v0`, `--hooks.NAME.OPTION`."""

@@ -9,7 +9,8 @@ from typing import Any
 from engine.builtin.tokenizer_hf.decoding import Decoder, PieceDecoder, WindowDecoder
 from engine.builtin.tokenizer_hf.files import TokenizerFiles, read_files
 from engine.builtin.tokenizer_hf.pieces import compile_pieces
-from engine.builtin.tokenizer_hf.template import ChatTemplates, find_templates
+from engine.builtin.tokenizer_hf.template import ChatTemplates
+from engine.builtin.tokenizer_hf.template_files import find_templates
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tokenizer import TextStream
 from engine.types.errors import TokenizerError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.builtin.tokenizer_hf.template_files import template_of
 from engine.interfaces.tokenizer import TokenizerCard, TokenizerNeed
 
 
@@ -23,3 +24,8 @@ class HFTokenizer(TokenizerCard):
         others = sorted(path.name for path in folder.iterdir() if "token" in path.name or "vocab" in path.name)
         found = f"it holds {', '.join(others)}" if others else "it holds no tokenizer file"
         return [f"'{need.folder}' has no tokenizer.json ({found})"]
+
+    @classmethod
+    def chat_template(cls, folder: str, with_tools: bool) -> str:
+        """As its files have it."""
+        return template_of(Path(folder), with_tools)

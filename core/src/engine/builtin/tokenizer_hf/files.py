@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
+from engine.builtin.tokenizer_hf.template_files import read_json
 from engine.types.errors import TokenizerError
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -73,16 +74,6 @@ def read_files(folder: Path) -> TokenizerFiles:
     _add_missing(tokenizer, folder, config, special)
     ids = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     return TokenizerFiles(tokenizer, decoder, config, special, frozenset(ids))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file. Raises TokenizerError for broken JSON."""
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise TokenizerError(f"read '{path}'", f"it is no JSON object: {error}", "download or save it again") from error
 
 
 def token_text(value: Any) -> str | None:

@@ -12,7 +12,6 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -21,10 +20,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.builtin.tokenizer_hf.files import read_json
 from engine.types.errors import TokenizerError
 
-_FOLDERS = ("additional_chat_templates", "chat_templates")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names under which clients pass a message's reasoning; templates read the first, gpt-oss' the second."""
 
@@ -107,47 +104,6 @@ class ChatTemplates:
                     del self._compiled[next(iter(self._compiled))]
                 self._compiled[source] = compiled
             return compiled
-
-
-def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Every chat template of a folder, by name.
-
-    Files win over tokenizer_config.json, as in transformers: `chat_template.jinja` is the default, a folder of
-    others may stand beside it. tokenizer_config.json holds one source, or a list of {"name", "template"};
-    `chat_template.json` is what older processors wrote.
-
-    Raises TokenizerError for a file that is no text, or a config entry of another form.
-    """
-    templates: dict[str, str] = {}
-    default = folder / "chat_template.jinja"
-    if default.is_file():
-        templates["default"] = _read(default)
-    for name in _FOLDERS:
-        for path in sorted((folder / name).glob("*.jinja")):
-            templates.setdefault(path.stem, _read(path))
-    if templates:
-        return templates
-    for source in (config.get("chat_template"), read_json(folder / "chat_template.json").get("chat_template")):
-        if isinstance(source, str):
-            return {"default": source}
-        if isinstance(source, dict) and all(isinstance(text, str) for text in source.values()):
-            return dict(source)
-        if isinstance(source, list) and all(isinstance(entry, dict) for entry in source):
-            return {str(entry.get("name", "default")): str(entry.get("template", "")) for entry in source}
-        if source is not None:
-            raise TokenizerError(
-                f"read the chat template of '{folder}'",
-                f"tokenizer_config.json holds a {type(source).__name__} there",
-                "make it a string, or a list of objects with 'name' and 'template'",
-            )
-    return {}
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"read the chat template '{path}'", str(error), "download or save it again") from error
 
 
 def _message(message: Any, asked: str) -> dict[str, Any]:

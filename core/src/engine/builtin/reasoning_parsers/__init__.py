@@ -1,0 +1,1 @@
+"""Reasoning parsers: how families of models mark their thoughts."""

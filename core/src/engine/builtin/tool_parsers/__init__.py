@@ -1,0 +1,1 @@
+"""Tool parsers: the forms in which families of models write calls."""

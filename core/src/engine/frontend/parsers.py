@@ -1,0 +1,45 @@
+"""Which parsers read what the model writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from engine.interfaces.reasoning_parser import ReasoningParserNeed
+from engine.interfaces.tokenizer import TokenizerCard
+from engine.interfaces.tool_parser import ToolParserNeed
+from engine.plugin import Registry, Selection, select_recognised
+from engine.types.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from engine.config.settings import EngineConfig
+    from engine.types.model import ModelDescription
+
+
+def choose_parsers(
+    config: EngineConfig, registry: Registry, tokenizer: Selection, folder: str, model: ModelDescription
+) -> tuple[Selection, ...]:
+    """The tool parser and the reasoning parser: those that are named, or that recognise the model's chat template.
+
+    Args:
+        tokenizer: the tokenizer's driver, which knows the template.
+        folder: where its files lie.
+
+    Raises PluginError for a parser that was named, ConfigError for options that nobody takes.
+    """
+    card = cast("type[TokenizerCard]", tokenizer.card)
+
+    def template(with_tools: bool) -> str:
+        try:
+            return card.chat_template(folder, with_tools)
+        except TokenizerError:  # the tokenizer's body will say it: there, and not here, the files are needed
+            return ""
+
+    needs = {
+        "tool_parser": ToolParserNeed(chat_template=template(True), architecture=model.architecture),
+        "reasoning_parser": ReasoningParserNeed(chat_template=template(False), architecture=model.architecture),
+    }
+    chosen = [
+        select_recognised(registry, point, need, config.asked(point), config.options_for(point))
+        for point, need in needs.items()
+    ]
+    return tuple(selection for selection in chosen if selection is not None)
