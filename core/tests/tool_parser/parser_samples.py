@@ -1,5 +1,5 @@
 """Answers as the models write them, by their own chat templates, and what is in them."""
-# ruff: noqa: E501, RUF001
+# ruff: noqa: E501
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -147,7 +148,8 @@ PER_CHARACTER = 60
 @pytest.mark.parametrize("size", [4000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_time_is_linear(name: str, size: int) -> None:
     """Counted, not timed: no text costs more than so much a character, whatever came before."""
-    for text in adversaries(name, size):
+    texts = adversaries(name, size)
+    for text in texts if size < 10_000 else texts[::9]:  # counting slows down thirty times
         stream = parser("tool_parser", name).stream(TOOLS)
 
         def work(stream=stream, text=text) -> None:
@@ -170,8 +172,7 @@ def test_a_megabyte_at_once_is_linear() -> None:
 
 
 def lines(work) -> int:
-    import sys
-
+    """Lines of Python that it takes."""
     count = 0
 
     def trace(frame, event, argument):
