@@ -16,6 +16,7 @@ from engine.types.structured_outputs import MAX_CHOICES
 
 TEXTS = ["yes", "no", "yes, but not today", "Grüße 你好"]
 SETTINGS: dict[str, Any] = {"dtype": "float64", "max_num_seqs": 6, "num_kv_pages": 300, "max_num_batched_tokens": 24}
+CHOICE: dict[str, Any] = {**SETTINGS, "grammar": "choice"}  # others may be installed, and `auto` would take them
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def folder(checkpoints: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(model=folder, **SETTINGS) as model:
+    with LLM(model=folder, **CHOICE) as model:
         yield model
 
 
@@ -130,7 +131,7 @@ def test_async(folder: Path) -> None:
     """With the core in its own process: the tokenizer is read there."""
 
     async def run() -> list[str]:
-        engine = AsyncLLM(EngineArgs(model=folder, **SETTINGS))
+        engine = AsyncLLM(EngineArgs(model=folder, **CHOICE))
         await engine.start()
         try:
 

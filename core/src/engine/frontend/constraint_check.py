@@ -32,9 +32,9 @@ class ConstraintCheck:
         if self._card is None or kind not in self._card.constraints:
             served = "there is none" if self._card is None else f"'{self._name}' enforces {_list(self._card)}"
             raise InvalidRequestError(
-                f"structured_outputs.{kind}={getattr(constraint, kind)!r:.80}",
+                constraint.asked,
                 f"the grammar driver at work does not enforce it: {served}",
-                "install one that does (first-party ones: pip install engine-NAME) and start with --grammar NAME",
+                "pip install engine-xgrammar (or engine-llguidance, engine-outlines) and start without --grammar",
             )
         self._card.verify(constraint)
 

@@ -4,7 +4,8 @@ A grammar driver turns a constraint into a *matcher*, which says after every tok
 in the engine core's process, on token ids and on the bytes that each id stands for; it sees neither text nor logits.
 What it says travels to the workers as bit masks, and tokens that are masked are not drawn.
 
-    compile      off the hot path: in threads of the core's, while the request waits and others run
+    compile      off the hot path: in threads of the core's, while the request waits and others run; what may run away
+                 is done in a process of its own, which has limits and can be killed (`GrammarCard.compiler`)
     fill_masks   once a step, for all constrained rows at once
     accept       once a step and row, with the tokens that came back
 
@@ -19,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from engine.plugin import Card
 
 if TYPE_CHECKING:
@@ -28,11 +31,29 @@ if TYPE_CHECKING:
     from engine.types.structured_outputs import StructuredOutputsParams
 
 
+class CompileOptions(BaseModel):
+    """What a driver whose card names a `compiler` can be told; its own `Options` add to it. The core reads them.
+
+    Set as `--grammar.compile_timeout 5`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    compile_timeout: float = Field(10.0, gt=0, description="seconds after which a compilation is ended")
+    compile_memory: int = Field(1024, ge=64, description="MiB that a compilation may take")
+    compile_processes: int = Field(2, ge=1, le=64, description="most compilations at once")
+
+
 class GrammarCard(Card):
     """Describes a grammar driver, and refuses what it cannot enforce. `unsupported` gets None."""
 
     constraints: ClassVar[frozenset[str]] = frozenset()
     """The fields of `StructuredOutputsParams` that it enforces. Requests that set another are refused by its name."""
+
+    compiler: ClassVar[str] = ""
+    """"package.module:Class" of a `GrammarCompiler`, where compiling may take forever, or all memory, and cannot be
+    interrupted: `GrammarContext.compile_apart` then runs it in processes that have limits. `Options` is a
+    `CompileOptions` then."""
 
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:
@@ -48,13 +69,33 @@ class Matcher(Protocol):
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Tokens were added to the output. Returns how many of them the constraint allows, in order; the matcher then
-        stands behind those. Fewer than all end the request with an error."""
+        stands behind those. Fewer than all end the request with an error.
+
+        Raises EngineError, with which the request ends: the matcher has found that it cannot go on, because its masks
+        take too long, say. Nothing is asked of it any more.
+        """
         ...
 
     @property
     def finished(self) -> bool:
         """The output is complete and nothing but its end may follow: the request ends here, and no token is drawn for
         the end. A complete output that may also go on is not finished: there the mask allows the ends."""
+        ...
+
+
+class GrammarCompiler(Protocol):
+    """The half of a driver that compiles, in a process of its own: what goes in and comes out travels as bytes.
+
+    Built with a `GrammarContext` without options, whose `vocabulary` is at hand. It is killed without warning.
+    """
+
+    def __init__(self, context: GrammarContext) -> None: ...
+
+    def compile(self, source: bytes) -> bytes:
+        """What `Grammar.compile` handed to `GrammarContext.compile_apart`, compiled. One call at a time.
+
+        Raises InvalidRequestError, which reaches the caller of `compile_apart`.
+        """
         ...
 
 

@@ -8,7 +8,9 @@ from typing import Any, cast
 
 from engine.interfaces.context import CoreContext, GrammarContext
 from engine.interfaces.drafter import DrafterOptions
+from engine.interfaces.grammar import CompileOptions, GrammarCard
 from engine.kv.manager import KVManager
+from engine.loop.compiler_processes import CompilerProcesses
 from engine.loop.engine_core import EngineCore
 from engine.loop.vocabulary import Vocabulary
 from engine.plugin import HookRelay, Manifest, PluginList, Registry, load_body
@@ -113,9 +115,17 @@ def _constraints(start: CoreStart, registry: Registry) -> Constraints | None:
     if not any(choice.point == "grammar" for choice in start.worker.choices):
         return None
     (tokenizer,) = (choice for choice in start.worker.choices if choice.point == "tokenizer")
-    vocab_size = start.worker.model.vocab_size
-    context = GrammarContext(vocab_size=vocab_size, vocabulary=Vocabulary(tokenizer, start, registry))
-    return Constraints(_build("grammar", start, registry, context), vocab_size)
+    (choice,) = (choice for choice in start.worker.choices if choice.point == "grammar")
+    chosen = restore_choice(registry, choice)
+    card, vocab_size = cast("type[GrammarCard]", chosen.card), start.worker.model.vocab_size
+    vocabulary = Vocabulary(tokenizer, start, registry)
+    apart = None
+    if card.compiler:
+        apart = CompilerProcesses(card.compiler, cast(CompileOptions, chosen.options), vocab_size, vocabulary)
+    context = GrammarContext(vocab_size=vocab_size, vocabulary=vocabulary, compile_apart=apart)
+    return Constraints(
+        _build("grammar", start, registry, context), vocab_size, close=None if apart is None else apart.close
+    )
 
 
 def _swapping(start: CoreStart, registry: Registry, context: CoreContext, kv: KVManager) -> Swapping | None:

@@ -9,6 +9,7 @@ been heard of.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COMPILE_THREADS = 2
-"""One constraint that takes long does not keep all others waiting."""
+COMPILE_THREADS = 8
+"""One constraint that takes long does not keep all others waiting. Mostly they wait, for a process or a lock."""
 
 
 class Constraints:
@@ -36,10 +37,11 @@ class Constraints:
     Args:
         grammar: at work.
         vocab_size: of the model.
+        close: ends what compiles outside of this process.
     """
 
-    def __init__(self, grammar: Grammar, vocab_size: int) -> None:
-        self._grammar = grammar
+    def __init__(self, grammar: Grammar, vocab_size: int, close: Callable[[], None] | None = None) -> None:
+        self._grammar, self._close = grammar, close
         self._words = -(-vocab_size // 32)
         self._threads: ThreadPoolExecutor | None = None
         self._compiling: dict[str, tuple[Request, Future[Matcher]]] = {}
@@ -92,6 +94,8 @@ class Constraints:
         self._compiling.clear()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._close is not None:
+            self._close()
 
     # -- step by step -------------------------------------------------------------------------------------------------
     def masks(self, plan: StepPlan, slots: SlotTable) -> Masks | None:
@@ -130,7 +134,12 @@ def follow(row_slots: np.ndarray, outputs: list[CoreOutput], stopped: set[int], 
         if i in stopped:
             continue
         matcher, output = _matcher(slots, row_slots[i]), outputs[i]
-        accepted = matcher.accept(output.new_token_ids)
+        try:
+            accepted = matcher.accept(output.new_token_ids)
+        except EngineError as error:
+            ended.append(i)
+            _end(output, 0, error)
+            continue
         if accepted < len(output.new_token_ids):
             ended.append(i)
             _refuse(output, accepted)
@@ -144,15 +153,21 @@ def follow(row_slots: np.ndarray, outputs: list[CoreOutput], stopped: set[int], 
 def _refuse(output: CoreOutput, accepted: int) -> None:
     """A row whose constraint and other parameters leave no token draws one all the same: it is not shown."""
     token = output.new_token_ids[accepted]
-    del output.new_token_ids[accepted:]
-    if output.new_logprobs:
-        del output.new_logprobs[accepted:]
-    output.finish_reason = FinishReason.ERROR
-    output.error = EngineError(
+    error = EngineError(
         f"go on with request {output.request_id!r} under its structured_outputs",
         f"no token is left that the constraint and the other sampling parameters allow (token {token} was drawn)",
         "drop what forbids further tokens: min_tokens, bad_words, allowed_token_ids, logit_bias",
-    ).parts
+    )
+    _end(output, accepted, error)
+
+
+def _end(output: CoreOutput, shown: int, error: EngineError) -> None:
+    """The request ends with an error, and so many of its new tokens are shown."""
+    del output.new_token_ids[shown:]
+    if output.new_logprobs:
+        del output.new_logprobs[shown:]
+    output.finish_reason = FinishReason.ERROR
+    output.error = error.parts
 
 
 def _matcher(slots: SlotTable, slot: int) -> Matcher:

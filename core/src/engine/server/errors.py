@@ -92,9 +92,10 @@ def describe(error: Exception, request_id: str = "") -> tuple[int, dict[str, Any
 
 
 def _parameter(error: EngineError) -> str | None:
-    """`temperature` of "temperature=nan": sampling errors begin with the parameter that they are about."""
+    """`temperature` of "temperature=nan", `structured_outputs.regex` of "structured_outputs.regex='('": sampling
+    errors begin with the parameter that they are about."""
     name, equals, _ = error.asked.partition("=")
-    return name if equals and name.isidentifier() else None
+    return name if equals and all(part.isidentifier() for part in name.split(".")) else None
 
 
 def install(app: FastAPI) -> None:

@@ -12,6 +12,10 @@ MAX_CHOICES = 1024
 """The most entries of `choice`."""
 MAX_CHOICE_CHARACTERS = 32768
 """The most characters of all entries of `choice` together: each is a state of what is compiled."""
+MAX_CHARACTERS = 262144
+"""The most characters of any other constraint, a schema's as JSON."""
+MAX_DEPTH = 100
+"""How deep a schema, or a structural tag, may be nested."""
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=True):
@@ -38,6 +42,18 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
     structural_tag: str | None = None
 
     @property
+    def asked(self) -> str:
+        """The first part of an error about a verified constraint, which names it: "structured_outputs.regex='a+'"."""
+        (kind,) = self.kinds
+        return f"structured_outputs.{kind}={getattr(self, kind)!r:.80}"
+
+    @property
+    def schema(self) -> Any:
+        """The schema of a verified `json`, decoded; what a structural tag says, decoded. None for other kinds."""
+        value = self.json if self.json is not None else self.structural_tag
+        return msgspec.json.decode(value) if isinstance(value, str) else value
+
+    @property
     def kinds(self) -> list[str]:
         """The names of those that are set; one, once it is verified."""
         return [name for name in KINDS if getattr(self, name) not in (None, False)]
@@ -52,20 +68,44 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
                 f"set one of {', '.join(KINDS)}",
             )
         (kind,) = kinds
-        value = getattr(self, kind)
+        value: Any = getattr(self, kind)
         if self.choice is not None:
             return self._verify_choice()
         wanted = {"json": (str, dict), "json_object": (bool,)}.get(kind, (str,))
         if not isinstance(value, wanted):
             names = " or ".join({str: "a text", dict: "a mapping", bool: "true"}[t] for t in wanted)
             raise InvalidRequestError(f"structured_outputs.{kind}={value!r:.80}", f"it is not {names}")
-        if kind == "json" and isinstance(value, dict):
+        if kind == "json" or kind == "structural_tag":
+            self._verify_json(kind, value)
+        elif isinstance(value, str):
+            _check_length(self.asked, len(value))
+            _check_unicode(kind, value)
+
+    def _verify_json(self, kind: str, value: Any) -> None:
+        if isinstance(value, dict):
             try:
                 msgspec.msgpack.encode(value)
+                text: bytes | str = msgspec.json.encode(value)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise InvalidRequestError(
-                    f"structured_outputs.json={value!r:.80}", f"it holds what does not travel: {error}"
+                    f"structured_outputs.{kind}={_shown(value)}", f"it holds what does not travel: {error}"
                 ) from error
+        else:
+            text = value
+        _check_length(f"structured_outputs.{kind}={_shown(value)}", len(text))
+        try:
+            decoded = value if isinstance(value, dict) else msgspec.json.decode(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"structured_outputs.{kind}={value!r:.80}", f"it is no JSON: {error}") from error
+        if not isinstance(decoded, dict) and not (kind == "json" and isinstance(decoded, bool)):
+            wanted = "a JSON schema: an object, true or false" if kind == "json" else "a JSON object"
+            raise InvalidRequestError(f"structured_outputs.{kind}={value!r:.80}", f"it is not {wanted}")
+        if _deeper(decoded, MAX_DEPTH):
+            raise InvalidRequestError(
+                f"structured_outputs.{kind}={_shown(value)}",
+                f"it is nested more than {MAX_DEPTH} deep",
+                "name parts of it under $defs and refer to them" if kind == "json" else "",
+            )
 
     def _verify_choice(self) -> None:
         choice = self.choice
@@ -85,12 +125,43 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
                 "send fewer or shorter ones",
             )
         for text in choice:
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise InvalidRequestError(
-                    f"structured_outputs.choice=[{text!r:.80}]", f"it is no valid Unicode text: {error}"
-                ) from error
+            _check_unicode("choice", text)
+
+
+def _check_length(asked: str, characters: int) -> None:
+    if characters > MAX_CHARACTERS:
+        raise InvalidRequestError(asked, f"it has {characters} characters; at most {MAX_CHARACTERS} are taken")
+
+
+def _check_unicode(kind: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"structured_outputs.{kind}={text!r:.80}", f"it is no valid Unicode text: {error}"
+        ) from error
+
+
+def _shown(value: str | dict[str, Any]) -> str:
+    """The beginning of it. A mapping may be too deep to be shown."""
+    try:
+        return f"{value!r:.80}"
+    except RecursionError:
+        return "{...}"
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth + 1):
+        level = [
+            child
+            for container in level
+            if isinstance(container, (dict, list))
+            for child in (container.values() if isinstance(container, dict) else container)
+        ]
+        if not level:
+            return False
+    return True
 
 
 KINDS: tuple[str, ...] = StructuredOutputsParams.__struct_fields__

@@ -1,0 +1,201 @@
+"""Compiling in processes that can be killed: what `GrammarContext.compile_apart` is.
+
+A constraint comes from a stranger, and compiling it is code of a library that may run for hours, take all memory, or
+crash. In a thread of the core's that could not be ended, so it happens in children; one that oversteps is killed, its
+request ends with an error, and the next request gets a new child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+import msgspec
+
+from engine.loop.compiler_process import CompilerAnswer, CompilerStart
+from engine.types import wire
+from engine.types.errors import EngineError, InvalidRequestError, rebuild_error
+
+if TYPE_CHECKING:
+    from engine.interfaces.grammar import CompileOptions
+
+MODULE = "engine.loop.compiler_process"
+START_SECONDS = 120.0
+"""How long a child may take to import its library and to read the vocabulary."""
+MIB = 1 << 20
+
+
+class _TooLate(Exception):
+    """No answer in time."""
+
+
+class _Child:
+    """One process."""
+
+    def __init__(self, start: bytes) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            self.ask(start, START_SECONDS)
+        except BaseException:
+            self.kill()
+            raise
+
+    def ask(self, message: bytes, seconds: float) -> CompilerAnswer:
+        """Send a message and wait for the answer. Raises _TooLate, OSError, EOFError, or the EngineError answered."""
+        wire.write_frame(cast(BinaryIO, self.process.stdin), message)
+        deadline = time.monotonic() + seconds
+        size = int.from_bytes(self._read(8, deadline), "little")
+        answer = msgspec.msgpack.decode(self._read(size, deadline), type=CompilerAnswer)
+        if answer.error is not None:
+            raise rebuild_error(answer.error)
+        return answer
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        assert self.process.stdout is not None
+        pipe, parts = self.process.stdout.fileno(), []
+        while size:
+            poll = select.poll()  # `select` takes no descriptor above 1024
+            poll.register(pipe, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise _TooLate
+            part = os.read(pipe, min(size, MIB))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def kill(self) -> int:
+        """End it. Returns its exit code, negative for a signal."""
+        self.process.kill()
+        code = self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                cast(BinaryIO, pipe).close()
+        return code
+
+
+class CompilerProcesses:
+    """Children that compile, started when they are first needed. Thread-safe.
+
+    Args:
+        compiler: "package.module:Class" of the driver's `GrammarCompiler`.
+        options: the limits.
+        vocab_size, vocabulary: of the driver's context.
+    """
+
+    def __init__(
+        self,
+        compiler: str,
+        options: CompileOptions,
+        vocab_size: int,
+        vocabulary: Callable[[], Sequence[bytes | None]],
+    ) -> None:
+        self._compiler, self._options = compiler, options
+        self._vocab_size, self._vocabulary = vocab_size, vocabulary
+        self._places = threading.BoundedSemaphore(options.compile_processes)
+        self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
+        self._lock = threading.Lock()
+        self._living: set[_Child] = set()
+        self._closed = False
+        self._close = weakref.finalize(self, _kill_all, self._living)  # also at the interpreter's exit
+
+    def __call__(self, source: bytes) -> bytes:
+        """Compile; see `GrammarContext.compile_apart`."""
+        with self._places:
+            child = self._take()
+            try:
+                seconds = self._options.compile_timeout
+                answer = child.ask(source, seconds)
+            except _TooLate:
+                self._drop(child)
+                raise InvalidRequestError(
+                    "compile structured_outputs",
+                    f"it takes longer than the {seconds:g} s that a compilation may take",
+                    "ask for something simpler; who runs the server may raise --grammar.compile_timeout",
+                ) from None
+            except EngineError:
+                self._idle.put(child)
+                raise
+            except (OSError, EOFError) as error:
+                raise self._died(child) from error
+            if answer.memory or answer.compiled is None:
+                self._drop(child)
+                raise self._too_much_memory()
+            self._idle.put(child)
+            return answer.compiled
+
+    def close(self) -> None:
+        """End all children, and with them what they compile. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._close()
+
+    def _take(self) -> _Child:
+        with contextlib.suppress(queue.Empty):
+            return self._idle.get_nowait()
+        options = self._options
+        start = CompilerStart(
+            compiler=self._compiler,
+            vocab_size=self._vocab_size,
+            vocabulary=list(self._vocabulary()),
+            seconds=options.compile_timeout,
+            memory_bytes=options.compile_memory * MIB,
+        )
+        try:
+            child = _Child(msgspec.msgpack.encode(start))
+        except (OSError, EOFError, _TooLate) as error:
+            raise EngineError(
+                f"start a process of {self._compiler}", f"{type(error).__name__} {error}", "the log may say why"
+            ) from error
+        with self._lock:
+            if not self._closed:
+                self._living.add(child)
+                return child
+        child.kill()
+        raise EngineError("compile structured_outputs", "the engine is shutting down")
+
+    def _drop(self, child: _Child) -> int:
+        with self._lock:
+            self._living.discard(child)
+        return child.kill()
+
+    def _died(self, child: _Child) -> EngineError:
+        """A child that leaves in the middle of a compilation has run out of memory or stack, as far as one can know."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(1.0)
+        code = self._drop(child)
+        with self._lock:
+            if self._closed:
+                return EngineError("compile structured_outputs", "the engine is shutting down")
+        if code == -signal.SIGABRT:  # how C++ ends where memory is refused
+            return self._too_much_memory()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return InvalidRequestError(
+            "compile structured_outputs", f"the compiler broke down over it ({how})", "ask for something simpler"
+        )
+
+    def _too_much_memory(self) -> InvalidRequestError:
+        return InvalidRequestError(
+            "compile structured_outputs",
+            f"it takes more than the {self._options.compile_memory} MiB that a compilation may take",
+            "ask for something simpler; who runs the server may raise --grammar.compile_memory",
+        )
+
+
+def _kill_all(children: set[_Child]) -> None:
+    for child in list(children):
+        child.kill()
+    children.clear()

@@ -1,0 +1,128 @@
+"""Compilers that run away: each is ended, says why, and costs nobody else anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.interfaces.grammar import CompileOptions
+from engine.loop.compiler_processes import CompilerProcesses
+from engine.types.errors import EngineError, InvalidRequestError
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CompilerProcesses]]:
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    made: list[CompilerProcesses] = []
+
+    def build(compiler: str = "Runaway", **options: float) -> CompilerProcesses:
+        limits = CompileOptions(**{"compile_timeout": 1.0, "compile_memory": 128, **options})
+        made.append(CompilerProcesses(f"runaway_compilers:{compiler}", limits, 3, lambda: [b"a", None, b"c"]))
+        return made[-1]
+
+    yield build
+    for processes in made:
+        processes.close()
+
+
+def test_it_compiles_with_the_vocabulary_at_hand(make: Callable[..., CompilerProcesses]) -> None:
+    compile_apart = make()
+    assert compile_apart(b"echo one") == b"one|a?c"
+    assert compile_apart(b"pid") == compile_apart(b"pid"), "the process stays"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (b"sleep 60", "longer than the 1 s.*--grammar.compile_timeout"),
+        (b"hold 60", "longer than the 1 s"),
+        (b"memory 2000000000", "more than the 128 MiB.*--grammar.compile_memory"),
+        (b"crash abort", "more than the 128 MiB"),
+        (b"crash segv", "broke down.*SIGSEGV"),
+        (b"leave", "broke down.*exit code 7"),
+        (b"deep", "nested too deeply"),
+        (b"refuse", "structured_outputs.regex='\\('; so it is"),
+    ],
+)
+def test_what_runs_away_is_ended_and_the_next_is_compiled(
+    make: Callable[..., CompilerProcesses], source: bytes, message: str
+) -> None:
+    compile_apart = make(compile_processes=1)
+    began = time.monotonic()
+    with pytest.raises(InvalidRequestError, match=message):
+        compile_apart(source)
+    assert compile_apart(b"echo 2") == b"2|a?c"
+    assert time.monotonic() - began < 30
+
+
+def test_an_unforeseen_error_is_no_fault_of_the_request(make: Callable[..., CompilerProcesses]) -> None:
+    compile_apart = make()
+    with pytest.raises(EngineError, match="ZeroDivisionError: in the library") as found:
+        compile_apart(b"fail")
+    assert not isinstance(found.value, InvalidRequestError)
+    assert compile_apart(b"echo 2") == b"2|a?c"
+
+
+def test_a_compiler_that_cannot_be_built(make: Callable[..., CompilerProcesses]) -> None:
+    with pytest.raises(EngineError, match="ImportError: no such library"):
+        make("Unbuildable")(b"echo")
+
+
+def test_one_that_takes_long_keeps_nobody_waiting(make: Callable[..., CompilerProcesses]) -> None:
+    compile_apart = make(compile_processes=2, compile_timeout=20.0)
+    with ThreadPoolExecutor(4) as threads:
+        slow = threads.submit(compile_apart, b"hold 3")
+        time.sleep(0.1)
+        others = [threads.submit(compile_apart, b"echo %d" % i) for i in range(3)]
+        assert [other.result() for other in others] == [b"0|a?c", b"1|a?c", b"2|a?c"]
+        assert not slow.done()
+        assert slow.result() == b"done"
+
+
+def test_close_ends_what_is_compiled(make: Callable[..., CompilerProcesses]) -> None:
+    compile_apart = make(compile_timeout=60.0)
+    pid = int(compile_apart(b"pid"))
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(compile_apart, b"hold 60")
+        time.sleep(0.2)
+        threading.Timer(0.2, compile_apart.close).start()
+        with pytest.raises(EngineError, match="shutting down"):
+            running.result(10)
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(EngineError, match="shutting down"):
+        compile_apart(b"echo")
+
+
+def test_it_leaves_with_its_parent(tmp_path: Path) -> None:
+    """A parent that is killed closes nothing; the end of the pipe does."""
+    script = f"""
+import sys; sys.path.insert(0, {str(HERE)!r})
+from engine.interfaces.grammar import CompileOptions
+from engine.loop.compiler_processes import CompilerProcesses
+processes = CompilerProcesses("runaway_compilers:Runaway", CompileOptions(), 1, lambda: [b"a"])
+print(processes(b"pid").decode(), flush=True)
+sys.stdin.read()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(pid)
+        parent.kill()
+    until = time.monotonic() + 5
+    while psutil.pid_exists(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(pid)

@@ -1,0 +1,1 @@
+"""Grammar `xgrammar`: structured outputs by XGrammar."""

@@ -1,0 +1,114 @@
+"""The half of `xgrammar` that compiles, in a process that may be killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import xgrammar as xgr
+
+from engine.types.errors import InvalidRequestError
+from engine_xgrammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import GrammarContext
+
+MAX_COMPILED = 16_000_000
+"""Bytes of a compiled constraint as it travels; the core's process reads it in some 15 ms a megabyte."""
+SLOWEST_MASK = 0.05
+"""Seconds of processor time. A constraint with a slower mask than this would hold up all requests, so it is refused."""
+WALKS, STEPS, WALK_SECONDS = 6, 48, 1.5
+"""How its masks are tried: so many texts of so many tokens, for so long at most."""
+_PLACE = re.compile(r"^(?:\[[\d:]+\] )?\S*?\.(?:cc|h):\d+: ")
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What is to be compiled.
+
+    Args:
+        kind: field of `StructuredOutputsParams`.
+        text: its value; a schema's and a choice's as JSON.
+        max_whitespace: see `XGrammarOptions`.
+    """
+
+    kind: str
+    text: str
+    max_whitespace: int = 16
+
+
+class Compiler:
+    """See `engine.interfaces.grammar.GrammarCompiler`."""
+
+    def __init__(self, context: GrammarContext) -> None:
+        self._vocabulary = Vocabulary(context.vocabulary(), context.vocab_size)
+        self._vocab_size = context.vocab_size
+        self._compilers = {
+            kind: xgr.GrammarCompiler(self._vocabulary.of(kind), max_threads=1, cache_enabled=False)
+            for kind in ("json", "grammar")
+        }
+
+    def compile(self, source: bytes) -> bytes:
+        """See the interface."""
+        asked = msgspec.msgpack.decode(source, type=Source)
+        try:
+            compiled = self._compile(asked)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if "bad_alloc" in str(error):
+                raise MemoryError from error
+            found = _PLACE.sub("", str(error).strip().splitlines()[-1]) if str(error) else type(error).__name__
+            raise InvalidRequestError("compile structured_outputs", f"XGrammar cannot compile it: {found}") from error
+        self._try(compiled)
+        data = compiled.serialize_json().encode()
+        if len(data) > MAX_COMPILED:
+            raise InvalidRequestError(
+                "compile structured_outputs",
+                f"compiled it has {len(data) >> 20} MiB; at most {MAX_COMPILED >> 20} are taken",
+                "ask for something simpler",
+            )
+        return data
+
+    def _compile(self, asked: Source) -> xgr.CompiledGrammar:
+        json_compiler, compiler = self._compilers["json"], self._compilers["grammar"]
+        most = asked.max_whitespace
+        layout = {"any_whitespace": most > 0, "max_whitespace_cnt": most or None}
+        match asked.kind:
+            case "json":
+                return json_compiler.compile_json_schema(asked.text, **layout)
+            case "json_object":
+                return json_compiler.compile_json_schema('{"type":"object"}', **layout)
+            case "regex":
+                return compiler.compile_regex(asked.text)
+            case "choice":
+                texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(asked.text))
+                return compiler.compile_grammar(f"root ::= {texts}")
+            case "grammar":
+                return compiler.compile_grammar(asked.text)
+            case _:
+                return compiler.compile_structural_tag(asked.text)
+
+    def _try(self, compiled: xgr.CompiledGrammar) -> None:
+        """Write some texts under it and look how long the masks take: that is where XGrammar does what it put off."""
+        row = np.empty((1, -(-self._vocab_size // 32)), np.int32)
+        random, until = np.random.default_rng(0), time.thread_time() + WALK_SECONDS
+        for _ in range(WALKS):
+            matcher = xgr.GrammarMatcher(compiled)
+            for _ in range(STEPS):
+                began = time.thread_time()
+                matcher.fill_next_token_bitmask(row)
+                if time.thread_time() - began > SLOWEST_MASK:
+                    raise InvalidRequestError(
+                        "compile structured_outputs",
+                        f"a mask under it takes more than the {SLOWEST_MASK * 1000:g} ms that one may take",
+                        "ask for something simpler: fewer or smaller repetitions within repetitions",
+                    )
+                bits = np.unpackbits(row.view(np.uint8)[0], bitorder="little")[: self._vocab_size]
+                allowed = np.flatnonzero(bits)
+                if not allowed.size or time.thread_time() > until:
+                    break
+                matcher.accept_token(int(random.choice(allowed)))
