@@ -14,6 +14,7 @@ _PLAIN_ESCAPES = frozenset(r"\^$.*+?()[]{}|/-" + "\"' #%&,:;<=>@_`~!")
 _CLASSES = frozenset("dDwWsS")
 _CONTROLS = frozenset("nrtfv")
 _REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_ONE_CLASS = re.compile(r"(\[(?:[^\[\]\\]|\\.)+\]|\\.|[^\\\[\](){}*+?|^$])(\*|\+|\?|\{(\d+)(,(\d*))?\}|)", re.DOTALL)
 MAX_REPEATS = 4096
 """The most that counted repetitions within each other may multiply to: what they stand for is kept place by place."""
 
@@ -35,6 +36,23 @@ def stripped(pattern: str) -> str:
     body = pattern[:-1]
     backslashes = len(body) - len(body.rstrip("\\"))
     return pattern if backslashes % 2 else body
+
+
+def bounded(pattern: str, least: int, most: int | None) -> str | None:
+    """The pattern of a JSON schema and its bounds of length as one pattern, where it repeats one class of characters,
+    as "^[a-z]*$" does; None for other patterns, and where nothing is left."""
+    found = _ONE_CLASS.fullmatch(stripped(pattern)) if pattern.startswith("^") else None
+    if found is None or stripped(pattern) == pattern.removeprefix("^"):
+        return None
+    low: int
+    high: int | None
+    low, high = {"*": (0, None), "+": (1, None), "?": (0, 1), "": (1, 1)}.get(found[2], (0, None))
+    if found[2].startswith("{"):
+        low, high = int(found[3]), int(found[3]) if found[4] is None else int(found[5]) if found[5] else None
+    low, high = max(low, least), min((bound for bound in (high, most) if bound is not None), default=None)
+    if high is not None and low > high:
+        return None
+    return f"^{found[1]}{{{low},{'' if high is None else high}}}$"
 
 
 class _Scan:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from engine.interfaces.json_schema import Place, check, disjoint
-from engine_xgrammar.patterns import objection
+from engine_xgrammar.patterns import bounded, objection
 
 ENFORCED = frozenset(
     {
@@ -58,6 +59,8 @@ def _rule(place: Place) -> None:
 def _strings(place: Place) -> None:
     schema = place.schema
     for key in ("pattern", "format"):
+        if key == "pattern" and "format" not in schema and with_lengths(schema) is not None:
+            continue
         found = [beside for beside in ("minLength", "maxLength", "pattern") if beside in schema and beside != key]
         if key in schema and found:
             raise place.refuse(found[0], f"{' and '.join(map(repr, found))} cannot be enforced beside {key!r}")
@@ -70,6 +73,31 @@ def _strings(place: Place) -> None:
     for key in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
         if schema.get(key, 0) > MAX_LENGTH:
             raise place.refuse(key, f"it is above {MAX_LENGTH}")
+
+
+def with_lengths(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A schema's `pattern` and bounds of length as a pattern alone; None where that cannot be written."""
+    if not isinstance(schema.get("pattern"), str) or not {"minLength", "maxLength"} & schema.keys():
+        return None
+    pattern = bounded(schema["pattern"], schema.get("minLength", 0), schema.get("maxLength"))
+    if pattern is None:
+        return None
+    return {**{key: schema[key] for key in schema if key not in ("minLength", "maxLength")}, "pattern": pattern}
+
+
+def rewritten(schema: Any) -> Any:
+    """A schema that was checked, in words that XGrammar understands."""
+    if isinstance(schema, list):
+        return [rewritten(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, part in (with_lengths(schema) or schema).items():
+        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(part, dict):
+            found[key] = {name: rewritten(of_name) for name, of_name in part.items()}
+        else:
+            found[key] = part if key in ("enum", "const", "default", "examples") else rewritten(part)
+    return found
 
 
 def _numbers(place: Place) -> None:

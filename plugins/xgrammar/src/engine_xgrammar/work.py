@@ -16,6 +16,7 @@ from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
 from engine_xgrammar.compiler import Compiler, Source
 from engine_xgrammar.matcher import SLOW_SECONDS, XGrammarMatcher
+from engine_xgrammar.schemas import rewritten
 from engine_xgrammar.spelling import unspeakable
 from engine_xgrammar.tags import with_format
 from engine_xgrammar.vocabulary import Vocabulary
@@ -123,11 +124,11 @@ class Work:
 def _source(constraint: StructuredOutputsParams) -> tuple[str, str]:
     (kind,) = constraint.kinds
     if kind == "json":
-        return kind, json.dumps(constraint.schema)
+        return kind, json.dumps(rewritten(constraint.schema))
     if kind == "choice":
         return kind, json.dumps(list(dict.fromkeys(constraint.choice or ())))
     if kind == "json_object":
         return kind, ""
     if kind == "structural_tag":
-        return kind, json.dumps(with_format(constraint.schema))
+        return kind, json.dumps(rewritten(with_format(constraint.schema)))
     return kind, str(getattr(constraint, kind))
