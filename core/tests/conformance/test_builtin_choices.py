@@ -14,6 +14,7 @@ from engine_sdk.conformance import (
     EvictorConformance,
     ExecutorConformance,
     GrammarConformance,
+    KVConnectorConformance,
     LogitsProcessorConformance,
     PlatformConformance,
     RouterConformance,
@@ -29,6 +30,10 @@ class TestLRU(EvictorConformance):
 
 class TestNgram(DrafterConformance):
     driver = "ngram"
+
+
+class TestHostConnector(KVConnectorConformance):
+    driver = "host"
 
 
 class TestFCFS(SchedulingPolicyConformance):

@@ -22,7 +22,7 @@ import pytest
 # Before any suite is imported: a failed assertion of a suite then shows its values, as one of a test's own does.
 _TESTING = (
     *("base", "attention", "ops", "communicator", "evictor", "drafter", "grammar", "scheduling_policy", "router"),
-    *("logits_processor", "executor", "platform", "checkpoint", "quantization"),
+    *("logits_processor", "executor", "platform", "checkpoint", "quantization", "kv_connector"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.evictor import EvictorConformance
     from engine_sdk.conformance.executor.suite import ExecutorConformance
     from engine_sdk.conformance.grammar.suite import GrammarConformance
+    from engine_sdk.conformance.kv_connector.suite import KVConnectorConformance
     from engine_sdk.conformance.logits_processor import LogitsProcessorConformance
     from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
     from engine_sdk.conformance.platform import PlatformConformance
@@ -54,6 +55,7 @@ __all__ = [
     "EvictorConformance",
     "ExecutorConformance",
     "GrammarConformance",
+    "KVConnectorConformance",
     "LogitsProcessorConformance",
     "OpsConformance",
     "OpsThorough",
@@ -78,6 +80,7 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "platform": ("PlatformConformance",),
         "checkpoint": ("CheckpointConformance",),
         "quantization": ("QuantizationConformance",),
+        "kv_connector": ("KVConnectorConformance",),
     }
 )
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
@@ -93,6 +96,7 @@ _HOMES = {
     "EvictorConformance": "evictor",
     "ExecutorConformance": "executor.suite",
     "GrammarConformance": "grammar.suite",
+    "KVConnectorConformance": "kv_connector.suite",
     "LogitsProcessorConformance": "logits_processor",
     "OpsConformance": "ops.suite",
     "OpsThorough": "ops.suite",

@@ -142,7 +142,7 @@ class Conformance:
         }  # fmt: skip
         quickest = float("inf")
         for _ in range(CARD_TRIES):
-            found = _fresh(request)
+            found = fresh(request)
             assert not found["heavy"], f"importing and asking the card brings {', '.join(found['heavy'])}"
             assert found["answers"] == [subject.card.unsupported(need) for need in self.needs()]
             quickest = min(quickest, found["seconds"])
@@ -182,10 +182,7 @@ class Conformance:
     @classmethod
     def methods(cls) -> Sequence[str]:
         """The names of the body's methods: all of the Protocol's."""
-        protocol = cls.interface()
-        inherited = {name for base in protocol.__mro__[:-1] if base.__module__ != "typing" for name in vars(base)}
-        wanted = {name for name in inherited if not name.startswith("_") or name in ("__len__", "__iter__")}
-        return sorted(name for name in wanted if callable(getattr(protocol, name, None)))
+        return methods_of(cls.interface())
 
     @classmethod
     def interface(cls) -> type:
@@ -219,17 +216,7 @@ class Conformance:
 
     def test_body_has_the_interface(self) -> None:
         """Each method is there and takes the interface's arguments, by place and by name."""
-        body, interface = self.body(), self.interface()
-        for name in self.methods():
-            method = getattr(body, name, None)
-            assert callable(method), f"{body.__qualname__} has no method {name}"
-            declared = inspect.signature(getattr(interface, name)).parameters.values()
-            parameters = [p.name for p in declared if p.kind is p.POSITIONAL_OR_KEYWORD]
-            try:
-                signature = inspect.signature(method)
-            except ValueError:
-                continue  # native code that does not say
-            _check_binds(name, signature, parameters)
+        check_methods(self.body(), self.interface(), self.methods())
 
     def test_figure(self, record_property: Callable[[str, object], None]) -> None:
         """How fast it is on this machine: printed (`pytest -s`, `engine plugins test`), never asserted."""
@@ -240,6 +227,27 @@ class Conformance:
         print(f"\n{self.point} {self.subject().candidate.name}: {line}")
 
 
+def methods_of(protocol: type) -> list[str]:
+    """The names of a Protocol's methods."""
+    inherited = {name for base in protocol.__mro__[:-1] if base.__module__ != "typing" for name in vars(base)}
+    wanted = {name for name in inherited if not name.startswith("_") or name in ("__len__", "__iter__")}
+    return sorted(name for name in wanted if callable(getattr(protocol, name, None)))
+
+
+def check_methods(body: type, interface: type, names: Sequence[str]) -> None:
+    """Fail the test where a body lacks one of these methods of a Protocol, or does not take its arguments."""
+    for name in names:
+        method = getattr(body, name, None)
+        assert callable(method), f"{body.__qualname__} has no method {name}"
+        declared = inspect.signature(getattr(interface, name)).parameters.values()
+        parameters = [p.name for p in declared if p.kind is p.POSITIONAL_OR_KEYWORD]
+        try:
+            signature = inspect.signature(method)
+        except ValueError:
+            continue  # native code that does not say
+        _check_binds(name, signature, parameters)
+
+
 def _check_binds(name: str, signature: inspect.Signature, parameters: Sequence[str]) -> None:
     try:
         signature.bind(*parameters)
@@ -248,7 +256,8 @@ def _check_binds(name: str, signature: inspect.Signature, parameters: Sequence[s
         pytest.fail(f"{name}{signature} does not take ({', '.join(parameters)}): {error}", pytrace=False)
 
 
-def _fresh(request: Mapping[str, Any]) -> dict[str, Any]:
+def fresh(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What `probe.py` answers: see there."""
     command = [sys.executable, str(Path(__file__).with_name("probe.py"))]
     done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"importing the card in a fresh process raises:\n{done.stderr}"

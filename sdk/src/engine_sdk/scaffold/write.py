@@ -17,14 +17,18 @@ HOOKS = "hooks"
 """Not a point: a plugin that listens."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
+_NUMPY = frozenset({"checkpoint", "drafter", "evictor", "grammar", "kv_connector"})
+"""Points whose minimal body computes with numpy."""
 _TORCH = frozenset(
-    {"attention", "checkpoint", "communicator", "drafter", "logits_processor", "ops", "platform", "quantization"}
+    {"attention", "checkpoint", "communicator", "drafter", "kv_connector", "logits_processor", "ops", "platform"}
+    | {"quantization"}
 )
 """Points whose minimal body computes with torch."""
 _USE = {
     "router": "engine serve --data-parallel-size 2 --router my-driver",
     "communicator": "engine serve --tensor-parallel-size 2 --communicator my-driver",
     "checkpoint": "engine generate --model my-driver:FOLDER 'Once upon a time'",
+    "kv_connector": "engine serve --preemption-mode swap --swap-space 1GiB --kv-connector my-driver",
 }
 
 
@@ -103,17 +107,19 @@ def _templates(kind: str) -> dict[str, str]:
         "README.md": text("README.md"),
         f"{package}/__init__.py": text("init.py"),
         f"{package}/py.typed": "",
-        f"{package}/body.py": text("body.py"),
         "tests/test_conformance.py" if kind != HOOKS else "tests/test_hooks.py": text("test.py"),
     }
-    if kind != HOOKS:
-        contents[f"{package}/card.py"] = text("card.py")
+    for source in sorted(own.iterdir(), key=lambda source: source.name):
+        name = source.name.removesuffix(".txt")
+        if name.endswith(".py") and name not in ("init.py", "test.py"):
+            contents[f"{package}/{name}"] = source.read_text(encoding="utf-8")
     return contents
 
 
 def _filled(text: str, kind: str, name: str) -> str:
     class_name = "".join(part.capitalize() for part in name.split("-"))
-    dependencies = ['"engine"', *(['"numpy"'] if kind in ("checkpoint", "drafter", "evictor", "grammar") else [])]
+    dependencies = ['"engine"', *(['"msgspec"'] if kind == "kv_connector" else [])]
+    dependencies += ['"numpy"'] if kind in _NUMPY else []
     dependencies += ['"torch"'] if kind in _TORCH else []
     if kind == HOOKS:
         help_line, group = "A plugin that listens to hooks", "engine.hooks.core.v0"
