@@ -350,7 +350,8 @@ def metrics_page() -> str:
     idle: Any = SimpleNamespace(
         ranks=[],
         measures=Measures(max_model_len=4096),
-        plan=SimpleNamespace(registry=SimpleNamespace(quarantine={})),
+        plan=SimpleNamespace(registry=Registry()),
+        worker=None,
     )
     text = Exposition(idle, "model", cast("Any", SimpleNamespace(responses={200: 0}))).text().decode()
     meanings = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))

@@ -170,16 +170,29 @@ def test_broken_and_unselected_it_harms_nobody(house: House, moon: Path, file: s
     (moon / file).write_text(text)
     server = house.serve("tiny")
     assert says(server)
-    if file == "card.py":
-        assert server.metrics()["quarantined_drivers"] == 1
+    assert server.metrics()["quarantined_drivers"] == bool(found)
     assert server.stop() == 0
     banner = "".join(server.lines)
+    code, said = house.run("plugins")
+    assert code == 0 and "engine-moon" in said and ("! broken (engine serve, " in said) == bool(found)
     if found:
-        assert "engine-moon 1.0" in banner and found in banner
+        assert found in said and "engine-moon 1.0" in banner and found in banner
         code, doctor = house.run("plugins", "doctor")
         assert code == 1 and found in doctor and "engine-moon" in doctor
-    code, said = house.run("plugins")
-    assert code == 0 and "engine-moon" in said
+
+
+def test_it_is_denied(house: House, moon: Path) -> None:
+    """Also what is broken in it is not told of: nothing of it is imported."""
+    (moon / "hooks.py").write_text("raise RuntimeError('the moon is deaf')")
+    server = house.serve("tiny", "--plugins", "engine,engine-tiny")
+    assert says(server) and server.metrics()["quarantined_drivers"] == 0
+    assert server.stop() == 0
+    banner = "".join(server.lines)
+    assert "engine,engine-tiny (2 denied)" in banner and "engine-moon" not in banner and "deaf" not in banner
+    code, said = house.run("generate", "--plugins=-engine-moon", "--scheduling-policy", "moon", "Once")
+    assert code == 2 and "'-engine-moon' denies it" in said
+    code, said = house.run("plugins", "--plugins=-engine-moon")
+    assert code == 0 and said.count("denied; '-engine-moon' denies it") == 2
 
 
 def test_broken_and_asked_for_it_stops_the_start(house: House, moon: Path) -> None:

@@ -19,8 +19,10 @@ from engine.llm import LLMEngine
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch):
+def clean_environment(monkeypatch, tmp_path_factory):
     import os
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
 
     for name in [name for name in os.environ if name.startswith("ENGINE_")]:
         monkeypatch.delenv(name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,8 @@ from engine.cli.plugins import render, table
 from engine.config.sources import gather
 from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.points import POINTS
+
+from .strangers import install
 
 
 def test_every_point_with_its_drivers(program):
@@ -75,3 +79,65 @@ def test_slips_in_the_environment_are_warned_of(program, monkeypatch):
     monkeypatch.setenv("ENGINE_ATENTION", "flash")
     code, _, err = program("plugins")
     assert code == 0 and "ENGINE_ATENTION" in err and "'attention'" in err
+
+
+def test_what_a_distribution_needs_and_lacks_is_shown_without_an_import(program, tmp_path, monkeypatch):
+    install(tmp_path, "sound")
+    metadata = tmp_path / "engine_moon-1.2.dist-info" / "METADATA"
+    needs = ("A.Lib>=3", "NumPy (>=1)", "other; extra == 'x'", "tomli; python_version < '3'")
+    metadata.write_text(metadata.read_text() + "".join(f"Requires-Dist: {need}\n" for need in needs) + "\nName: text\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code, out, _ = program("plugins")
+    assert (
+        code == 0 and "! engine-moon 1.2: it needs 'A.Lib', which is not installed\n  to do: pip install A.Lib" in out
+    )
+    [line] = [line for line in out.splitlines() if "sound" in line]
+    assert line.endswith("auto; ! needs 'A.Lib', which is not installed")
+    assert out.count("which is not installed") == 2
+    code, out, _ = program("plugins", "doctor")
+    assert code == 1 and "incomplete: engine-moon 1.2" in out
+
+
+def test_what_doctor_found_broken_is_shown_until_doctor_finds_it_sound(program, tmp_path, monkeypatch):
+    install(tmp_path, "sound", "broken")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "broken (" not in program("plugins")[1]
+    assert program("plugins", "doctor", "--timeout", "60")[0] == 1
+    out = program("plugins")[1]
+    [line] = [line for line in out.splitlines() if "moon_broken" in line]
+    assert "! broken (engine plugins doctor, 20" in line and "No module named 'module_that_nobody_has'" in line
+    assert "`engine plugins doctor` looks again" in out and "moon_broken" not in sys.modules
+    (tmp_path / "moon_broken.py").write_text((tmp_path / "moon_sound.py").read_text())
+    assert "broken:" not in program("plugins", "doctor", "--timeout", "60")[1]  # on a busy machine it may be slow
+    assert "broken (" not in program("plugins")[1]
+
+
+HEAVY = {"torch", "numpy", "pydantic", "msgspec", "stevedore", "pluggy", "typer", "rich", "yaml"}
+
+
+def test_thirty_plugins_are_listed_and_nothing_of_them_is_imported(tmp_path, monkeypatch):
+    """How long that takes is measured by docs/benchmarks/measure_plugins.py."""
+    for number in range(30):
+        name = f"pg_stranger{number}"
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        groups = ("evictor", "hooks.core", "hooks.frontend", "commands")
+        entries = (f"[engine.{group}.v0]\nstranger{number} = {name}:Card\n" for group in groups)
+        (info / "entry_points.txt").write_text("".join(entries))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code = (
+        "import sys; from engine.cli.main import main; main(['plugins']); "
+        "print(sorted({m.partition('.')[0] for m in sys.modules}), [m for m in sys.modules if 'engine.builtin.' in m])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *table_, modules = done.stdout.splitlines()
+    for number in range(30):
+        assert sum(f"pg_stranger{number} " in line for line in table_) == 4
+        assert f"'pg_stranger{number}'" not in modules
+    assert not (tmp_path / "imported").exists()
+    names, builtin = modules.split("] [")
+    assert not [name for name in HEAVY if f"'{name}'" in names] and builtin == "]"

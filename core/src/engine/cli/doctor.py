@@ -9,11 +9,12 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from engine.cli.flags import add_plugin_flags, merged_settings
+from engine.frontend.plugin_record import PluginRecord, key
 from engine.plugin.command import Command
 from engine.plugin.discovery import Candidate, Registry, duplicate
 from engine.plugin.points import HOOK_PROCESSES, POINTS
@@ -28,7 +29,7 @@ class Ailment(NamedTuple):
     """Something to mend.
 
     Attributes:
-        kind: "broken", "duplicate", "outdated", "slow" or "heavy".
+        kind: "broken", "incomplete", "duplicate", "outdated", "slow" or "heavy".
         where: the plugin, or the distribution.
         found: what is wrong.
         remedy: what mends it.
@@ -62,7 +63,9 @@ class Doctor(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         registry = Registry.discover(plugins=merged_settings(arguments).plugin_list)
         candidates = [candidate for group in _groups() for candidate in registry.candidates(group)]
-        ailments = [*_of_metadata(registry), *_of_cards(candidates, arguments.timeout)]
+        found = _of_cards(candidates, arguments.timeout)
+        _record(found)
+        ailments = [*_of_metadata(registry), *(ailment for several in found.values() for ailment in several)]
         if arguments.json:
             denied = [c._asdict() for c in _denied(registry)]
             told = {"looked_at": len(candidates), "ailments": [a._asdict() for a in ailments], "denied": denied}
@@ -116,7 +119,7 @@ def _denied(registry: Registry) -> list[Denied]:
 
 
 def _of_metadata(registry: Registry) -> list[Ailment]:
-    ailments = [Ailment("broken", problem.distribution, problem.found, problem.remedy) for problem in registry.problems]
+    ailments = [Ailment(p.kind, p.distribution, p.found, p.remedy) for p in registry.problems]
     for group in _groups():
         candidates = registry.candidates(group)
         names = [candidate.name for candidate in candidates]
@@ -129,10 +132,18 @@ def _of_metadata(registry: Registry) -> list[Ailment]:
     return ailments
 
 
-def _of_cards(candidates: Sequence[Candidate], timeout: float) -> list[Ailment]:
+def _of_cards(candidates: Sequence[Candidate], timeout: float) -> dict[Candidate, list[Ailment]]:
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         findings = pool.map(lambda candidate: _probe(candidate, timeout), candidates)
-        return [ailment for pair in zip(candidates, findings, strict=True) for ailment in _diagnose(*pair)]
+        return {
+            candidate: _diagnose(candidate, finding) for candidate, finding in zip(candidates, findings, strict=True)
+        }
+
+
+def _record(found: Mapping[Candidate, Sequence[Ailment]]) -> None:
+    """For `engine plugins`, which imports nothing itself."""
+    broken = {key(c): (a.found, a.remedy) for c, several in found.items() for a in several if a.kind == "broken"}
+    PluginRecord().write(broken, map(key, found), "engine plugins doctor")
 
 
 def _probe(candidate: Candidate, timeout: float) -> Finding:

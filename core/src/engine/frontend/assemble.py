@@ -75,8 +75,7 @@ def _built(plan: Launch, selection: Selection | None) -> Any:
     """A body of the frontend's; None where nothing was chosen."""
     if selection is None:
         return None
-    body = selection.load_body()
-    return body(
+    return selection.build(
         FrontContext(folder=plan.tokenizer_folder, files=plan.files, model=plan.model, options=selection.options)
     )
 
@@ -93,7 +92,7 @@ def build_router(plan: Launch, workers: Sequence[WorkerReady]) -> Router | None:
         cached_tokens=min(capacity(plan, ready)[0] for ready in workers),
         options=plan.router.options,
     )
-    router: Router = plan.router.load_body()(context)
+    router: Router = plan.router.build(context)
     return router
 
 

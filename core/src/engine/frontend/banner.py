@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from engine.plugin.points import HOOK_PROCESSES, HOOKS, POINTS
 if TYPE_CHECKING:
     from engine.frontend.launch import Launch
     from engine.plugin import Selection
-    from engine.types.start import WorkerReady
+    from engine.types.start import BrokenPlugin, WorkerReady
 
 _LONGEST_REASON = 60
 _OPERATIONS_SHOWN = 3
@@ -68,22 +68,27 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
         facts.insert(2, ("ranks", f"{ranks} engine cores, each with the whole model{workers}"))
     drivers = [(point, f"{driver}: {why}") for point, driver, why in _drivers(launch.selections)]
     text = [f"Engine {version('engine')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
-    if hooks := _hooks(launch):
+    broken = broken_plugins(launch, worker)
+    if hooks := _hooks(launch, {(plugin.point, plugin.driver) for plugin in broken}):
         text += ["  hooks", *_columns(hooks, 4)]
-    if broken := launch.registry.quarantine:
-        names = [(f"{c.point} '{c.name}'", f"{c.provenance}: {error.found}") for c, error in broken.items()]
+    if broken:
+        names = [(f"{plugin.point} '{plugin.driver}'", f"{plugin.provenance}: {plugin.found}") for plugin in broken]
         text += ["  broken, and left out (`engine plugins doctor` says how to mend them)", *_columns(names, 4)]
     if address is not None:
         text.append(f"  serves {launch.model_name} on {address}")
     return "\n".join(text)
 
 
-def _hooks(launch: Launch) -> list[tuple[str, str]]:
+def broken_plugins(launch: Launch, worker: WorkerReady | None) -> tuple[BrokenPlugin, ...]:
+    """The plugins that were left out, in this process or in another; `worker`: what these told when they were ready."""
+    return tuple(dict.fromkeys((*launch.registry.broken(), *(worker.broken if worker is not None else ()))))
+
+
+def _hooks(launch: Launch, broken: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
     """(process, plugins) for each process whose hooks somebody hears."""
-    broken = launch.registry.quarantine
     rows = []
     for process in HOOK_PROCESSES:
-        plugins = [c for c in launch.registry.candidates(f"{HOOKS}.{process}") if c not in broken]
+        plugins = [c for c in launch.registry.candidates(f"{HOOKS}.{process}") if (c.point, c.name) not in broken]
         if plugins:
             rows.append((process, ", ".join(f"{c.name} ({c.provenance})" for c in plugins)))
     return rows

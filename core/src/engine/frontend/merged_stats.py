@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from engine.plugin.hook_calls import sum_failures
 from engine.types.outputs import StepStats
 from engine.types.start import WorkerReady
 
@@ -21,7 +22,10 @@ def merge_stats(several: Sequence[StepStats]) -> StepStats | None:
     merged: dict[str, Any] = {}
     for name in StepStats.__struct_fields__:
         values = [getattr(stats, name) for stats in several]
-        merged[name] = max(values) if name in _LATEST else sum(values)
+        if name == "hook_failures":
+            merged[name] = sum_failures(values)
+        else:
+            merged[name] = max(values) if name in _LATEST else sum(values)
     return StepStats(**merged)
 
 
@@ -33,6 +37,12 @@ def stopped(stats: StepStats) -> StepStats:
 
 
 def merge_ready(several: Sequence[WorkerReady]) -> WorkerReady:
-    """The core with the smallest cache stands for all; they are ready when the slowest is."""
+    """The core with the smallest cache stands for all; they are ready when the slowest is, and what one of them found
+    broken is broken."""
     smallest = min(several, key=lambda ready: ready.num_pages)
-    return replace(smallest, load_seconds=max(ready.load_seconds for ready in several))
+    return replace(
+        smallest,
+        load_seconds=max(ready.load_seconds for ready in several),
+        broken=tuple(dict.fromkeys(plugin for ready in several for plugin in ready.broken)),
+        hook_failures=sum_failures(ready.hook_failures for ready in several),
+    )

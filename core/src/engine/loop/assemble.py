@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
+
 from engine.interfaces.context import CoreContext, GrammarContext
 from engine.interfaces.drafter import DrafterOptions
 from engine.interfaces.grammar import CompileOptions, GrammarCard
@@ -13,7 +15,7 @@ from engine.kv.manager import KVManager
 from engine.loop.compiler_processes import CompilerProcesses
 from engine.loop.engine_core import EngineCore
 from engine.loop.vocabulary import Vocabulary
-from engine.plugin import HookRelay, Manifest, PluginList, Registry, load_body
+from engine.plugin import HookRelay, Manifest, PluginList, Registry
 from engine.plugin.manifest import check_hooks, restore_choice
 from engine.scheduling.constraints import Constraints
 from engine.scheduling.scheduler import Scheduler
@@ -85,12 +87,14 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
         )
+        hooks = HookRelay("core", registry, options=worker.hook_options)
+        ready = msgspec.structs.replace(ready, broken=tuple(dict.fromkeys((*ready.broken, *registry.broken()))))
         return EngineCore(
             scheduler=scheduler,
             executor=executor,
             worker_ready=ready,
             in_flight=start.in_flight,
-            hooks=HookRelay("core", registry, options=worker.hook_options),
+            hooks=hooks,
             computed_by=_computed_by(start),
         )
     except BaseException:
@@ -159,5 +163,4 @@ def _build(
             point=point,
         )
     chosen = restore_choice(registry, choices[0])
-    body = load_body(chosen.card, half, candidate=chosen.candidate)
-    return body(replace(context, options=chosen.options))
+    return chosen.build(replace(context, options=chosen.options), half)

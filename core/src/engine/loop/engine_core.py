@@ -189,6 +189,7 @@ class EngineCore:
             num_swap_full=scheduler.preemptions.num_swap_full,
             swap_pages_used=swap.used,
             swap_pages_total=swap.total,
+            hook_failures=self._hooks.failures.told() if self._hooks is not None and self._hooks.failures else (),
         )
 
     def check_health(self) -> None:

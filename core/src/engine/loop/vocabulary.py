@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.interfaces.context import FrontContext
-from engine.plugin import Registry, load_body
+from engine.plugin import Registry
 from engine.plugin.manifest import restore_choice
 
 if TYPE_CHECKING:
@@ -43,5 +43,5 @@ class Vocabulary:
         context = FrontContext(
             folder=self._start.tokenizer_folder, files=worker.files, model=worker.model, options=chosen.options
         )
-        body: Tokenizer = load_body(chosen.card, candidate=chosen.candidate)(context)
-        return body
+        tokenizer: Tokenizer = chosen.build(context)
+        return tokenizer

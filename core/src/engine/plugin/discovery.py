@@ -9,11 +9,12 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from engine.plugin.card import Card
 from engine.plugin.known import distribution_of, known_names
 from engine.plugin.near import did_you_mean, near_matches
-from engine.plugin.plugin_list import PluginList, only
+from engine.plugin.plugin_list import PluginList, normal, only
 from engine.plugin.points import COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
 from engine.types.errors import (
     ContractError,
@@ -24,11 +25,15 @@ from engine.types.errors import (
     PluginError,
 )
 
+if TYPE_CHECKING:
+    from engine.types.start import BrokenPlugin
+
 logger = logging.getLogger(__name__)
 
 SLOW_SECONDS = 5.0
 """A card that takes longer to import is named in the log: the start waits for it."""
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GROUP = re.compile(r"engine\.((?:hooks\.)?[a-z_]+)\.v(\d+)\Z")
 
 
@@ -70,11 +75,13 @@ class Problem:
         distribution: "name version", or the name alone where the version cannot be read.
         found: what is wrong.
         remedy: what mends it.
+        kind: "broken", or "incomplete" where the plugins are listed and what they need is not installed.
     """
 
     distribution: str
     found: str
     remedy: str
+    kind: str = "broken"
 
 
 @dataclass
@@ -247,6 +254,23 @@ class Registry:
             driver=name,
         )
 
+    def broken(self) -> tuple[BrokenPlugin, ...]:
+        """What is in quarantine, as it travels."""
+        from engine.types.start import BrokenPlugin  # with msgspec, which a listing does without
+
+        return tuple(
+            BrokenPlugin(
+                point=c.point, driver=c.name, distribution=c.distribution, version=c.version, value=c.value,
+                found=error.found or str(error), remedy=error.remedy,
+            )
+            for c, error in self.quarantine.items()
+        )  # fmt: skip
+
+    @property
+    def imported(self) -> tuple[Candidate, ...]:
+        """Those whose cards were imported, and are sound."""
+        return tuple(candidate for candidate in self._cards if candidate not in self.quarantine)
+
     def denial(self, candidate: Candidate) -> DriverDeniedError:
         """The error for a candidate that somebody asks for and the list of plugins denies."""
         named = self.denied[candidate].startswith("'")
@@ -312,6 +336,7 @@ def _scan() -> tuple[list[Candidate], list[Problem]]:
     found: list[Candidate] = []
     problems: list[Problem] = []
     seen: set[str] = set()
+    needed: list[tuple[str, str, str]] = []
     for distribution in importlib.metadata.distributions():
         label = "unknown"
         try:
@@ -324,7 +349,8 @@ def _scan() -> tuple[list[Candidate], list[Problem]]:
             text = distribution.read_text("entry_points.txt")
             if not text or "engine." not in text:
                 continue
-            name, version = distribution.metadata["Name"], distribution.version
+            name, version, needs = _head(distribution)
+            needed += [(name, version, need) for need in needs]
             for entry in distribution.entry_points:
                 match = _GROUP.match(entry.group)
                 if not match:
@@ -343,7 +369,28 @@ def _scan() -> tuple[list[Candidate], list[Problem]]:
                     f"pip install --force-reinstall {label}",
                 )
             )
+    installed = {normal(label) for label in seen}
+    problems += [
+        Problem(f"{name} {version}", f"it needs '{need}', which is not installed", f"pip install {need}", "incomplete")
+        for name, version, need in needed
+        if normal(need) not in installed
+    ]
     return found, problems
+
+
+def _head(distribution: importlib.metadata.Distribution) -> tuple[str, str, list[str]]:
+    """(name, version, the distributions that it always needs). Raises ValueError where there is no name or version.
+
+    Read here and not with `distribution.metadata`, which takes a millisecond each time.
+    """
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    fields = [line.partition(":")[::2] for line in text.partition("\n\n")[0].splitlines()]
+    values = {name: value.strip() for name, value in reversed(fields)}
+    if not values.get("Name") or not values.get("Version"):
+        raise ValueError("it states no name or no version")
+    # What is needed under a condition (an extra, a platform) may rightly be absent.
+    needs = [value.strip() for name, value in fields if name == "Requires-Dist" and ";" not in value]
+    return values["Name"], values["Version"], [match[0] for need in needs if (match := _NAME.match(need))]
 
 
 def _unknown_point(candidate: Candidate) -> Problem | None:

@@ -14,8 +14,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("engine.plugin.hooks")
 
-Failures = Counter[tuple[str, str]]
-"""By (plugin, hook): how often an implementation raised."""
+FailureCounts = tuple[tuple[str, str, int], ...]
+"""(plugin, hook, how often it raised): as it travels."""
+
+
+class Failures(Counter[tuple[str, str]]):
+    """By (plugin, hook): how often an implementation raised."""
+
+    def told(self) -> FailureCounts:
+        """As it travels."""
+        return tuple((plugin, hook, count) for (plugin, hook), count in self.items())
+
+
+def sum_failures(several: Iterable[FailureCounts]) -> FailureCounts:
+    """The counts of several processes as one."""
+    total = Failures()
+    for told in several:
+        for plugin, hook, count in told:
+            total[plugin, hook] += count
+    return total.told()
 
 
 class Implementation:

@@ -191,7 +191,7 @@ def _refuse_what_is_no_plain_call(manager: pluggy.PluginManager, plugin: object)
 
 def _contract(candidate: Candidate, found: str, remedy: str) -> ContractError:
     return ContractError(
-        f"use hook plugin '{candidate.name}'",
+        f"use plugin '{candidate.name}' for {candidate.point}",
         f"{found} ({candidate.value} of {candidate.provenance})",
         remedy or f"upgrade it, or report it to its author: pip install --upgrade {candidate.distribution}",
         point=candidate.point,

@@ -68,7 +68,7 @@ def build_options(point: str, candidate: Candidate, card: Any, given: Mapping[st
             faults.append(f"{path or 'options'}: {fault['msg']} (given: {fault['input']!r})")
         raise OptionsError(
             f"set options of {'plugin' if point.startswith('hooks.') else 'driver'} '{candidate.name}' for {point}",
-            "; ".join(faults),
+            f"{candidate.provenance} says: " + "; ".join(faults),
             "its options: " + _listing(options),
             point=point,
             driver=candidate.name,

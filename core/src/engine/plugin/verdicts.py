@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from engine.plugin.discovery import Candidate, Registry, duplicate
 from engine.plugin.loading import load_body
 from engine.plugin.plugin_list import only
-from engine.types.errors import ContractError, PluginError, UnfitDriverError
+from engine.types.errors import ContractError, EngineError, PluginError, UnfitDriverError
 
 if TYPE_CHECKING:
     from engine.plugin.card import Card
     from engine.types.start import Choice
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,31 @@ class Selection:
     def load_body(self, half: str | None = None) -> type:
         """Import the driver's body; see `engine.plugin.loading.load_body`."""
         return load_body(self.card, half, candidate=self.candidate)
+
+    def build(self, context: Any, half: str | None = None) -> Any:
+        """The driver's body, built with this context.
+
+        Raises:
+            DriverImportError, ContractError: as `load_body`.
+            ContractError: its constructor raised something else than an error of Engine's own.
+        """
+        body = self.load_body(half)
+        try:
+            return body(context)
+        except EngineError:
+            raise
+        except Exception as error:
+            candidate = self.candidate
+            logger.exception("driver '%s' for %s cannot be built", candidate.name, candidate.point)
+            raise ContractError(
+                f"build driver '{candidate.name}' for {candidate.point}",
+                f"its body {body.__module__}:{body.__qualname__} of {candidate.provenance} raised "
+                f"{type(error).__name__}: {error}",
+                "the log has the traceback; mend what it names, name another driver, or report it to its author",
+                point=candidate.point,
+                driver=candidate.name,
+                distribution=candidate.provenance,
+            ) from error
 
     def choice(self) -> Choice:
         """The selection as plain data, which travels."""

@@ -161,7 +161,7 @@ class _Chosen:
         selection = self.fit(point, kind, need)
         key = (point, selection.candidate.name, kind if point == "attention" else "")
         if key not in self._bodies:
-            self._bodies[key] = selection.load_body()(replace(context, options=selection.options))
+            self._bodies[key] = selection.build(replace(context, options=selection.options))
         return self._bodies[key]
 
 
@@ -172,8 +172,8 @@ def _group(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Proce
     need = CommunicatorNeed(world_size=start.size, device=start.device)
     communicators: list[Communicator] = []
     for selection in chosen.communicators:
-        body = chosen.ask(selection, "communicator", "", need).load_body()
-        communicators.append(body(replace(context, options=selection.options)))
+        asked = chosen.ask(selection, "communicator", "", need)
+        communicators.append(asked.build(replace(context, options=selection.options)))
     return ProcessGroup(start.rank, start.size, communicators)
 
 
@@ -235,7 +235,7 @@ def _processors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> 
     return tuple(
         Processor(
             cast("type[LogitsProcessorCard]", chosen.ask(selection, selection.point, "", need).card),
-            selection.load_body()(replace(context, options=selection.options)),
+            selection.build(replace(context, options=selection.options)),
         )
         for selection in chosen.processors
     )
@@ -246,8 +246,8 @@ def _connectors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> 
         page_bytes=start.layout.page_bytes, swap_space=start.swap_space, world_size=start.size, device=start.device
     )
     return {
-        selection.candidate.name: chosen.ask(selection, selection.point, "", need).load_body("worker")(
-            replace(context, options=selection.options)
+        selection.candidate.name: chosen.ask(selection, selection.point, "", need).build(
+            replace(context, options=selection.options), "worker"
         )
         for selection in chosen.connectors
     }
@@ -265,8 +265,7 @@ def _model(
 ) -> Model:
     description = start.model
     need = ModelNeed(architecture=description.architecture, config=description.config, world_size=start.size)
-    body = chosen.fit("model", "", need).load_body()
-    model: Model = body(
+    model: Model = chosen.fit("model", "", need).build(
         ModelContext(
             description=description,
             ops=ops,

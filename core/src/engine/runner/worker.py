@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import torch
 
 from engine.distributed.group import ProcessGroup
@@ -85,6 +86,7 @@ class Worker:
         )
         if relay.worker_started:
             relay.worker_started(info=ready)
+        ready = msgspec.structs.replace(ready, broken=registry.broken(), hook_failures=relay.failures.told())
         if stopping := relay.worker_stopping:
             self._stopping = partial(stopping, info=ready)
         return ready

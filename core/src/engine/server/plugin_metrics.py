@@ -8,7 +8,7 @@ import re
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.plugin import HookRelay
-from engine.plugin.hook_calls import Implementation
+from engine.plugin.hook_calls import Failures, Implementation
 
 log = logging.getLogger("engine.server")
 
@@ -36,9 +36,9 @@ class PluginMetrics:
                 self._registries.append((one, registry))
 
     @property
-    def failures(self) -> dict[tuple[str, str], int]:
-        """How often hooks raised, by (plugin, hook)."""
-        return dict(self._hooks.failures)
+    def failures(self) -> Failures:
+        """How often hooks of this process raised."""
+        return self._hooks.failures
 
     def text(self, own: bytes) -> bytes:
         """What plugins add to the engine's own metrics, which are `own`."""

@@ -15,9 +15,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.banner import broken_plugins
 from engine.frontend.measures import Histogram
 from engine.frontend.statistics import NOTHING
 from engine.plugin import HookRelay
+from engine.plugin.hook_calls import sum_failures
 from engine.server.plugin_metrics import PluginMetrics
 from engine.server.request_id import RequestIds
 from engine.types.outputs import StepStats
@@ -120,11 +122,22 @@ class _EngineCollector(Collector):
         retries.add_metric([self._model_name], self._llm.measures.retries)
         yield retries
         broken = GaugeMetricFamily("engine:quarantined_drivers", "Drivers installed but broken.", labels=["model_name"])
-        broken.add_metric([self._model_name], len(self._llm.plan.registry.quarantine))
+        plugins = broken_plugins(self._llm.plan, self._llm.worker)
+        broken.add_metric([self._model_name], len(plugins))
         yield broken
-        failures = self._counter("hook_failures", "How often hooks of plugins raised here.", "plugin", "hook")
-        for (plugin, hook), count in () if self._plugins is None else self._plugins.failures.items():
-            failures.add_metric([self._model_name, plugin, hook], count)
+        which = ["point", "driver", "distribution", "version"]
+        named = GaugeMetricFamily("engine:quarantined_plugin_info", "1 for each.", labels=["model_name", *which])
+        for plugin in plugins:
+            named.add_metric([self._model_name, *(str(getattr(plugin, name)) for name in which)], 1)
+        yield named
+        failures = self._counter("hook_failures", "How often hooks of plugins raised.", "plugin", "hook")
+        worker = self._llm.worker
+        told = [] if worker is None else [worker.hook_failures]
+        told += [stats.hook_failures for _, _, stats in cores]
+        if self._plugins is not None:
+            told.append(self._plugins.failures.told())
+        for name, hook, count in sum_failures(told):
+            failures.add_metric([self._model_name, name, hook], count)
         yield failures
 
     def _distributions(self) -> Iterator[Metric]:

@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.config.server import ServerConfig
 from engine.frontend import banner
 from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.plugin_record import record_start
 from engine.frontend.statistics import StatisticsLog
 from engine.server.descriptors import allow_connections
 from engine.server.lifecycle import ACCESS_LOG, Lifecycle, Phase
@@ -112,6 +113,7 @@ class _Run:
             self._lifecycle.phase = Phase.SERVING
             assert self._llm.worker is not None
             print(banner.render(self._llm.plan, self._llm.worker, _address(listener)), flush=True)
+            record_start(self._llm.plan, self._llm.worker, "engine serve")
             await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
             if self._dead is None:
                 await self._drain()

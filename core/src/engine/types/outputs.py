@@ -78,6 +78,7 @@ class StepStats(msgspec.Struct, kw_only=True):
         swap_pages_used, swap_pages_total: of the swap tier.
         num_drafts, num_accepted_drafts: tokens that the drafter proposed and steps computed, and those of them that
             became output, since start.
+        hook_failures: (plugin, hook, how often it raised) of the hooks of this core, since start.
     """
 
     step_id: int
@@ -98,6 +99,7 @@ class StepStats(msgspec.Struct, kw_only=True):
     num_swap_full: int = 0
     swap_pages_used: int = 0
     swap_pages_total: int = 0
+    hook_failures: tuple[tuple[str, str, int], ...] = ()
 
 
 class CoreOutputs(msgspec.Struct, kw_only=True):

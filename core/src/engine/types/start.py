@@ -86,6 +86,28 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     plugins: str = ""
 
 
+class BrokenPlugin(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin that nobody asked for by name and that was left out, as a process found it.
+
+    Args:
+        point, driver, distribution, version, value: as in `Choice`; the point of hook plugins is "hooks.<process>".
+        found, remedy: what is wrong, and what mends it.
+    """
+
+    point: str
+    driver: str
+    distribution: str
+    version: str
+    value: str
+    found: str
+    remedy: str
+
+    @property
+    def provenance(self) -> str:
+        """The distribution with its version, e.g. "engine-moon 1.0"."""
+        return f"{self.distribution} {self.version}"
+
+
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's answer once the model is loaded and the pool allocated; an executor merges those of all ranks.
 
@@ -98,6 +120,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
             Merged, the sum.
         captured: rows of the decode steps that are captured and replayed.
         not_captured: why none can be, by drivers; None where the platform captures nothing anyway.
+        broken: plugins that were left out; merged, those of every process that answered.
+        hook_failures: (plugin, hook, how often it raised) while it started; merged, the sum.
     """
 
     num_pages: int
@@ -108,6 +132,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     step_bytes: int | None = None
     captured: tuple[int, ...] = ()
     not_captured: tuple[str, ...] | None = None
+    broken: tuple[BrokenPlugin, ...] = ()
+    hook_failures: tuple[tuple[str, str, int], ...] = ()
 
 
 class CoreStart(msgspec.Struct, frozen=True, kw_only=True):

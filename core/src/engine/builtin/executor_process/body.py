@@ -18,6 +18,7 @@ import numpy as np
 
 from engine.builtin.executor_process.messages import Answer, Call, Done, Failed, Ready, Sample, Step
 from engine.builtin.executor_process.processes import Ranks
+from engine.plugin.hook_calls import sum_failures
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 from engine.types.start import WorkerReady, WorkerStart
 
@@ -137,6 +138,8 @@ class Process:
             else sum(answer.step_bytes or 0 for answer in ready),
             captured=ready[0].captured,
             not_captured=ready[0].not_captured,
+            broken=tuple(dict.fromkeys(plugin for answer in ready for plugin in answer.broken)),
+            hook_failures=sum_failures(answer.hook_failures for answer in ready),
         )
 
     def execute(self, plan: StepPlan) -> StepUnderWay:
