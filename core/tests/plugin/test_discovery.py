@@ -43,7 +43,7 @@ def test_the_builtin_drivers_come_through_entry_points():
     registry = Registry.discover()
     for point in POINTS:
         assert any(c.distribution == "engine" for c in registry.candidates(point)), point
-    assert registry.problems == ()
+    assert not [problem for problem in registry.problems if problem.kind == "broken"]
 
 
 def test_discovery_imports_nothing_heavy():
