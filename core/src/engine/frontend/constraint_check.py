@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from engine.interfaces.grammar import GrammarCard
     from engine.plugin import Selection
     from engine.types.params import SamplingParams
+    from engine.types.structured_outputs import StructuredOutputsParams
 
 
 class ConstraintCheck:
@@ -28,6 +29,12 @@ class ConstraintCheck:
         constraint = params.structured_outputs
         if constraint is None:
             return
+        try:
+            self._check(constraint)
+        except InvalidRequestError as error:
+            raise constraint.renamed(error) from error
+
+    def _check(self, constraint: StructuredOutputsParams) -> None:
         (kind,) = constraint.kinds
         if self._card is None or kind not in self._card.constraints:
             served = "there is none" if self._card is None else f"'{self._name}' enforces {_list(self._card)}"

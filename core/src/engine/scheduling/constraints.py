@@ -77,12 +77,14 @@ class Constraints:
             if error is None:
                 request.matcher = future.result()
                 taken.append((request, None))
+            elif isinstance(error, InvalidRequestError) and (asked := request.params.structured_outputs) is not None:
+                taken.append((request, asked.renamed(error)))
             elif isinstance(error, EngineError):
                 taken.append((request, error))
             else:
                 logger.error("the grammar driver failed on a constraint", exc_info=error)
-                asked = f"compile the structured_outputs of request {request.request_id!r}"
-                taken.append((request, EngineError(asked, f"{type(error).__name__}: {error}")))
+                compiling = f"compile the structured_outputs of request {request.request_id!r}"
+                taken.append((request, EngineError(compiling, f"{type(error).__name__}: {error}")))
         return taken
 
     def wait(self, seconds: float) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import FailFast, Field, model_validator
 from typing_extensions import TypeAliasType
 
-from engine.plugin.near import did_you_mean
+from engine.server.body_model import Body
+from engine.server.response_format import ResponseFormat
 from engine.types.params import SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
 
@@ -20,26 +20,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Integers = TypeAliasType("Integers", Annotated[list[int], FailFast()])
 Strings = TypeAliasType("Strings", Annotated[list[str], FailFast()])
 IntegerLists = TypeAliasType("IntegerLists", Annotated[list[Integers], FailFast()])
-
-
-class Body(BaseModel):
-    """Strict types, no unknown keys. A key whose value is null counts as absent, as OpenAI's server has it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_and_set(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in data:
-            if name not in known:
-                shown = str(name)[:64]
-                hint = did_you_mean(shown, known) or "leave it out"
-                message = "the parameter '{name}' is not supported by this server; {hint}"
-                raise PydanticCustomError("unsupported_parameter", message, {"name": shown, "hint": hint})
-        return {key: value for key, value in data.items() if value is not None}
 
 
 class StreamOptions(Body):
@@ -102,6 +82,7 @@ class SamplingBody(Body):
     extra_args: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputsBody | None = None
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> SamplingBody:
@@ -111,6 +92,8 @@ class SamplingBody(Body):
             if self.extra_args is not None:
                 raise ValueError("vllm_xargs is another name of extra_args; send one of them")
             self.extra_args = self.vllm_xargs
+        if None not in (self.response_format, self.structured_outputs):
+            raise ValueError("response_format and structured_outputs are two constraints; send one of them")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs is not allowed with stream=true")
         return self
@@ -121,6 +104,8 @@ class SamplingBody(Body):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.structured_outputs is not None:
             given["structured_outputs"] = self.structured_outputs.params()
+        if self.response_format is not None and (constraint := self.response_format.constraint()) is not None:
+            given["structured_outputs"] = constraint
         params = SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
         params.verify()
         return params
@@ -160,7 +145,6 @@ class ChatBody(SamplingBody):
         messages: as the model's chat template takes them.
         max_tokens, max_completion_tokens: the same; without either, what fits the context.
         logprobs, top_logprobs: whether, and with how many alternatives.
-        response_format: only text.
         add_generation_prompt: end the prompt where the assistant begins.
         chat_template_kwargs: further variables for the template.
     """
@@ -170,7 +154,6 @@ class ChatBody(SamplingBody):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    response_format: TextFormat | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -179,12 +162,3 @@ class ChatBody(SamplingBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs=true")
         return self
-
-
-class TextFormat(Body):
-    """The one response format that there is so far."""
-
-    type: Literal["text"]
-
-
-ChatBody.model_rebuild()

@@ -258,7 +258,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
                 "it is no StructuredOutputsParams",
                 "pass StructuredOutputsParams(choice=[...])",
             )
-        self.structured_outputs.verify()
+        try:
+            self.structured_outputs.verify()
+        except InvalidRequestError as error:
+            raise self.structured_outputs.renamed(error) from error
 
 
 def _id_of(token: Any) -> Any:

@@ -30,6 +30,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
         json_object: it is some JSON object.
         grammar: it is a sentence of this context-free grammar.
         structural_tag: parts of it, between given tags, are of given forms.
+        asked_as: the request's field that it was made from, which errors then name ("response_format"); "": this one.
 
     Raises (from `verify`): InvalidRequestError.
     """
@@ -40,12 +41,20 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
     json_object: bool | None = None
     grammar: str | None = None
     structural_tag: str | None = None
+    asked_as: str = ""
 
     @property
     def asked(self) -> str:
         """The first part of an error about a verified constraint, which names it: "structured_outputs.regex='a+'"."""
         (kind,) = self.kinds
         return f"structured_outputs.{kind}={getattr(self, kind)!r:.80}"
+
+    def renamed(self, error: InvalidRequestError) -> InvalidRequestError:
+        """An error about this constraint, by the name that it was asked as."""
+        name, equals, about = error.asked.partition("=")
+        if not self.asked_as or not name.startswith("structured_outputs"):
+            return error
+        return InvalidRequestError(f"{self.asked_as}={about}" if equals else error.asked, error.found, error.remedy)
 
     @property
     def schema(self) -> Any:
@@ -164,5 +173,5 @@ def _deeper(value: Any, depth: int) -> bool:
     return True
 
 
-KINDS: tuple[str, ...] = StructuredOutputsParams.__struct_fields__
+KINDS: tuple[str, ...] = tuple(name for name in StructuredOutputsParams.__struct_fields__ if name != "asked_as")
 """The constraints by name."""

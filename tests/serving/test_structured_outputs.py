@@ -1,0 +1,150 @@
+"""Structured outputs over HTTP, by the official client, with whatever grammar driver `auto` takes: `xgrammar`."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+MESSAGES: Any = [{"role": "user", "content": "Tell me about a pet."}]
+COMMON: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1.0}
+
+
+class Toy(BaseModel):
+    """A part of a pet's life."""
+
+    colour: Literal["red", "blue"]
+    count: int = Field(ge=1, le=9)
+
+
+class Pet(BaseModel):
+    """What the answer must be."""
+
+    name: str = Field(min_length=2, max_length=12)
+    kind: Literal["cat", "dog"]
+    good: bool
+    toys: list[Toy] = Field(max_length=2)
+    friend: str | None = Field(max_length=8)
+
+
+def test_parse_with_pydantic(client: openai.OpenAI) -> None:
+    for seed in range(3):
+        answer = client.chat.completions.parse(**COMMON, response_format=Pet, seed=seed, max_tokens=400)
+        pet = answer.choices[0].message.parsed
+        assert isinstance(pet, Pet) and answer.choices[0].finish_reason == "stop"
+
+
+def test_streamed(client: openai.OpenAI) -> None:
+    """The client's helper, which parses while the answer comes, and the same answer as at once."""
+    options = {**COMMON, "seed": 5, "max_tokens": 400}
+    with client.chat.completions.stream(**options, response_format=Pet) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert "content.delta" in events and "content.done" in events
+    whole = client.chat.completions.parse(**options, response_format=Pet)
+    assert final.choices[0].message.parsed == whole.choices[0].message.parsed
+
+
+def test_several_choices_beside_free_ones(client: openai.OpenAI) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        free = threads.submit(client.chat.completions.create, **COMMON, max_tokens=60, seed=1)
+        held = threads.submit(client.chat.completions.parse, **COMMON, response_format=Pet, n=4, seed=1)
+        assert len({choice.message.content for choice in held.result().choices}) > 1
+        assert all(choice.message.parsed for choice in held.result().choices)
+        alone = client.chat.completions.create(**COMMON, max_tokens=60, seed=1)
+        assert free.result().choices[0].message.content == alone.choices[0].message.content
+
+
+def test_any_json_object(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        **COMMON, response_format={"type": "json_object"}, seed=2, max_tokens=300, stop=["}"],
+        extra_body={"include_stop_str_in_output": True},
+    )  # fmt: skip
+    text = answer.choices[0].message.content
+    assert text is not None and text.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"regex": "[A-Z][a-z]{2,5} [0-9]{3}"}, "[A-Z][a-z]{2,5} [0-9]{3}"),
+        ({"choice": ["yes", "no"]}, "yes|no"),
+        ({"grammar": 'root ::= "SELECT " name " FROM " name\nname ::= [a-z]{1,4}'}, "SELECT [a-z]{1,4} FROM [a-z]{1,4}"),
+        ({"json": {"enum": ["a", 1, None]}}, '"a"|1|null'),
+        ({"json": '{"type": "integer", "minimum": 10, "maximum": 12}'}, "1[012]"),
+        (
+            {"structural_tag": json.dumps({"type": "structural_tag", "format": {"type": "tag", "begin": "<n>",
+             "content": {"type": "json_schema", "json_schema": {"type": "boolean"}}, "end": "</n>"}})},
+            "<n>\\s*(true|false)\\s*</n>",
+        ),
+    ],
+)  # fmt: skip
+def test_vllms_field(client: openai.OpenAI, constraint: dict[str, Any], pattern: str) -> None:
+    body = {"structured_outputs": constraint}
+    chat = client.chat.completions.create(**COMMON, max_tokens=60, extra_body=body)
+    plain = client.completions.create(model="tiny", prompt="A pet is", max_tokens=60, extra_body=body)
+    for text in (chat.choices[0].message.content, plain.choices[0].text):
+        assert text is not None and re.fullmatch(pattern, text), text
+
+
+def test_completions_take_a_response_format_too(client: openai.OpenAI) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "boolean"}}}
+    answer = client.completions.create(model="tiny", prompt="A pet is", extra_body={"response_format": schema})
+    assert json.loads(answer.choices[0].text) in (True, False)
+
+
+def schema_format(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, **more}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": schema_format({"type": "array", "uniqueItems": True})}, "response_format", "'uniqueItems'"),
+        ({"response_format": schema_format({"type": "array", "uniqueItems": True}, strict=True)}, "response_format", "cannot"),
+        ({"response_format": schema_format({"$ref": "#/$defs/a"})}, "response_format", "is not there"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "go together"),
+        ({"response_format": {"type": "json_object", "json_schema": {"name": "a"}}}, "response_format", "go together"),
+        ({"response_format": schema_format({}, nmae=1)}, "nmae", "did you mean 'name'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}}, "response_format", "characters"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "format, or structures"),
+        ({"response_format": {"type": "text", "triggers": []}}, "response_format", "structural_tag"),
+        (
+            {"response_format": {"type": "json_object"}, "extra_body": {"structured_outputs": {"regex": "a"}}},
+            None, "two constraints",
+        ),
+        ({"extra_body": {"structured_outputs": {"regex": "(?=a)"}}}, "structured_outputs.regex", "lookarounds"),
+        ({"extra_body": {"structured_outputs": {"grammar": "root ::= "}}}, "structured_outputs.grammar", "EBNF"),
+        ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["a"]}}}, None, "choice and regex"),
+        ({"extra_body": {"structured_outputs": {"regex": "a" * 10_000_000}}}, "structured_outputs.regex", "at most"),
+        ({"response_format": schema_format({"enum": ["x" * i for i in range(700)]})}, "response_format", "MiB"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(client: openai.OpenAI, fields: dict[str, Any], param: str | None, words: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=words) as found:
+        client.chat.completions.create(**COMMON, **fields)
+    assert found.value.param == param and len(found.value.message) < 1000
+
+
+def test_one_that_runs_away_costs_only_itself(client: openai.OpenAI) -> None:
+    """Its memory or its time; others begin and end meanwhile."""
+    wide = {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(499)}}
+    with ThreadPoolExecutor(2) as threads:
+        runaway = threads.submit(client.chat.completions.create, **COMMON, response_format=schema_format(wide))
+        answers = 0
+        while not runaway.done() and answers < 5:
+            began = time.monotonic()
+            answer = client.chat.completions.create(
+                **COMMON, max_tokens=4, extra_body={"structured_outputs": {"choice": ["yes", f"no {answers}"]}}
+            )
+            assert answer.choices[0].message.content in ("yes", f"no {answers}")
+            answers += time.monotonic() - began < 60
+        with pytest.raises(openai.BadRequestError, match="more than the 1024 MiB|longer than the 10 s"):
+            runaway.result()
+    assert answers
