@@ -14,10 +14,10 @@ import xgrammar as xgr
 
 from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
+from engine.types.spelling import unspeakable
 from engine_xgrammar.compiler import Compiler, Source
 from engine_xgrammar.matcher import SLOW_SECONDS, XGrammarMatcher
 from engine_xgrammar.schemas import rewritten
-from engine_xgrammar.spelling import unspeakable
 from engine_xgrammar.tags import with_format
 from engine_xgrammar.vocabulary import Vocabulary
 

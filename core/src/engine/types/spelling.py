@@ -1,4 +1,4 @@
-"""Whether a vocabulary can spell a text."""
+"""Whether a vocabulary can spell a text: for grammar drivers, which refuse what no output could be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def unspeakable(texts: Sequence[str], pieces: Sequence[bytes | None]) -> str:
-    """The first text that no sequence of these pieces spells; "" where there is none."""
+    """The first text that no sequence of these pieces spells; "" where there is none. Linear in their characters."""
     known = {piece for piece in pieces if piece}
     if all(bytes([byte]) in known for text in texts for byte in set(text.encode())):
         return ""

@@ -1,0 +1,1 @@
+"""Grammar `llguidance`: structured outputs by LLGuidance."""
