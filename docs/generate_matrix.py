@@ -1,7 +1,8 @@
 """Writes docs/reference/capabilities.md: runs the conformance suites against every driver of this repository.
 
-`python docs/generate_matrix.py` takes two minutes. The suites are run as the packages' own tests have them, so drivers
-are tested with the options and models that stand there. Exit code 1 where a test fails.
+`python docs/generate_matrix.py` takes two minutes; `python docs/generate_matrix.py router evictor` runs the suites of
+these points alone, and leaves the others' tables as they are. The suites are run as the packages' own tests have them,
+so drivers are tested with the options and models that stand there. Exit code 1 where a test fails.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from generate_reference import ROOT, our_drivers
 
 from engine.plugin import POINTS
+from engine_sdk.conformance import SUITES
 from engine_sdk.conformance.matrix import Table, build, render
 from engine_sdk.conformance.report import Report, as_json, from_json, run_file
 
@@ -34,16 +37,17 @@ What each driver of this repository does, as the [conformance suites](../plugins
 A driver that was tested with several options has a column for each. `engine plugins test POINT DRIVER` runs the same
 suites on your machine, against any installed driver.
 """
-SUITE_FILE = re.compile(r"^class Test\w+\(.*Conformance\):", re.MULTILINE)
+SUITE_CLASS = r"(?m)^class Test\w+\(.*\b({})\):"
 LONG = "Thorough"
 """In the names of classes that run for minutes: what they prove, shorter ones have proved in smaller ranges."""
 
 
-def suite_files() -> list[Path]:
-    """The packages' tests that hold suites."""
+def suite_files(points: Collection[str] = tuple(SUITES)) -> list[Path]:
+    """The packages' tests that hold suites of these points."""
     places = [ROOT / "core", *sorted((ROOT / "plugins").iterdir()), *sorted((ROOT / "contrib").iterdir())]
     files = [path for place in places for path in sorted((place / "tests").rglob("test_*.py"))]
-    return [path for path in files if SUITE_FILE.search(path.read_text(encoding="utf-8"))]
+    wanted = re.compile(SUITE_CLASS.format("|".join(SUITES[point][0] for point in points if point in SUITES) or "(?!)"))
+    return [path for path in files if wanted.search(path.read_text(encoding="utf-8"))]
 
 
 def drivers() -> dict[str, list[str]]:
@@ -52,10 +56,20 @@ def drivers() -> dict[str, list[str]]:
     return {point: [name for its_point, name in found if its_point == point] for point in POINTS}
 
 
-def tables(jobs: int = 1) -> dict[str, Table]:
-    """Run everything, each file in a process of its own."""
+def tables(jobs: int = 1, points: Collection[str] = tuple(POINTS)) -> dict[str, Table]:
+    """Run the suites of these points, each file in a process of its own. Raises SystemExit for a file that is not
+    read: what it would have tested must not be taken for untested."""
     with ThreadPoolExecutor(jobs) as pool:
-        return build(list(pool.map(_run, suite_files())), drivers())
+        reports = list(pool.map(_run, suite_files(points)))
+    unread = [result for report in reports for result in report.of("failed") if result.suite not in report.tested]
+    if unread:
+        raise SystemExit("\n".join(f"{result.suite}: {result.reason}" for result in unread))
+    return build(reports, {point: names for point, names in drivers().items() if point in points})
+
+
+def sections(page: str) -> dict[str, str]:
+    """A page's text by point."""
+    return {section.partition("\n")[0]: f"## {section.rstrip()}\n" for section in page.split("\n## ")[1:]}
 
 
 def _run(path: Path) -> Report:
@@ -71,15 +85,20 @@ def _run(path: Path) -> Report:
 def main() -> int:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("points", nargs="*", metavar="POINT", help="these alone (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="files that are run side by side (default: 1)")
     parser.add_argument("--file", type=Path, help="run this one alone, and print its report as JSON")
     given = parser.parse_args()
     if given.file is not None:
         print(as_json(run_file(given.file, select=f"not {LONG}")))
         return 0
-    found = tables(given.jobs)
+    if unknown := set(given.points) - set(POINTS):
+        parser.error(f"there is no point {', '.join(sorted(unknown))}")
+    made = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
+    found = tables(given.jobs, [p for p in POINTS if not given.points or p in given.points or p not in made])
+    made |= sections("\n" + render(found, ""))
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(render(found, HEAD), encoding="utf-8")
+    PAGE.write_text("\n".join([HEAD, *(made[point] for point in POINTS)]), encoding="utf-8")
     failures = [f"{point} {failure}" for point, table in found.items() for failure in table.failures()]
     print("\n".join([str(PAGE), *failures]))
     return 1 if failures else 0
