@@ -1,9 +1,10 @@
-"""What hooks cost: `python docs/benchmarks/measure_hooks.py [--listen]`, with a worker that computes nothing.
+"""What hooks cost: `python docs/benchmarks/measure_hooks.py [--without | --listen]`, with a worker that does nothing.
 
 Prints one line of JSON: the median of `LLMEngine.step` with 256 requests decoding, and requests of one token a second.
 Both are of processor time, so that what else the machine does counts little.
-With `--listen` a plugin that does nothing implements every hook of the frontend and the core. Compare two trees in
-turns, each with its own PYTHONPATH.
+With `--without` there is no relay at all, so that no call site has a hook to look at. With `--listen` a plugin that
+does nothing implements every hook of the frontend and the core. No other hook plugin that is installed takes part.
+Compare the three in turns.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 from types import ModuleType
 
 from engine.bench.null_core import VOCABULARY, NullSizes, null_core
@@ -20,8 +22,9 @@ from engine.config.settings import EngineConfig
 from engine.frontend.assemble import assemble_frontend
 from engine.frontend.client import InProcessClient
 from engine.frontend.launch import launch
+from engine.frontend.output_processor import OutputProcessor
 from engine.llm import LLMEngine
-from engine.plugin import HookRelay, Registry, hookimpl
+from engine.plugin import HookRelay, PluginList, Registry, hookimpl
 from engine.plugin.discovery import Candidate
 from engine.plugin.hookspecs import HOOKSPECS
 from engine.types.params import SamplingParams
@@ -45,13 +48,20 @@ def listener(process: str) -> Candidate:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--listen", action="store_true")
-    extra = [listener("frontend"), listener("core")] if parser.parse_args().listen else []
-    registry = Registry.discover(extra)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--without", action="store_true")
+    which.add_argument("--listen", action="store_true")
+    options = parser.parse_args()
+    extra = [listener("frontend"), listener("core")] if options.listen else []
+    registry = Registry.discover(extra, PluginList("engine,silent" if options.listen else "engine"))
     frontend = assemble_frontend(launch(EngineConfig(model="dummy:tiny"), registry))
     sizes = NullSizes(max_num_seqs=RUNNING, max_num_batched_tokens=8192, max_model_len=1024)
     core = null_core(EngineConfig(), sizes)
-    core._hooks = HookRelay("core", registry)
+    core._hooks = None if options.without else HookRelay("core", registry)
+    if options.without:
+        frontend.inputs._hooks = None
+        outputs = OutputProcessor(frontend.tokenizer, None, "tiny", frontend.inputs.clock)
+        frontend = replace(frontend, outputs=outputs)
     engine = LLMEngine(frontend, InProcessClient(core))
     vocabulary = min(VOCABULARY, frontend.inputs.vocab_size) - 8
     one = SamplingParams(max_tokens=1, ignore_eos=True, seed=0)

@@ -198,3 +198,4 @@ def test_following_a_list_again_keeps_the_registry():
     assert registry.following(PluginList()) is registry
     followed = registry.following(PluginList("engine", "flag --plugins"))
     assert set(followed.denied) == {*ALL} - {LRU} and followed.following(PluginList("engine", "elsewhere")) is followed
+    assert followed.following(PluginList()) is followed

@@ -127,8 +127,11 @@ class Registry:
         return cls(found=(*found, *extra), problems=tuple(problems), plugins=plugins or PluginList())
 
     def following(self, plugins: PluginList) -> Registry:
-        """The same under this list; itself where it has that already. Raises ConfigError as `discover`."""
-        return self if plugins.text == self.plugins.text else replace(self, plugins=plugins)
+        """The same under this list; itself where it has that already, or where the list is empty.
+
+        Raises ConfigError as `discover`.
+        """
+        return self if plugins.text in ("", self.plugins.text) else replace(self, plugins=plugins)
 
     # -- what there is -----------------------------------------------------------------------------------------------
     def candidates(self, point: str) -> tuple[Candidate, ...]:

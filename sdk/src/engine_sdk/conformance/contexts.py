@@ -11,6 +11,7 @@ import torch
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.platform import PlatformCard, PlatformNeed
 from engine.plugin import Registry, load_body
+from engine.plugin.verdicts import ranked
 from engine.types.start import WorkerStart
 from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.core_contexts import start_message
@@ -50,12 +51,15 @@ def platform_of(device: str, start: WorkerStart, registry: Registry) -> Platform
 
 
 def platform_card_of(device: str, registry: Registry) -> type[PlatformCard]:
-    """The installed platform of highest priority for a device. Raises LookupError where there is none."""
-    cards = [cast("type[PlatformCard]", registry.card(candidate)) for candidate in registry.candidates("platform")]
-    for card in sorted(cards, key=lambda card: -card.priority):
+    """The installed platform of highest priority for a device; one that is broken is passed over, as by `auto`.
+
+    Raises LookupError where there is none.
+    """
+    cards, broken = ranked(registry, "platform")
+    for card in (cast("type[PlatformCard]", card) for _, card in cards):
         if card.unsupported(PlatformNeed()) == [] and card.describe().device.split(":")[0] == device.split(":")[0]:
             return card
-    raise LookupError(f"no installed platform is for device {device}")
+    raise LookupError("; ".join([f"no installed platform is for device {device}", *map(str, broken)]))
 
 
 def require_capture(captured_by: frozenset[str], device: str) -> None:

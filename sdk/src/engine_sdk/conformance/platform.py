@@ -16,6 +16,7 @@ from engine.interfaces.context import WorkerContext
 from engine.interfaces.ops import OpsCard, OpsNeed
 from engine.interfaces.platform import Platform, PlatformCard, PlatformFacts, PlatformNeed, Trial
 from engine.plugin import Registry, load_body
+from engine.plugin.verdicts import ranked
 from engine.types.errors import ContractError, KVCacheTooSmallError
 from engine_sdk.conformance.base import Conformance
 from engine_sdk.conformance.contexts import worker_context
@@ -176,8 +177,8 @@ class PlatformConformance(Conformance):
         if card.recorder is None:
             return torch.add
         registry = Registry.discover()
-        for candidate in registry.candidates("ops"):
-            ops = cast("type[OpsCard]", registry.card(candidate))
+        for candidate, card_of_ops in ranked(registry, "ops")[0]:
+            ops = cast("type[OpsCard]", card_of_ops)
             need = OpsNeed(operation="add", dtype="float32", device=device)
             if card.recorder in ops.captured_by and ops.unsupported(need) == []:
                 body = load_body(ops)(worker_context(Subject.installed("ops", candidate.name, {}), device))

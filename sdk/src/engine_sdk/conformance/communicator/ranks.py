@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.plugin import Registry, load_body
+from engine.plugin.verdicts import ranked
 from engine_sdk.conformance.subject import Subject
 
 LONGEST = 60.0
@@ -112,8 +113,8 @@ def _serve() -> None:
 
     del scenarios
     registry = Registry.discover()
-    for candidate in registry.candidates("platform"):
-        load_body(registry.card(candidate))
+    for _, card in ranked(registry, "platform")[0]:
+        load_body(card)
     for line in sys.stdin:
         order, start = json.loads(line), time.monotonic()
         sys.path[:] = order["path"]
