@@ -4,37 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from gates import Echo, gate
+from starlette.types import Message
 
 from engine.server.body import BodyLimit
-from engine.server.gate import OPEN_PATHS, Gate
+from engine.server.gate import OPEN_PATHS
 from engine.server.lifecycle import Lifecycle, Phase
-
-
-class Echo:
-    """Answers with the body; waits for `go` first."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-        self.go.set()
-        self.bodies: list[bytes] = []
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.go.wait()
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message["body"], message.get("more_body", False)
-        self.bodies.append(body)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": body})
-
-
-def gate(echo: Echo, lifecycle: Lifecycle, keys: tuple[str, ...] = ()) -> httpx.AsyncClient:
-    app = Gate(echo, lifecycle=lifecycle, api_keys=keys, shutdown_timeout=7.5)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,14 @@ class ServerConfig(BaseModel):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     api_key: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(default=None, repr=False)
+    api_key_file: str | None = None
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    max_concurrent_requests: Annotated[int, Field(ge=1)] | None = None
+    share_prefix_cache: bool = False
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    allowed_origins: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
     max_queue: Annotated[int, Field(ge=0)] = 8192
     max_body: Bytes = 32 * 2**20
     body_timeout: Seconds = 60.0
@@ -53,10 +61,10 @@ class ServerConfig(BaseModel):
         cls._validate(merged, lambda **values: BaseModel.__init__(config, **values))
         return config
 
-    @field_validator("api_key", mode="before")
+    @field_validator("api_key", "allowed_origins", mode="before")
     @classmethod
     def _several(cls, value: Any) -> Any:
-        """One key, or several with commas between, as the environment has them; a flag or a file has a list."""
+        """One, or several with commas between, as the environment has them; a flag or a file has a list."""
         return tuple(part for text in value.split(",") if (part := text.strip())) if isinstance(value, str) else value
 
     @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from fastapi import FastAPI, Request, Response
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 import engine
@@ -14,6 +15,7 @@ from engine.server import errors
 from engine.server.body import BodyLimit
 from engine.server.disconnect import ClientGone
 from engine.server.gate import Gate
+from engine.server.keys import KeyRing
 from engine.server.lifecycle import Lifecycle
 from engine.server.plugins import add_routes, wrap
 from engine.server.prometheus import Exposition
@@ -22,11 +24,14 @@ from engine.server.routes import chat, completions, models, operations
 from engine.server.state import ServerState
 
 
-def create_app(llm: AsyncLLM, model_names: tuple[str, ...], settings: ServerConfig, lifecycle: Lifecycle) -> ASGIApp:
+def create_app(
+    llm: AsyncLLM, model_names: tuple[str, ...], settings: ServerConfig, lifecycle: Lifecycle, keys: KeyRing
+) -> ASGIApp:
     """The app. It neither starts nor stops the engine; `engine.server.run` does.
 
-    A request passes, in this order: its id is found or made; the gate (is the server serving, is the key valid); its
-    body is read, within limits; the middleware of hook plugins; the route.
+    A request passes, in this order: its id is found or made; what browsers ask first, where other origins are allowed;
+    the gate (is the server serving, is the key valid, may it ask for more); its body is read, within limits; the
+    middleware of hook plugins; the route.
     """
     app = FastAPI(title="Engine", version=engine.__version__)
     errors.install(app)
@@ -42,10 +47,21 @@ def create_app(llm: AsyncLLM, model_names: tuple[str, ...], settings: ServerConf
     gate = Gate(
         limited,
         lifecycle=lifecycle,
-        api_keys=settings.api_key or (),
+        keys=keys,
         shutdown_timeout=settings.shutdown_timeout,
     )
-    requests = RequestIds(gate, access_log=settings.access_log)
+    inner: ASGIApp = gate
+    if settings.allowed_origins:
+        inner = CORSMiddleware(
+            gate,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    requests = RequestIds(inner, access_log=settings.access_log)
     metrics = Exposition(llm, model_names[0], requests, llm.hooks)
-    app.state.server = ServerState(llm, model_names, lifecycle, metrics, settings.max_queue)
+    app.state.server = ServerState(
+        llm, model_names, lifecycle, metrics, settings.max_queue, settings.share_prefix_cache
+    )
     return requests

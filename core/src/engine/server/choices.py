@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, cast
 
 from fastapi import Request
 
@@ -46,6 +46,9 @@ async def submit(
             param="n",
         )
     state.check_queue()
+    salt = None if request is None or state.share_prefix_cache else request.scope["state"].get("cache_salt")
+    if salt is not None:
+        prompts = [_salted(prompt, salt) for prompt in prompts]
     engine = state.engine
     told = origin(request) if request is not None and engine.told_of_requests else None
     processed = []
@@ -63,6 +66,17 @@ async def submit(
             stream_.close()
         raise
     return streams
+
+
+def _salted(prompt: Prompt, salt: str) -> Prompt:
+    """The prompt with its API key's salt, before its own where it has one."""
+    fields: dict[str, Any]
+    if isinstance(prompt, str):
+        fields = {"prompt": prompt}
+    else:
+        fields = dict(prompt) if isinstance(prompt, Mapping) else {"prompt_token_ids": prompt}
+    own = fields.get("cache_salt")
+    return cast(Prompt, {**fields, "cache_salt": salt if own is None else f"{salt} {own}"})
 
 
 async def collect(streams: list[RequestStream]) -> list[RequestOutput]:

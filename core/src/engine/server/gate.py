@@ -1,15 +1,14 @@
-"""Who is let in: nobody before the model is loaded or once the server is leaving, nobody without a key that fits."""
+"""Who is let in: nobody before the model is loaded or once the server is leaving, nobody without a key that fits, and
+with each key no more than it may ask for."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
-from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.server.errors import APIError
+from engine.server.keys import ApiKey, KeyRing
 from engine.server.lifecycle import Lifecycle, Phase
 from engine.server.refusal import refuse
 
@@ -24,29 +23,44 @@ class Gate:
     Args:
         app: what comes after.
         lifecycle: the server's; the gate counts the requests that it lets in.
-        api_keys: those that fit; empty lets everybody in.
+        keys: those that fit; an empty ring lets everybody in.
         shutdown_timeout: seconds that the server may take to leave; a refused client is told to come back then.
     """
 
-    def __init__(self, app: ASGIApp, *, lifecycle: Lifecycle, api_keys: Sequence[str], shutdown_timeout: float) -> None:
+    def __init__(self, app: ASGIApp, *, lifecycle: Lifecycle, keys: KeyRing, shutdown_timeout: float) -> None:
         self._app, self._lifecycle = app, lifecycle
-        self._digests = [_digest(key.encode()) for key in api_keys]
+        self._keys = keys
         self._leaving_seconds = max(1, math.ceil(shutdown_timeout))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; see ASGI."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             return await self._app(scope, receive, send)
-        if (error := self._refusal(scope)) is not None:
+        key = self._key(scope)
+        error = self._refusal(key)
+        if error is None and key is not None:
+            error = key.usage.enter()
+        if error is not None:
             return await refuse(receive, send, error, close=True)
+        if key is not None:
+            scope.setdefault("state", {}).update(api_key=key.name, cache_salt=key.cache_salt)
         self._lifecycle.enter()
         try:
             await self._app(scope, receive, send)
         finally:
             self._lifecycle.leave()
+            if key is not None:
+                key.usage.leave()
 
-    def _refusal(self, scope: Scope) -> APIError | None:
-        if self._digests and not self._knows(scope):
+    def _key(self, scope: Scope) -> ApiKey | None:
+        """Whose request this is; None where no key is asked for, or none fits."""
+        if not self._keys:
+            return None
+        headers = dict(reversed(scope["headers"]))  # of several with one name the first counts
+        return self._keys.find(headers.get(b"authorization", b""), headers.get(b"x-api-key"))
+
+    def _refusal(self, key: ApiKey | None) -> APIError | None:
+        if self._keys and key is None:
             return APIError(
                 401,
                 "no valid API key was sent; send one as 'Authorization: Bearer <key>'",
@@ -59,18 +73,6 @@ class Gate:
             return _later("the server is shutting down", self._leaving_seconds, "shutting_down")
         return None
 
-    def _knows(self, scope: Scope) -> bool:
-        """Compared by digest, with every key, in constant time: the time tells nothing about any of them."""
-        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = sent.partition(b" ")
-        digest = _digest(key.strip())
-        fits = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(fits) and scheme.lower() == b"bearer"
-
 
 def _later(why: str, seconds: int, code: str) -> APIError:
     return APIError(503, f"{why}; try again in {seconds} s", code=code, headers={"Retry-After": str(seconds)})
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,11 @@ from engine.frontend import banner
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.plugin_record import record_start
 from engine.frontend.statistics import StatisticsLog
+from engine.server.certificate import check_certificate
 from engine.server.descriptors import allow_connections
+from engine.server.keys import KeyRing
 from engine.server.lifecycle import ACCESS_LOG, Lifecycle, Phase
+from engine.server.limits import KeyLimits
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
 
 if TYPE_CHECKING:
@@ -49,6 +53,16 @@ def serve(config: EngineConfig, settings: ServerConfig) -> int:
 
 def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -> int:
     allow_connections(settings.max_connections)
+    keys = KeyRing(
+        settings.api_key or (),
+        settings.api_key_file,
+        KeyLimits(settings.requests_per_minute, settings.max_concurrent_requests),
+    )
+    if (limited := settings.requests_per_minute or settings.max_concurrent_requests) and not keys:
+        raise ConfigError(
+            f"limit each API key to {limited}", "no API key is asked for", "pass --api-key or --api-key-file too"
+        )
+    check_certificate(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
     listener = _listen(settings.host, settings.port)
     llm = AsyncLLM(config)  # its process loads the model while this one imports the server
     try:
@@ -66,15 +80,19 @@ def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -
 
         lifecycle = Lifecycle()
         uvicorn_settings = uvicorn.Config(
-            create_app(llm, (llm.model_name,), settings, lifecycle),
+            create_app(llm, (llm.model_name,), settings, lifecycle, keys),
             http=bounded_protocol(settings.header_timeout, settings.write_timeout, settings.max_connections),
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=FAREWELL_SECONDS,
             lifespan="off",
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
+            ssl_ca_certs=settings.ssl_ca_certs,
+            ssl_cert_reqs=ssl.CERT_NONE if settings.ssl_ca_certs is None else ssl.CERT_REQUIRED,
         )
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            run = _Run(llm, Server(uvicorn_settings), lifecycle, settings, early)
+            run = _Run(llm, Server(uvicorn_settings), lifecycle, settings, keys, early)
             return runner.run(run.serve(listener))
     finally:
         llm.shutdown()
@@ -90,10 +108,11 @@ class _Run:
         server: uvicorn.Server,
         lifecycle: Lifecycle,
         settings: ServerConfig,
+        keys: KeyRing,
         early: Sequence[int] = (),
     ) -> None:
         self._llm, self._server, self._lifecycle, self._settings = llm, server, lifecycle, settings
-        self._early = early
+        self._keys, self._early = keys, early
         self._dead: EngineError | None = None
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
 
@@ -107,12 +126,13 @@ class _Run:
         stopped = asyncio.ensure_future(self._stop.wait())
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
         statistics = asyncio.ensure_future(StatisticsLog(self._llm).run())
+        watching = asyncio.ensure_future(self._keys.watch())
         try:
             if not await self._start(stopped):
                 return 0
             self._lifecycle.phase = Phase.SERVING
             assert self._llm.worker is not None
-            print(banner.render(self._llm.plan, self._llm.worker, _address(listener)), flush=True)
+            print(banner.render(self._llm.plan, self._llm.worker, _address(listener, self._settings)), flush=True)
             record_start(self._llm.plan, self._llm.worker, "engine serve")
             await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
             if self._dead is None:
@@ -121,6 +141,7 @@ class _Run:
         finally:
             stopped.cancel()
             statistics.cancel()
+            watching.cancel()
             self._server.should_exit = True
             await serving
 
@@ -193,9 +214,10 @@ def _say(text: str) -> None:
     print(f"engine: {text}", file=sys.stderr, flush=True)
 
 
-def _address(listener: socket.socket) -> str:
+def _address(listener: socket.socket, settings: ServerConfig) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    return f"{scheme}://[{host}]:{port}/v1" if ":" in host else f"{scheme}://{host}:{port}/v1"
 
 
 def _listen(host: str, port: int) -> socket.socket:

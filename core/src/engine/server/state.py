@@ -26,6 +26,7 @@ class ServerState:
         lifecycle: whether requests are taken.
         metrics: for `/metrics`.
         max_queue: most sequences that may wait.
+        share_prefix_cache: requests with different API keys may find each other's cached prompts.
         created: seconds, for `/v1/models`.
     """
 
@@ -34,6 +35,7 @@ class ServerState:
     lifecycle: Lifecycle
     metrics: Exposition
     max_queue: int
+    share_prefix_cache: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:
