@@ -1,4 +1,4 @@
-"""A guarded server: keys of a file that changes, limits of each, no neighbour's prompt in the cache, TLS, and browsers."""
+"""A guarded server: keys of a file that changes, their limits, no neighbour's cached prompt, TLS, and browsers."""
 
 from __future__ import annotations
 
