@@ -67,6 +67,7 @@ class AsyncLLM:
             self._cores.shutdown()
             raise
         self._input, self._output, self.hooks = front.inputs, front.outputs, front.hooks
+        self.tool_parser, self.reasoning_parser = front.tool_parser, front.reasoning_parser
         self._streams: dict[str, RequestStream] = {}
         self._calls: dict[int, tuple[RankCalls, asyncio.Future[Any]]] = {}
         self._call_ids = itertools.count()

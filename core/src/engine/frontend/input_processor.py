@@ -12,6 +12,7 @@ import msgspec
 
 from engine.frontend.clock import SteadyClock
 from engine.frontend.constraint_check import ConstraintCheck
+from engine.frontend.past_calls import read_calls
 from engine.frontend.pooling_inputs import check_pooling
 from engine.frontend.processor_arguments import ProcessorArguments
 from engine.frontend.prompts import ParsedPrompt, TextPrompt, TokensPrompt, parse_prompt
@@ -415,6 +416,8 @@ def _text_message(message: Any) -> dict[str, Any]:
             "it has no role",
             'pass {"role": "user", "content": "..."}',
         )
+    if message.get("tool_calls") is not None:
+        message = {**message, "tool_calls": read_calls(message["tool_calls"])}
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
         return dict(message)

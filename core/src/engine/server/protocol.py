@@ -19,6 +19,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # (Named types, because a FailFast cannot stand in a union: it has no hash.)
 Integers = TypeAliasType("Integers", Annotated[list[int], FailFast()])
 Strings = TypeAliasType("Strings", Annotated[list[str], FailFast()])
+Objects = TypeAliasType("Objects", Annotated[list[dict[str, Any]], FailFast()])
 IntegerLists = TypeAliasType("IntegerLists", Annotated[list[Integers], FailFast()])
 
 
@@ -147,6 +148,9 @@ class ChatBody(SamplingBody):
         logprobs, top_logprobs: whether, and with how many alternatives.
         add_generation_prompt: end the prompt where the assistant begins.
         chat_template_kwargs: further variables for the template.
+        tools: functions that the model may call, in OpenAI's form.
+        tool_choice: "none", "auto", "required", or one of them by name.
+        parallel_tool_calls: whether it may call several at once.
     """
 
     messages: Annotated[list[dict[str, Any]], FailFast()]
@@ -156,6 +160,9 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Objects | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatBody:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import reprlib
 import time
-from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
+import msgspec
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from engine.frontend.request_stream import RequestStream
 from engine.plugin.near import did_you_mean
 from engine.server import logprobs, sse
+from engine.server.chat_choice import ChatChoice
 from engine.server.choices import Usage, collect, merged, submit
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
@@ -20,8 +22,17 @@ from engine.server.json import JSON, JSONRoute
 from engine.server.protocol import ROLES, ChatBody
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
+from engine.server.tool_constraint import Plan, plan_calls
+from engine.server.tool_request import ToolRequest, tool_request
 from engine.types.outputs import CompletionOutput, RequestOutput
+from engine.types.params import SamplingParams
 
+if TYPE_CHECKING:
+    from engine.interfaces.tool_parser import ToolParserCard
+
+NewChoice = Callable[[], ChatChoice]
+PROMPT_END = 4096
+"""Characters of the prompt's end that a reasoning parser looks at."""
 router = APIRouter(route_class=JSONRoute)
 
 
@@ -38,10 +49,17 @@ async def chat_completions(
         raise APIError(400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     params = body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
+    plan = plan_calls(tools, state.engine.tool_parser, state.engine.plan.grammar)
+    params = _with_tools(body, params, plan, state)
     state.check_queue()
     prompt = await state.engine.render_chat(
-        body.messages, add_generation_prompt=body.add_generation_prompt, variables=body.chat_template_kwargs
+        body.messages,
+        tools=tools.given if tools.choice != "none" else None,
+        add_generation_prompt=body.add_generation_prompt,
+        variables=body.chat_template_kwargs,
     )
+    reader = _reader(state, plan, tools, prompt["prompt"])
     identity = engine_id(request, "chatcmpl")
     streams = await submit(
         state,
@@ -55,10 +73,43 @@ async def chat_completions(
     )
     head = {"id": identity, "created": int(time.time()), "model": model}
     if body.stream:
-        events = _events(body, streams, params.n, {**head, "object": "chat.completion.chunk"})
+        events = _events(body, streams, params.n, {**head, "object": "chat.completion.chunk"}, reader)
         return sse.EventStream(events, streams, request_id(request))
     (output,) = await until_disconnect(request, collect(streams))
-    return JSON(_answer(body, output, {**head, "object": "chat.completion"}))
+    return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
+
+
+def _with_tools(body: ChatBody, params: SamplingParams, plan: Plan, state: ServerState) -> SamplingParams:
+    """The parameters with the constraint that makes sure of calls, and special tokens where calls begin with some."""
+    if plan.constraint is not None:
+        if params.structured_outputs is not None:
+            raise APIError(
+                400,
+                "tool_choice: calls that must come, or are strict, are a constraint on the output, and so is what this "
+                "request asks for beside them; send one of them",
+                param="tool_choice",
+            )
+        params = msgspec.structs.replace(params, structured_outputs=plan.constraint)
+    parser = state.engine.plan.tool_parser
+    marked = parser is not None and cast("type[ToolParserCard]", parser.card).reads_special_tokens
+    if plan.stream is not None and body.skip_special_tokens is None and marked:
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
+    return params
+
+
+def _reader(state: ServerState, plan: Plan, tools: ToolRequest, prompt: str) -> NewChoice | None:
+    """What makes a reader for each completion; None where a completion's text is the message's content as it is."""
+    reasoning = state.engine.reasoning_parser
+    if plan.constraint is not None and tools.choice != "auto":
+        reasoning = None  # the constraint holds from the first token on: there are no thoughts
+    if reasoning is None and plan.stream is None:
+        return None
+    end = prompt[-PROMPT_END:]
+    return lambda: ChatChoice(
+        reasoning.stream(end) if reasoning is not None else None,
+        plan.stream() if plan.stream is not None else None,
+        tools.parallel,
+    )
 
 
 def _check_roles(body: ChatBody) -> None:
@@ -74,38 +125,59 @@ def _check_roles(body: ChatBody) -> None:
             )
 
 
-def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any]) -> dict[str, Any]:
+def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader: NewChoice | None) -> dict[str, Any]:
     usage = Usage()
     usage.add(output)
-    choices = [
-        {
-            "index": completion.index,
-            "message": {"role": "assistant", "content": completion.text},
-            "logprobs": logprobs.chat(completion, body.top_logprobs or 0),
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-        }
-        for completion in output.outputs
-    ]
+    choices = []
+    for completion in output.outputs:
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+        reason = completion.finish_reason
+        if reader is not None:
+            choice = reader()
+            message, reason = choice.message(completion.text), choice.finish_reason(reason)
+        choices.append(
+            {
+                "index": completion.index,
+                "message": message,
+                "logprobs": logprobs.chat(completion, body.top_logprobs or 0),
+                "finish_reason": reason,
+                "stop_reason": completion.stop_reason,
+            }
+        )
     answer = {**head, "choices": choices, "usage": usage.json()}
     if output.prompt_logprobs is not None:
         answer["prompt_logprobs"] = logprobs.prompt(output)
     return answer
 
 
-async def _events(body: ChatBody, streams: list[RequestStream], n: int, head: dict[str, Any]) -> AsyncGenerator[bytes]:
+async def _events(
+    body: ChatBody, streams: list[RequestStream], n: int, head: dict[str, Any], reader: NewChoice | None
+) -> AsyncGenerator[bytes]:
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     blank = {**head, "usage": None} if include_usage else head
     usage = Usage()
+    readers = None if reader is None else [reader() for _ in range(n)]
     for index in range(n):
         first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         yield sse.event({**blank, "choices": [first]})
     async for _, output in merged(streams):
         usage.add(output)
         for completion in output.outputs:
-            yield sse.event({**blank, "choices": [_delta(body, completion)]})
+            choice = _delta(body, completion) if readers is None else _read(body, completion, readers[completion.index])
+            if choice is not None:
+                yield sse.event({**blank, "choices": [choice]})
     if include_usage:
         yield sse.event({**head, "choices": [], "usage": usage.json()})
+
+
+def _read(body: ChatBody, completion: CompletionOutput, reader: ChatChoice) -> dict[str, Any] | None:
+    """As `_delta`, thoughts, content and calls told apart; None where there is nothing to tell."""
+    delta = reader.delta(completion.text, completion.finished)
+    if not delta and not completion.finished and completion.logprobs is None:
+        return None
+    choice = _delta(body, completion)
+    choice["delta"], choice["finish_reason"] = delta, reader.finish_reason(completion.finish_reason)
+    return choice
 
 
 def _delta(body: ChatBody, completion: CompletionOutput) -> dict[str, Any]:
