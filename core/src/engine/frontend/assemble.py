@@ -12,6 +12,7 @@ from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.launch import Launch
 from engine.frontend.output_processor import OutputProcessor
+from engine.frontend.parsers import renders_tools
 from engine.frontend.rank_starts import rank_starts
 from engine.interfaces.context import FrontContext, RouterContext
 from engine.interfaces.reasoning_parser import ReasoningParser
@@ -32,6 +33,7 @@ class Frontend:
         inputs, outputs: the processors, to the core and back.
         hooks: the relay of this process.
         tool_parser, reasoning_parser: at work; None where there is none.
+        renders_tools: whether the chat template has a place for tools.
     """
 
     tokenizer: Tokenizer
@@ -40,6 +42,7 @@ class Frontend:
     hooks: HookRelay
     tool_parser: ToolParser | None = None
     reasoning_parser: ReasoningParser | None = None
+    renders_tools: bool = True
 
 
 def assemble_frontend(plan: Launch) -> Frontend:
@@ -61,7 +64,13 @@ def assemble_frontend(plan: Launch) -> Frontend:
     )
     outputs = OutputProcessor(tokenizer, hooks, plan.model_name, inputs.clock)
     return Frontend(
-        tokenizer, inputs, outputs, hooks, _built(plan, plan.tool_parser), _built(plan, plan.reasoning_parser)
+        tokenizer,
+        inputs,
+        outputs,
+        hooks,
+        tool_parser=_built(plan, plan.tool_parser),
+        reasoning_parser=_built(plan, plan.reasoning_parser),
+        renders_tools=renders_tools(plan.tokenizer, plan.tokenizer_folder),
     )
 
 

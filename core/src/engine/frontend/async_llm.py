@@ -68,6 +68,7 @@ class AsyncLLM:
             raise
         self._input, self._output, self.hooks = front.inputs, front.outputs, front.hooks
         self.tool_parser, self.reasoning_parser = front.tool_parser, front.reasoning_parser
+        self.renders_tools = front.renders_tools
         self._streams: dict[str, RequestStream] = {}
         self._calls: dict[int, tuple[RankCalls, asyncio.Future[Any]]] = {}
         self._call_ids = itertools.count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, cast
 
 from engine.interfaces.reasoning_parser import ReasoningParserNeed
@@ -13,6 +14,8 @@ from engine.types.errors import TokenizerError
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
     from engine.types.model import ModelDescription
+
+_TOOLS = re.compile(r"\btools\b")
 
 
 def choose_parsers(
@@ -26,20 +29,26 @@ def choose_parsers(
 
     Raises PluginError for a parser that was named, ConfigError for options that nobody takes.
     """
-    card = cast("type[TokenizerCard]", tokenizer.card)
-
-    def template(with_tools: bool) -> str:
-        try:
-            return card.chat_template(folder, with_tools)
-        except TokenizerError:  # the tokenizer's body will say it: there, and not here, the files are needed
-            return ""
-
+    tooled, plain = (_template(tokenizer, folder, with_tools) for with_tools in (True, False))
     needs = {
-        "tool_parser": ToolParserNeed(chat_template=template(True), architecture=model.architecture),
-        "reasoning_parser": ReasoningParserNeed(chat_template=template(False), architecture=model.architecture),
+        "tool_parser": ToolParserNeed(chat_template=tooled, architecture=model.architecture),
+        "reasoning_parser": ReasoningParserNeed(chat_template=plain, architecture=model.architecture),
     }
     chosen = [
         select_recognised(registry, point, need, config.asked(point), config.options_for(point))
         for point, need in needs.items()
     ]
     return tuple(selection for selection in chosen if selection is not None)
+
+
+def renders_tools(tokenizer: Selection, folder: str) -> bool:
+    """Whether the model's chat template has a place for tools; True where the tokenizer's card does not tell it."""
+    template = _template(tokenizer, folder, True)
+    return not template or _TOOLS.search(template) is not None
+
+
+def _template(tokenizer: Selection, folder: str, with_tools: bool) -> str:
+    try:
+        return cast("type[TokenizerCard]", tokenizer.card).chat_template(folder, with_tools)
+    except TokenizerError:  # the tokenizer's body will say it: there, and not here, the files are needed
+        return ""

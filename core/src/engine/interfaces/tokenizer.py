@@ -102,7 +102,6 @@ class Tokenizer(Protocol):
     ) -> str:
         """Messages to a prompt by the model's chat template, in a sandbox.
 
-        Raises TokenizerError where there is no template, the template refuses the messages, or there are tools and it
-        has no place for them.
+        Raises TokenizerError where there is no template or the template refuses the messages.
         """
         ...

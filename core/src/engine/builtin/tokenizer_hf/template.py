@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import meta, nodes
+from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -39,7 +39,6 @@ class ChatTemplates:
         self._templates, self._variables, self._where = dict(templates), dict(variables), where
         self._environment = _environment()
         self._compiled: dict[str, jinja2.Template] = {}
-        self._with_tools: set[str] = set()
         self._lock = threading.Lock()
 
     def render(
@@ -60,12 +59,6 @@ class ChatTemplates:
             raise TokenizerError(
                 asked, f"the chat template is broken at line {error.lineno}: {error.message}", "mend the template"
             ) from error
-        if tools and source not in self._with_tools:
-            raise TokenizerError(
-                asked,
-                "they come with tools, and the chat template has no place for tools",
-                "leave the tools out, use a model that was made for them, or pass another chat template",
-            )
         seen: dict[str, Any] = {"documents": None, **self._variables, **_plain(variables)}
         seen["messages"] = [_message(message, asked) for message in messages]
         seen["tools"] = None if tools is None else _plain(list(tools))
@@ -108,12 +101,8 @@ class ChatTemplates:
             if compiled is None:
                 compiled = self._environment.from_string(source)
                 if len(self._compiled) >= 64:  # requests may bring their own templates
-                    dropped = next(iter(self._compiled))
-                    del self._compiled[dropped]
-                    self._with_tools.discard(dropped)
+                    del self._compiled[next(iter(self._compiled))]
                 self._compiled[source] = compiled
-                if "tools" in meta.find_undeclared_variables(self._environment.parse(source)):
-                    self._with_tools.add(source)
             return compiled
 
 

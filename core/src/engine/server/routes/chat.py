@@ -50,6 +50,13 @@ async def chat_completions(
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     params = body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
+    if tools.choice != "none" and not state.engine.renders_tools:
+        raise APIError(
+            400,
+            "tools: the model's chat template has no place for them, so that the model would not see them; leave them "
+            "out, or serve a model that was made for tools",
+            param="tools",
+        )
     plan = plan_calls(tools, state.engine.tool_parser, state.engine.plan.grammar)
     params = _with_tools(body, params, plan, state)
     state.check_queue()
