@@ -104,7 +104,7 @@ def _first_served(candidates: list[Plan], grammar: Selection, parameter: str, wh
             plan.constraint.verify()
             card.verify(plan.constraint)
         except InvalidRequestError as error:
-            refusal = error
+            refusal = refusal or error
             continue
         return plan
     if refusal is not None:
