@@ -16,6 +16,7 @@ from engine.types.structured_outputs import StructuredOutputsParams
 from engine_xgrammar.body import XGrammar
 from engine_xgrammar.card import XGrammarCard, XGrammarOptions
 from engine_xgrammar.matcher import SLOW_SECONDS, STRIKES
+from engine_xgrammar.tags import with_whitespace
 
 WORDS = [a + b for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz0123456789"]
 PIECES: list[bytes | None] = [*(bytes([byte]) for byte in range(256)), None, *(word.encode() for word in WORDS)]
@@ -92,3 +93,13 @@ def test_a_text_and_a_mapping_are_the_same() -> None:
     size = grammar._work._cache.size  # type: ignore[union-attr]
     grammar.compile(StructuredOutputsParams(json=json.dumps(schema, indent=2)), (END,))
     assert grammar._work._cache.size == size > 0  # type: ignore[union-attr]
+
+
+def test_white_space_in_structural_tags_is_bounded() -> None:
+    """In every JSON part that has no bound of its own."""
+    part = {"type": "json_schema", "json_schema": {"type": "json_schema"}}
+    inner = {"type": "tag", "content": {**part, "max_whitespace_cnt": 3}}
+    tag = {"format": {"type": "sequence", "elements": [part, inner]}}
+    bounded = with_whitespace(tag, 16)["format"]["elements"]
+    assert bounded[0] == {**part, "max_whitespace_cnt": 16} and bounded[1]["content"]["max_whitespace_cnt"] == 3
+    assert with_whitespace(tag, 0)["format"]["elements"][0]["max_whitespace_cnt"] == 1

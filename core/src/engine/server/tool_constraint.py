@@ -55,15 +55,13 @@ def plan_calls(request: ToolRequest, parser: ToolParser | None, grammar: Selecti
     form = parser.form(request.callable) if parser is not None else None
     if parser is not None and form is not None:
         tag = {"type": "structural_tag", "format": _format(request, form)}
-        candidates.append(
-            Plan(lambda: parser.stream(request.tools), StructuredOutputsParams(structural_tag=json.dumps(tag)))
-        )
+        candidates.append(Plan(lambda: parser.stream(request.tools), _constraint(structural_tag=json.dumps(tag))))
     if request.choice == "named":
         (tool,) = request.callable
-        candidates.append(Plan(lambda: NamedCall(request.name), StructuredOutputsParams(json=schema_of(tool))))
+        candidates.append(Plan(lambda: NamedCall(request.name), _constraint(json=schema_of(tool))))
     else:
         schema = list_schema(request.tools, request.parallel)
-        candidates.append(Plan(ListedCalls, StructuredOutputsParams(json=schema)))
+        candidates.append(Plan(ListedCalls, _constraint(json=schema)))
     return _first_served(candidates, grammar, "tool_choice", "calls that must come are enforced by a grammar")
 
 
@@ -86,7 +84,7 @@ def _strict(request: ToolRequest, parser: ToolParser, grammar: Selection) -> Str
         "at_least_one": False,
         "stop_after_first": not request.parallel,
     }
-    constraint = StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
+    constraint = _constraint(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
     return _first_served(
         [Plan(None, constraint)], grammar, "tools", "strict tools are enforced by a grammar"
     ).constraint
@@ -116,6 +114,10 @@ def _first_served(candidates: list[Plan], grammar: Selection, parameter: str, wh
         + ('or send tool_choice "auto"' if parameter == "tool_choice" else "or leave strict out"),
         param=parameter,
     )
+
+
+def _constraint(**kind: Any) -> StructuredOutputsParams:
+    return StructuredOutputsParams(**kind, asked_as="tools")
 
 
 def _format(request: ToolRequest, form: CallForm) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import xgrammar as xgr
 
 from engine.types.errors import InvalidRequestError
+from engine_xgrammar.tags import with_whitespace
 from engine_xgrammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Compiler:
             case "grammar":
                 return compiler.compile_grammar(asked.text)
             case _:
-                return compiler.compile_structural_tag(asked.text)
+                return compiler.compile_structural_tag(json.dumps(with_whitespace(json.loads(asked.text), most)))
 
     def _try(self, compiled: xgr.CompiledGrammar) -> None:
         """Write some texts under it and look how long the masks take: that is where XGrammar does what it put off."""

@@ -28,6 +28,7 @@ from engine.types.outputs import CompletionOutput, RequestOutput
 from engine.types.params import SamplingParams
 
 if TYPE_CHECKING:
+    from engine.interfaces.reasoning_parser import ReasoningParser
     from engine.interfaces.tool_parser import ToolParserCard
 
 NewChoice = Callable[[], ChatChoice]
@@ -59,6 +60,9 @@ async def chat_completions(
         )
     plan = plan_calls(tools, state.engine.tool_parser, state.engine.plan.grammar)
     params = _with_tools(body, params, plan, state)
+    # What constrains the text constrains it from the first token on, so that there are no thoughts; but for a
+    # constraint on calls that may come, before which the text is free.
+    thinks = params.structured_outputs is None or (plan.constraint is not None and tools.choice == "auto")
     state.check_queue()
     prompt = await state.engine.render_chat(
         body.messages,
@@ -66,7 +70,8 @@ async def chat_completions(
         add_generation_prompt=body.add_generation_prompt,
         variables=body.chat_template_kwargs,
     )
-    reader = _reader(state, plan, tools, prompt["prompt"])
+    reasoning = state.engine.reasoning_parser if thinks else None
+    reader = _reader(reasoning, plan, tools, prompt["prompt"])
     identity = engine_id(request, "chatcmpl")
     streams = await submit(
         state,
@@ -88,27 +93,26 @@ async def chat_completions(
 
 def _with_tools(body: ChatBody, params: SamplingParams, plan: Plan, state: ServerState) -> SamplingParams:
     """The parameters with the constraint that makes sure of calls, and special tokens where calls begin with some."""
-    if plan.constraint is not None:
-        if params.structured_outputs is not None:
-            raise APIError(
-                400,
-                "tool_choice: calls that must come, or are strict, are a constraint on the output, and so is what this "
-                "request asks for beside them; send one of them",
-                param="tool_choice",
-            )
-        params = msgspec.structs.replace(params, structured_outputs=plan.constraint)
+    if plan.stream is None:
+        return params
+    if params.structured_outputs is not None:
+        name = params.structured_outputs.asked_as or "structured_outputs"
+        raise APIError(
+            400,
+            f"{name}: it constrains the whole text, so that the model could not call its tools; leave it out, "
+            'or send tool_choice "none"',
+            param=name,
+        )
+    params = msgspec.structs.replace(params, structured_outputs=plan.constraint)
     parser = state.engine.plan.tool_parser
     marked = parser is not None and cast("type[ToolParserCard]", parser.card).reads_special_tokens
-    if plan.stream is not None and body.skip_special_tokens is None and marked:
+    if body.skip_special_tokens is None and marked:
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     return params
 
 
-def _reader(state: ServerState, plan: Plan, tools: ToolRequest, prompt: str) -> NewChoice | None:
+def _reader(reasoning: ReasoningParser | None, plan: Plan, tools: ToolRequest, prompt: str) -> NewChoice | None:
     """What makes a reader for each completion; None where a completion's text is the message's content as it is."""
-    reasoning = state.engine.reasoning_parser
-    if plan.constraint is not None and tools.choice != "auto":
-        reasoning = None  # the constraint holds from the first token on: there are no thoughts
     if reasoning is None and plan.stream is None:
         return None
     end = prompt[-PROMPT_END:]
