@@ -92,7 +92,7 @@ def test_a_lack_of_the_test_is_no_word_of_the_driver(tmp_path: Path) -> None:
 
 def functions_of(point: str) -> set[str]:
     """The names of a suite's tests, and of its long ranges."""
-    classes = [getattr(kit, name) for name in kit.SUITES[point]]
+    classes = [getattr(kit, name) for name in (*kit.SUITES[point], *kit.VARIANTS.get(point, ()))]
     return {name for cls in classes for name in dir(cls) if name.startswith("test_") and name != "test_figure"}
 
 

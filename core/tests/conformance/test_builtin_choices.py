@@ -19,6 +19,7 @@ from engine_sdk.conformance import (
     PlatformConformance,
     RouterConformance,
     SchedulingPolicyConformance,
+    TokenizerConformance,
 )
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
@@ -107,3 +108,7 @@ class TestSafetensors(CheckpointConformance):
     @pytest.fixture(autouse=True)
     def _model(self, folder: str) -> None:
         type(self).model = folder
+
+
+class TestHF(TokenizerConformance):
+    driver = "hf"

@@ -23,7 +23,9 @@ class Test(Command):
         parser.add_argument(
             "-k", dest="select", default="", metavar="EXPRESSION", help="only these tests, as pytest's -k"
         )
-        parser.add_argument("--model", default="", metavar="NAME", help="for checkpoint drivers: a name that it opens")
+        parser.add_argument(
+            "--model", default="", metavar="NAME", help="for checkpoint and tokenizer drivers: a model to open"
+        )
         parser.add_argument("--json", action="store_true", default=False, help="print JSON")
         parser.add_argument("--details", action="store_true", default=False, help="print pytest's own output too")
         parser.add_argument(

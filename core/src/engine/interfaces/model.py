@@ -127,12 +127,16 @@ class Model(Protocol):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take (name, tensor) pairs as the checkpoint streams them; cut this rank's part, cast and place it; then pack.
 
-        Raises CheckpointError naming a tensor that is missing, unexpected, or of the wrong shape.
+        Raises CheckpointError naming a tensor that is missing, unexpected, there twice, or of the wrong shape.
         """
         ...
 
     def forward(self, state: State, walk: Walk) -> torch.Tensor:
-        """The final, normed hidden states [T, H]."""
+        """The final, normed hidden states [T, H].
+
+        A state that brings `hidden` comes from another stage of the walk, and is not embedded again; what it brought
+        besides is not changed in place.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

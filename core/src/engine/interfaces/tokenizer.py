@@ -34,7 +34,7 @@ class TokenizerCard(Card):
 
 
 class TextStream(Protocol):
-    """One sequence's text as its ids come in."""
+    """One sequence's text as its ids come in: together what `Tokenizer.decode` makes of them all at once."""
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids complete: never half a UTF-8 character, which is held back until it is whole."""
@@ -61,7 +61,12 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Text to ids; with `add_special_tokens`, those that the tokenizer puts around a text (BOS)."""
+        """Text to ids; with `add_special_tokens`, those that the tokenizer puts around a text (BOS).
+
+        A special token that is written in the text becomes its id, as chat templates write them.
+
+        Raises TokenizerError for text that is no Unicode (half a surrogate pair).
+        """
         ...
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
@@ -72,7 +77,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Ids to text, all at once."""
+        """Ids to text, all at once. Ids that the tokenizer does not know add nothing: models may have more."""
         ...
 
     def token(self, token_id: int) -> str:

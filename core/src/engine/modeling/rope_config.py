@@ -107,7 +107,11 @@ def read_rope(config: Mapping[str, Any], head_size: int) -> RopeConfig:
     def optional(key: str) -> float | None:
         return None if parameters.get(key) is None else value(key)
 
-    max_position = int(value("max_position_embeddings", None, config))
+    positions = value("max_position_embeddings", None, config)
+    if positions != int(positions):
+        found = f"it is {positions!r}, not a whole number"
+        raise CheckpointError("read 'max_position_embeddings' of config.json", found, "correct config.json")
+    max_position = int(positions)
     rotary_dim = int(head_size * value("partial_rotary_factor", 1.0))
     if rotary_dim % 2 or not 0 < rotary_dim <= head_size:
         raise CheckpointError(

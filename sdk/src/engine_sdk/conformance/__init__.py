@@ -22,7 +22,7 @@ import pytest
 # Before any suite is imported: a failed assertion of a suite then shows its values, as one of a test's own does.
 _TESTING = (
     *("base", "attention", "ops", "communicator", "evictor", "drafter", "grammar", "scheduling_policy", "router"),
-    *("logits_processor", "executor", "platform", "checkpoint", "quantization", "kv_connector"),
+    *("logits_processor", "executor", "platform", "checkpoint", "quantization", "kv_connector", "model", "tokenizer"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
@@ -37,14 +37,18 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.grammar.suite import GrammarConformance
     from engine_sdk.conformance.kv_connector.suite import KVConnectorConformance
     from engine_sdk.conformance.logits_processor import LogitsProcessorConformance
+    from engine_sdk.conformance.model.encoder import EncoderModelConformance
+    from engine_sdk.conformance.model.suite import ModelConformance
     from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
     from engine_sdk.conformance.platform import PlatformConformance
     from engine_sdk.conformance.quantization import QuantizationConformance
     from engine_sdk.conformance.router import RouterConformance
     from engine_sdk.conformance.scheduling_policy import SchedulingPolicyConformance
+    from engine_sdk.conformance.tokenizer import TokenizerConformance
 
 __all__ = [
     "SUITES",
+    "VARIANTS",
     "AttentionConformance",
     "AttentionThorough",
     "CheckpointConformance",
@@ -52,17 +56,20 @@ __all__ = [
     "CommunicatorThorough",
     "Conformance",
     "DrafterConformance",
+    "EncoderModelConformance",
     "EvictorConformance",
     "ExecutorConformance",
     "GrammarConformance",
     "KVConnectorConformance",
     "LogitsProcessorConformance",
+    "ModelConformance",
     "OpsConformance",
     "OpsThorough",
     "PlatformConformance",
     "QuantizationConformance",
     "RouterConformance",
     "SchedulingPolicyConformance",
+    "TokenizerConformance",
 ]
 
 SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -81,9 +88,14 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "checkpoint": ("CheckpointConformance",),
         "quantization": ("QuantizationConformance",),
         "kv_connector": ("KVConnectorConformance",),
+        "model": ("ModelConformance",),
+        "tokenizer": ("TokenizerConformance",),
     }
 )
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
+
+VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"model": ("EncoderModelConformance",)})
+"""Further suites of a point, in the place of the first for some of its drivers (`Conformance.suite_for`)."""
 
 _HOMES = {
     "AttentionConformance": "attention.suite",
@@ -93,17 +105,20 @@ _HOMES = {
     "CheckpointConformance": "checkpoint",
     "Conformance": "base",
     "DrafterConformance": "drafter",
+    "EncoderModelConformance": "model.encoder",
     "EvictorConformance": "evictor",
     "ExecutorConformance": "executor.suite",
     "GrammarConformance": "grammar.suite",
     "KVConnectorConformance": "kv_connector.suite",
     "LogitsProcessorConformance": "logits_processor",
+    "ModelConformance": "model.suite",
     "OpsConformance": "ops.suite",
     "OpsThorough": "ops.suite",
     "PlatformConformance": "platform",
     "QuantizationConformance": "quantization",
     "RouterConformance": "router",
     "SchedulingPolicyConformance": "scheduling_policy",
+    "TokenizerConformance": "tokenizer",
 }
 
 

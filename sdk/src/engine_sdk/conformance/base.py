@@ -77,6 +77,11 @@ class Conformance:
         return found
 
     @classmethod
+    def suite_for(cls, subject: Subject) -> str:
+        """The name of the suite for this driver, of a point that has several."""
+        return cls.__name__
+
+    @classmethod
     def once(cls, key: str, make: Callable[[], Any]) -> Any:
         """What `make` gives, made once for each class."""
         kept: dict[str, Any] = cls.__dict__.get("_kept") or {}

@@ -263,6 +263,54 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("bytes equal to the files'", "tensors_are_those_of_the_files"),
             Capability("truncated and missing files named", "a_truncated_file a_missing_file"),
         ),
+        "model": (
+            Capability("as transformers computes it", "as_transformers_computes_it"),
+            Capability(
+                "config read whole, and refused by key",
+                "describe_is_pure describe_agrees_with_the_config a_config_that_makes_no_sense "
+                "its_layers_are_those_described it_is_a_decoder it_is_an_encoder",
+            ),
+            Capability(
+                "every tensor of a checkpoint claimed once, others refused by name",
+                "a_missing_tensor an_unexpected_tensor a_tensor_of_another_form a_tensor_that_comes_twice "
+                "every_tensor_matters the_order_of_tensors weights_are_cast counts",
+            ),
+            Capability("computed in {}", "dtypes", "(.*)"),
+            Capability("quantised layers", "quantised_layers"),
+            Capability("prompts in chunks, token by token", "chunked_prefill decode later_tokens_have_no_influence"),
+            Capability(
+                "requests independent of each other and of padding",
+                "nothing_is_kept_between_calls the_heads_take_any_rows ragged_batch padding",
+            ),
+            Capability(
+                "every position that is described",
+                "earlier_tokens_and_their_order_have_influence every_token_sees_all up_to_the_last_position",
+            ),
+            Capability("token types", "token_types"),
+            Capability("tensor parallel over {} ranks", "tensor_parallel", "(.*)"),
+            Capability("pipeline stages, listeners between layers", "the_walk_owns_the_layers the_walk_cuts_stages"),
+            Capability("operations alone, so that steps can be captured", "computes_through_operations_alone"),
+        ),
+        "tokenizer": (
+            Capability("any Unicode text there and back", "round_trip ids empty"),
+            Capability(
+                "incremental decoding at every split",
+                "streams_at_every_split half_a_character_is_held_back streams_behind_a_prompt streams_are_apart",
+            ),
+            Capability("incremental decoding of any ids", "streams_of_any_ids ids_that_nobody_knows"),
+            Capability(
+                "special tokens around a text and in it", "special_tokens_around_a_text special_tokens_in_a_text"
+            ),
+            Capability("pairs of texts", "pairs"),
+            Capability("bytes of each token, for grammars", "vocabulary one_token"),
+            Capability("the model's chat template", "the_models_own_template"),
+            Capability(
+                "templates of requests, in a sandbox",
+                "a_template_of_the_request a_template_that_fails templates_stay_in_their_sandbox",
+            ),
+            Capability("broken files and texts are typed errors", "broken_files text_that_is_no_unicode"),
+            Capability("several threads", "threads"),
+        ),
     }
 )
 """By point, in the order of the page."""

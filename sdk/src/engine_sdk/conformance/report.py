@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from engine_sdk import conformance
 from engine_sdk.conformance import SUITES, Conformance
 from engine_sdk.conformance.base import NotServed
+from engine_sdk.conformance.subject import Subject
 
 CARD_TESTS = frozenset({"test_card_is_light", "test_card_is_sound", "test_card_answers_in_sentences"})
 CARD_AND_FORM = CARD_TESTS | {"test_body_has_the_interface", "test_figure"}
@@ -153,7 +155,8 @@ def run_driver(
     model: str = "",
 ) -> Report:
     """Run the suite of a point against an installed driver: as the three lines that its author would write."""
-    suite, *mixins = SUITES[point]
+    first, *mixins = SUITES[point]
+    suite = getattr(conformance, first).suite_for(Subject.installed(point, driver, options))
     bases = [*(mixins if thorough else ()), suite]
     lines = [
         f"from engine_sdk.conformance import {', '.join(bases)}",

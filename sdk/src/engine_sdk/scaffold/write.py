@@ -20,13 +20,14 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
 _NUMPY = frozenset({"checkpoint", "drafter", "evictor", "grammar", "kv_connector"})
 """Points whose minimal body computes with numpy."""
 _TORCH = frozenset(
-    {"attention", "checkpoint", "communicator", "drafter", "kv_connector", "logits_processor", "ops", "platform"}
-    | {"quantization"}
+    {"attention", "checkpoint", "communicator", "drafter", "kv_connector", "logits_processor", "model", "ops"}
+    | {"platform", "quantization"}
 )
 """Points whose minimal body computes with torch."""
 _USE = {
     "router": "engine serve --data-parallel-size 2 --router my-driver",
     "communicator": "engine serve --tensor-parallel-size 2 --communicator my-driver",
+    "tokenizer": "engine generate --model FOLDER --tokenizer-mode my-driver 'Once upon a time'",
     "checkpoint": "engine generate --model my-driver:FOLDER 'Once upon a time'",
     "kv_connector": "engine serve --preemption-mode swap --swap-space 1GiB --kv-connector my-driver",
 }
@@ -70,7 +71,8 @@ def write(kind: str, name: str, parent: Path) -> Written:
         raise ConfigError(
             f"make a plugin called '{name}'", "that is no name of a driver", "use lower-case letters, digits and dashes"
         )
-    taken = [c for c in Registry.discover().candidates("hooks.core" if kind == HOOKS else kind) if c.name == name]
+    driver = f"{_class_name(name)}ForCausalLM" if kind == "model" else name
+    taken = [c for c in Registry.discover().candidates("hooks.core" if kind == HOOKS else kind) if c.name == driver]
     if taken:
         raise ConfigError(
             f"make a plugin called '{name}'",
@@ -116,11 +118,16 @@ def _templates(kind: str) -> dict[str, str]:
     return contents
 
 
+def _class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("-"))
+
+
 def _filled(text: str, kind: str, name: str) -> str:
-    class_name = "".join(part.capitalize() for part in name.split("-"))
+    class_name = _class_name(name)
     dependencies = ['"engine"', *(['"msgspec"'] if kind == "kv_connector" else [])]
     dependencies += ['"numpy"'] if kind in _NUMPY else []
     dependencies += ['"torch"'] if kind in _TORCH else []
+    dependencies += ['"jinja2"'] if kind == "tokenizer" else []
     if kind == HOOKS:
         help_line, group = "A plugin that listens to hooks", "engine.hooks.core.v0"
         entry = "engine_my_driver.body:MyDriver"

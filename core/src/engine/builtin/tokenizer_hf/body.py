@@ -48,13 +48,28 @@ class HFTokenizerBody:
         return self._eos_token_ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self._encoding(text, None, add_special_tokens).ids
         return ids
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
-        encoding = self._tokenizer.encode(first, second)
+        encoding = self._encoding(first, second, True)
         types: list[int] = encoding.type_ids
         return encoding.ids, types.index(1) if 1 in types else None
+
+    def _encoding(self, first: str, second: str | None, add_special_tokens: bool) -> Any:
+        try:
+            return self._tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
+        except TypeError:
+            for text in (first, second or ""):
+                try:
+                    text.encode("utf-8")
+                except UnicodeEncodeError as error:
+                    raise TokenizerError(
+                        "tokenise a text",
+                        f"character {error.start} ({text[error.start]!a}) is half a surrogate pair, no Unicode",
+                        "send whole characters",
+                    ) from None
+            raise
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._decoder.decode(ids, self._skip(skip_special_tokens))

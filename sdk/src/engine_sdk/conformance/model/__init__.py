@@ -1,0 +1,1 @@
+"""The suites of point `model`: for decoders, and for encoders."""

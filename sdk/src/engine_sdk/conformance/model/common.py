@@ -1,0 +1,479 @@
+"""What the suites of all models have: who is tested, with which config and weights, and the tests of the card."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import msgspec
+import pytest
+import torch
+
+from engine.interfaces.attention import AttentionBackend
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.model import ModelCard, ModelNeed
+from engine.interfaces.ops import Ops
+from engine.interfaces.quantization import KINDS
+from engine.plugin import Registry
+from engine.types.errors import CheckpointError, UnsupportedModelError
+from engine.types.model import ModelDescription
+from engine_sdk.conformance.base import Conformance
+from engine_sdk.conformance.contexts import worker_context
+from engine_sdk.conformance.model.example import SMALL, Shapes, draw, prompt
+from engine_sdk.conformance.model.oracle import TOLERANCE, Oracle, why_none
+from engine_sdk.conformance.model.paged import attention_needs, reference_attention
+from engine_sdk.conformance.model.ranks import ThreadGroup
+from engine_sdk.conformance.model.session import Session
+from engine_sdk.conformance.subject import Subject
+from engine_sdk.conformance.timing import median_seconds
+
+NEAR = 1e-9
+"""float64 sums in another order."""
+LOOSE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.03}
+"""Of values about 1, against float64, after two layers."""
+SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    "max_position_embeddings",
+)
+NONSENSE: tuple[Any, ...] = ("nonsense", -1, 0, [], 0.5, True)
+"""What no size of a config is."""
+
+
+class ModelSuite(Conformance):
+    """What decoders and encoders have in common.
+
+    Attributes:
+        config: goes over `example.SMALL`, which is in Hugging Face's words: a small config.json.
+        architecture: the config's, where it is not the driver's name.
+        transformers_class: transformers' class that computes the same; the architecture where it is left out.
+        shapes: the tensors of a checkpoint; left out, transformers' class says them, else the body's own slots
+            (`engine.modeling.Module`).
+        unused: beginnings of names of tensors that a checkpoint may hold and the model has no use for.
+    """
+
+    point = "model"
+    protocol = "Model"
+    config: ClassVar[Mapping[str, Any]] = {}
+    architecture: ClassVar[str] = ""
+    transformers_class: ClassVar[str] = ""
+    shapes: ClassVar[Shapes | None] = None
+    unused: ClassVar[tuple[str, ...]] = ()
+
+    @pytest.fixture(autouse=True, scope="class")
+    def _one_thread(self) -> Iterator[None]:
+        """Matrices this small gain nothing from several threads, which wait for each other on a busy machine."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+    # -- who is tested -----------------------------------------------------------------------------------------------
+    @classmethod
+    def whole_config(cls) -> dict[str, Any]:
+        """config.json."""
+        name = cls.architecture or cls.subject().candidate.name
+        return copy.deepcopy({**SMALL, **cls.config, "architectures": [name]})
+
+    @classmethod
+    def described(cls) -> type[ModelCard]:
+        """The card, as what it is."""
+        return cast("type[ModelCard]", cls.subject().card)
+
+    @classmethod
+    def description(cls) -> ModelDescription:
+        """The card's, of this config; made once."""
+        return cast("ModelDescription", cls.once("description", lambda: cls.described().describe(cls.whole_config())))
+
+    @classmethod
+    def need(cls, world_size: int = 1) -> ModelNeed:
+        """What the engine asks."""
+        config = cls.whole_config()
+        return ModelNeed(architecture=config["architectures"][0], config=config, world_size=world_size)
+
+    @classmethod
+    def needs(cls) -> Sequence[ModelNeed]:
+        return [cls.need(), cls.need(2), cls.need(4), cls.need(3)]
+
+    @classmethod
+    def impossible(cls) -> Sequence[ModelNeed]:
+        return [replace(cls.need(), framework="abacus")]
+
+    @classmethod
+    def methods(cls) -> Sequence[str]:
+        """Without the heads that the description has not."""
+        model = cls.description()
+        absent = {"logits"} if not model.generates else set()
+        absent |= {"classify"} if not model.pooler.num_labels else set()
+        return [name for name in super().methods() if name not in absent]
+
+    @classmethod
+    def transformers_name(cls) -> str:
+        """The class of transformers that is the oracle, if there is one."""
+        return cls.transformers_class or str(cls.whole_config()["architectures"][0])
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+    @classmethod
+    def oracle(cls) -> Oracle:
+        """transformers' model with the same weights; the test is skipped where there is none."""
+        name = cls.transformers_name()
+        reason = why_none(name)
+        if reason:
+            pytest.skip(reason)
+
+        def make() -> Oracle:
+            made = Oracle(name, cls.whole_config())
+            made.load(draw(made.shapes))
+            return made
+
+        return cast("Oracle", cls.once("oracle", make))
+
+    @classmethod
+    def tensors(cls) -> Shapes:
+        """The checkpoint's names and shapes."""
+        return cast("Shapes", cls.once("shapes", cls._shapes))
+
+    @classmethod
+    def _shapes(cls) -> Shapes:
+        if cls.shapes is not None:
+            return cls.shapes
+        reason = why_none(cls.transformers_name())
+        if not reason:
+            return cls.oracle().shapes
+        parts = getattr(cls.bare(), "parts", None)
+        if parts is None:
+            pytest.fail(f"name the checkpoint's tensors: shapes = {{...}} ({reason})", pytrace=False)
+        return {slot.name: slot.shape for part in parts() for slot in part.slots()}
+
+    @classmethod
+    def bare(cls) -> Any:
+        """A body without weights."""
+
+        class _Bare(Exception):
+            pass
+
+        found: list[Any] = []
+
+        class _Stops(cls.body()):  # type: ignore[misc]
+            def load_weights(self, weights: Any) -> None:
+                found.append(self)
+                raise _Bare
+
+        with pytest.raises(_Bare):
+            Session(_Stops, cls.description(), cls.context("float64"), cls.attention("float64"), ())
+        return found[0]
+
+    @classmethod
+    def weights(cls, changed: str = "", without: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+        """The checkpoint's tensors, one with other numbers, or left out."""
+        return ((name, tensor) for name, tensor in draw(cls.tensors(), changed) if name != without)
+
+    @classmethod
+    def needed(cls) -> frozenset[str]:
+        """The tensors that a checkpoint must have: those without which it is refused. Not `unused` ones."""
+
+        def find() -> frozenset[str]:
+            return frozenset(name for name in cls.tensors() if cls._refuses(cls.weights(without=name), name))
+
+        return cast("frozenset[str]", cls.once("needed", find))
+
+    @classmethod
+    def idle(cls) -> frozenset[str]:
+        """The tensors that need not matter: those that the author names, and those on which transformers' own answer
+        does not depend (a key's bias adds the same to all scores)."""
+
+        def find() -> frozenset[str]:
+            named = {name for name in cls.tensors() if name.startswith(cls.unused)} if cls.unused else set()
+            if cls.shapes is not None or why_none(cls.transformers_name()):
+                return frozenset(named)
+            oracle, ids = cls.oracle(), cls.ids(9)
+            before = oracle(ids)
+            for name in cls.tensors():
+                oracle.load(draw({name: cls.tensors()[name]}, changed=name))
+                if torch.allclose(oracle(ids), before, rtol=TOLERANCE, atol=TOLERANCE):
+                    named.add(name)
+                oracle.load(draw({name: cls.tensors()[name]}))
+            return frozenset(named)
+
+        return cast("frozenset[str]", cls.once("idle", find))
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+    @classmethod
+    def context(cls, dtype: str) -> WorkerContext:
+        """A worker's, with the reference operations; made once."""
+        return cast(
+            "WorkerContext", cls.once(f"context {dtype}", lambda: worker_context(cls.subject(), cls.device, dtype))
+        )
+
+    @classmethod
+    def attention(cls, dtype: str) -> AttentionBackend:
+        """The reference attention's body; made once."""
+        return cast(
+            "AttentionBackend",
+            cls.once(f"attention {dtype}", lambda: reference_attention(cls.context(dtype), cls.registry())),
+        )
+
+    @classmethod
+    def registry(cls) -> Registry:
+        """What is installed; looked up once."""
+        return cast("Registry", cls.once("registry", Registry.discover))
+
+    @classmethod
+    def session(
+        cls, dtype: str = "float64", weights: Any = None, group: ThreadGroup | None = None, **how: Any
+    ) -> Session:
+        """A model with this config, over caches of its own; skipped where the card or attention does not serve it."""
+        size = 1 if group is None else group.size
+        cls.servable(size, dtype)
+        given = cls.weights() if weights is None else weights
+        context, attention = cls.context(dtype), cls.attention(dtype)
+        return Session(cls.body(), cls.description(), context, attention, given, group=group, **how)
+
+    @classmethod
+    def servable(cls, size: int = 1, dtype: str = "float64") -> None:
+        """Skip the test where the card does not serve the config, or the reference attention not its layers."""
+        cls.require(cls.need(size))
+        model, registry = cls.description(), cls.registry()
+        if model.max_encoder_len:
+            pytest.skip("the suite has no encoder inputs to give to layers of kind 'cross'")
+        attention = registry.card(registry.find("attention", "torch"))
+        for need in attention_needs(model, dtype, cls.device, size):
+            reasons = attention.unsupported(need)
+            if reasons:
+                pytest.skip(f"the suite computes with attention torch: {'; '.join(reasons)}")
+
+    @classmethod
+    def _refuses(cls, weights: Any, name: str) -> bool:
+        """True where these are refused by name; False where they are taken."""
+        try:
+            cls.session(weights=weights)
+        except CheckpointError as error:
+            # A checkpoint may have the model's own prefix before each name ("bert."), and may not.
+            named = name in str(error) or (name.count(".") > 1 and name.partition(".")[2] in str(error))
+            assert named, f"the error does not name {name}: {error}"
+            return True
+        return False
+
+    @classmethod
+    def ids(cls, length: int, seed: int = 0) -> list[int]:
+        """A random prompt."""
+        return prompt(length, cls.description().vocab_size, seed)
+
+    @classmethod
+    def alone(cls, ids: Sequence[int], types: Sequence[int] | None = None) -> torch.Tensor:
+        """What the model says of a prompt that is computed alone and at once, in float64."""
+        return cast("Session", cls.once("session", cls.session)).whole(ids, types)
+
+    # -- the description ---------------------------------------------------------------------------------------------
+    def test_describe_is_pure(self) -> None:
+        """The same config gives the same facts, is not changed, and the facts travel."""
+        config = self.whole_config()
+        first = self.described().describe(config)
+        assert config == self.whole_config(), "describe changes the config that it is given"
+        assert self.described().describe(config) == first, "described again, the model is another"
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(first), type=ModelDescription) == first
+
+    def test_describe_agrees_with_the_config(self) -> None:
+        """The architecture's name, the config for the body, a cache for each layer, heads that divide."""
+        config, model = self.whole_config(), self.description()
+        assert model.architecture == config["architectures"][0]
+        assert model.config == config, "the body is built from another config"
+        assert model.num_layers == len(model.kv_specs) > 0
+        for key, value in (("vocab_size", model.vocab_size), ("hidden_size", model.hidden_size)):
+            assert value == config[key], f"{key} is {config[key]} in the config, and {value} described"
+        assert model.num_layers == config["num_hidden_layers"]
+        assert model.num_q_heads == config["num_attention_heads"]
+        for spec in model.kv_specs:
+            assert not spec.num_kv_heads or model.num_q_heads % spec.num_kv_heads == 0
+            assert (spec.sliding_window is not None) == (spec.kind == "sliding")
+            assert not spec.draft
+        assert model.max_model_len > 0
+        assert model.generates or model.pooler.tasks
+
+    @pytest.mark.parametrize("key", SIZES)
+    def test_a_config_that_makes_no_sense(self, key: str) -> None:
+        """A size that is missing or is none: a typed error that names it, or it changes nothing."""
+        config, described = self.whole_config(), self.described()
+        for value in NONSENSE:
+            try:
+                found = described.describe({**config, key: value})
+            except (CheckpointError, UnsupportedModelError) as error:
+                assert key in str(error), f"{key} is {value!r}, and the error does not name it: {error}"
+            else:
+                plain = msgspec.structs.replace(self.description(), config={})
+                assert msgspec.structs.replace(found, config={}) == plain, f"{key} is {value!r}, and taken for a size"
+        del config[key]
+        try:
+            described.describe(config)
+        except (CheckpointError, UnsupportedModelError) as error:
+            assert key in str(error), f"{key} is missing, and the error does not name it: {error}"
+
+    def test_its_layers_are_those_described(self) -> None:
+        """Each layer asks for its attention once, gives it what the description says, and is called once a step."""
+        session = self.session()
+        layers = session.layers
+        assert sorted(layers.built) == list(range(self.description().num_layers)), "layers ask for their attention"
+        assert layers.features == set(self.description().attention_features)
+        session.whole(self.ids(5))
+        assert layers.calls == list(range(self.description().num_layers))
+
+    # -- the checkpoint ----------------------------------------------------------------------------------------------
+    def test_a_missing_tensor(self) -> None:
+        """Is an error that names it: nothing is made up."""
+        made_up = self.tensors().keys() - self.needed() - self.idle()
+        assert not made_up, f"loads without {', '.join(sorted(made_up))}"
+
+    def test_an_unexpected_tensor(self) -> None:
+        """Is an error that names it: another model's weights, or a layer more than the config has."""
+        last = self.description().num_layers
+        deeper = [name for name in self.needed() if f".{last - 1}." in name]
+        names = ["nobody.knows.this.weight", *(name.replace(f".{last - 1}.", f".{last}.") for name in deeper[:1])]
+        for name in names:
+            more = [*self.weights(), (name, torch.ones(3, 3))]
+            assert self._refuses(more, name), f"{name} is passed over without a word"
+
+    def test_a_tensor_of_another_form(self) -> None:
+        """One row more, one column more, flat, turned, or whole numbers: an error that names it."""
+        for turn, name in enumerate(sorted(self.needed())):
+            shape = self.tensors()[name]
+            forms = [(shape[0] + 1, *shape[1:]), (*shape[:-1], shape[-1] + 1), (math.prod(shape), 1), shape[::-1]]
+            form = next(form for form in forms[turn % 4 :] + forms if form != shape)
+            found = self._refuses(self._instead(name, torch.ones(form)), name)
+            assert found, f"{name} of {list(form)} is taken for {list(shape)}"
+        assert self._refuses(self._instead(name, torch.ones(shape, dtype=torch.int64)), name), "int64 is no weight"
+
+    def _instead(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        return [(n, tensor if n == name else t) for n, t in self.weights()]
+
+    def test_a_tensor_that_comes_twice(self) -> None:
+        """Is an error that names it."""
+        name, tensor = next((n, t) for n, t in self.weights() if n in self.needed())
+        assert self._refuses([*self.weights(), (name, tensor)], name), f"the second {name} is taken without a word"
+
+    def test_every_tensor_matters(self) -> None:
+        """Each tensor that a checkpoint must have changes what is computed, and none else."""
+        ids, types = self.ids(9), [0] * 5 + [max(self.description().num_token_types - 1, 0)] * 4
+
+        def trace(session: Session) -> list[torch.Tensor]:
+            answer = session.whole(ids, types)
+            return [*session.layers.kept, answer]
+
+        before = trace(self.session(keeps=True))
+        for name in sorted(self.tensors()):
+            after = trace(self.session(weights=self.weights(changed=name), keeps=True))
+            same = all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+            assert name in self.idle() or not same, f"{name} has no influence on what is computed"
+
+    def test_the_order_of_tensors(self) -> None:
+        """Is the checkpoint's own: backwards they make the same model. They are read once."""
+        found = self.session(weights=reversed(list(self.weights()))).whole(self.ids(7))
+        assert torch.equal(found, self.session(weights=iter(list(self.weights()))).whole(self.ids(7)))
+
+    @pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+    def test_weights_are_cast(self, stored: str) -> None:
+        """A file of half precision computes as its numbers do in the model's dtype."""
+        half = [(name, tensor.to(getattr(torch, stored))) for name, tensor in self.weights()]
+        wide = [(name, tensor.double()) for name, tensor in half]
+        found, expected = (self.session(weights=given).whole(self.ids(7)) for given in (half, wide))
+        torch.testing.assert_close(found, expected, rtol=NEAR, atol=NEAR)
+
+    def test_counts(self) -> None:
+        """Parameters and bytes of the weights that the checkpoint must have."""
+        elements = sum(math.prod(self.tensors()[name]) for name in self.needed())
+        for dtype in ("float64", "float32"):
+            model = self.session(dtype).model
+            assert model.num_parameters() == elements
+            assert model.weight_bytes() == elements * getattr(torch, dtype).itemsize
+
+    def test_quantised_layers(self) -> None:
+        """The kinds of layer that the card names are packed and multiplied by the quantization driver, and no other."""
+        ops = self.context("float64").ops
+        assert ops is not None
+        said = self.described().quantized
+        assert said <= set(KINDS), f"the card's `quantized` names {sorted(said)}, of {', '.join(KINDS)}"
+        drivers = {kind: _Watched(ops) for kind in KINDS}
+        session = self.session(quantization=drivers)
+        found = session.whole(self.ids(7))
+        torch.testing.assert_close(found, self.alone(self.ids(7)), rtol=NEAR, atol=NEAR)
+        packed = {kind for driver in drivers.values() for kind in driver.packed}
+        there = said if self.description().generates else said - {"head"}
+        assert packed == there, f"the card says that {sorted(there)} are packed, and these are: {sorted(packed)}"
+        assert packed == {kind for kind, driver in drivers.items() if driver.multiplied}
+
+    # -- computing ---------------------------------------------------------------------------------------------------
+    def test_nothing_is_kept_between_calls(self) -> None:
+        """What a request gives does not depend on those before it, nor on how many there were."""
+        session = self.session()
+        first = session.whole(self.ids(7, seed=1))
+        for seed, length in ((2, 7), (3, 12)):
+            found = session.whole(self.ids(length, seed=seed))
+            assert torch.equal(found, self.session().whole(self.ids(length, seed=seed))), "it remembers other requests"
+        assert torch.equal(session.whole(self.ids(7, seed=1)), first)
+
+    def test_computes_through_operations_alone(self) -> None:
+        """Under the dispatch guard: what is neither an operation, nor attention, nor a view could not be captured."""
+        found = self.session(guarded=True).whole(self.ids(9))
+        torch.testing.assert_close(found, self.alone(self.ids(9)), rtol=NEAR, atol=NEAR)
+
+    @pytest.mark.parametrize("dtype", list(LOOSE))
+    def test_dtypes(self, dtype: str) -> None:
+        """In the dtype that was asked for, near to float64."""
+        cases = [self.ids(9, seed=4), self.ids(17, seed=5)]
+        for ids in cases:
+            found, expected = self.session(dtype).whole(ids), self.alone(ids)
+            scale = float(expected.abs().mean()) + 1e-6
+            error = float((found - expected).abs().mean()) / scale
+            assert error < LOOSE[dtype], f"{error:.2g} of the values' size away from float64"
+
+    def test_the_heads_take_any_rows(self) -> None:
+        """A row's logits or labels are its own: some rows give what they give among all."""
+        session = self.session()
+        hidden = torch.randn(7, self.description().hidden_size, generator=torch.Generator().manual_seed(0)).double()
+        hidden = hidden.to(self.device)
+        every = session.heads(hidden)
+        for rows in ([3], [6, 0, 6], [1, 2, 3, 4]):
+            torch.testing.assert_close(session.heads(hidden[rows]), every[rows], rtol=NEAR, atol=NEAR)
+
+    @classmethod
+    def figure(cls) -> str | None:
+        """How fast the small model is on the reference operations: what the body itself costs, in the main."""
+        session, ids = cls.session("float32"), cls.ids(32)
+        seconds = median_seconds(lambda: session.whole(ids), cls.device)
+        return f"{session.model.num_parameters():,} parameters, a prompt of {len(ids)} in {seconds * 1e3:.2f} ms"
+
+    @classmethod
+    def suite_for(cls, subject: Subject) -> str:
+        """The suite of encoders, where the driver is one."""
+        card = cast("type[ModelCard]", subject.card)
+        config = copy.deepcopy({**SMALL, "architectures": [subject.candidate.name]})
+        try:
+            encoder = card.describe(config).whole_prompts
+        except (CheckpointError, UnsupportedModelError):
+            encoder = False
+        return "EncoderModelConformance" if encoder else "ModelConformance"
+
+
+class _Watched:
+    """Plain layers that remember which kinds they were packed for. Implements `Quantization`."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self.packed: set[str] = set()
+        self.multiplied = False
+
+    def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        """As the operations do, in float64."""
+        self.packed.add(kind)
+        return self._ops.pack_linear(weight.double(), bias)
+
+    def packed_bytes(self, packed: Any) -> int:
+        """Nobody asks."""
+        return 1
+
+    def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
+        """x [T, I] -> [T, O]."""
+        self.multiplied = True
+        return functools.partial(self._ops.linear, packed=packed)(x)

@@ -1,0 +1,62 @@
+"""What the runner's walk may do with any model: look on between layers, and cut them into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from engine.interfaces.model import State
+from engine_sdk.conformance.model.common import NEAR, ModelSuite
+from engine_sdk.conformance.model.paged import Request
+from engine_sdk.conformance.model.session import Part
+
+
+class WalkedSuite(ModelSuite):
+    """A suite of models whose layers run under the walk."""
+
+    @staticmethod
+    def near(found: torch.Tensor, expected: torch.Tensor) -> None:
+        """Equal, but for the order of sums."""
+        torch.testing.assert_close(found, expected, rtol=NEAR, atol=NEAR)
+
+    def test_the_walk_owns_the_layers(self) -> None:
+        """It sees each layer, with hidden states before it; what it is given are the layers of the description, and a
+        state that it has looked at goes on."""
+        ids, seen = self.ids(6), []
+
+        def watching(layers: Iterable[Any], state: State) -> Iterator[Any]:
+            for layer in layers:
+                assert tuple(state["hidden"].shape) == (6, self.description().hidden_size)
+                seen.append(state["hidden"].clone())
+                yield layer
+
+        session = self.session()
+        state = session.state([Part(Request(), ids)])
+        before = {name: tensor.clone() for name, tensor in state.items()}
+        self.near(session.heads(session.forward(state, watching)).double().cpu(), self.alone(ids))
+        assert len(seen) == self.description().num_layers, f"the walk is given {len(seen)} layers"
+        assert all(not torch.equal(a, b) for a, b in pairwise(seen)), "a layer changes nothing"
+        for name, tensor in before.items():
+            assert torch.equal(state[name], tensor), f"the step's {name} are changed, which the runner may read again"
+
+    def test_the_walk_cuts_stages(self) -> None:
+        """Another stage goes on with the state that the one before it left: what came is not embedded again."""
+        ids = self.ids(6)
+        for cut in range(1, self.description().num_layers):
+            session = self.session()
+            state = session.state([Part(Request(), ids)])
+            carried: dict[str, torch.Tensor] = {}
+
+            def first(layers: Iterable[Any], state: State, cut: int = cut) -> Iterator[Any]:
+                yield from list(layers)[:cut]
+                carried.update({name: tensor.clone() for name, tensor in state.items()})  # noqa: B023
+
+            def second(layers: Iterable[Any], state: State, cut: int = cut) -> Iterator[Any]:
+                yield from list(layers)[cut:]
+
+            session.forward(state, first)
+            found = session.heads(session.forward(State(carried), second))
+            self.near(found.double().cpu(), self.alone(ids))

@@ -1,0 +1,473 @@
+"""Models with one planted fault each: Llamas, and those that broken_encoders holds. A class a mutant."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import torch
+from broken_encoders import ENCODERS
+from broken_model_cards import CARDS, Sound
+from mutant_suites import suites_of
+
+from engine.builtin.models.llama import LlamaModel
+from engine.interfaces.model import ModelContext, State
+from engine.modeling import LMHead
+from engine.types.errors import CheckpointError
+from engine_sdk.conformance import EncoderModelConformance, ModelConformance
+
+
+class Instead:
+    """Operations, attention or a group of which some methods are others."""
+
+    def __init__(self, wrapped: Any, **methods: Any) -> None:
+        self._wrapped = wrapped
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+
+class Llama(LlamaModel):
+    """A sound one, over operations that a mutant may exchange."""
+
+    def __init__(self, context: ModelContext) -> None:
+        ops = Instead(context.ops, **self.operations(context.ops))
+        super().__init__(dataclasses.replace(context, ops=ops, **self.changes(context)))
+
+    def operations(self, ops: Any) -> dict[str, Any]:
+        return {}
+
+    def changes(self, context: ModelContext) -> dict[str, Any]:
+        return {}
+
+
+class SeesOneMore(Llama):
+    """off-by-one causality: a token's hidden state takes something of the token after it"""
+
+    def forward(self, state: State, walk: Any) -> torch.Tensor:
+        hidden = super().forward(state, walk)
+        return hidden + 0.1 * torch.cat((hidden[1:], hidden[-1:]))
+
+
+class MixesWithTheStep(Llama):
+    """a token takes something of the one before it in the step, not in the request"""
+
+    def forward(self, state: State, walk: Any) -> torch.Tensor:
+        hidden = super().forward(state, walk)
+        return hidden + 0.1 * torch.cat((hidden[:1], hidden[:-1]))
+
+
+class RotatesNeighbours(Llama):
+    """rotary pairs are neighbours (GPT-J's form), not two halves"""
+
+    def operations(self, ops: Any) -> dict[str, Any]:
+        def rope(q: Any, k: Any, positions: Any, table: Any) -> Any:
+            def turn(x: torch.Tensor, back: bool) -> torch.Tensor:
+                shape = (2, -1) if back else (-1, 2)
+                return x.unflatten(-1, shape).transpose(-1, -2).flatten(-2).contiguous()
+
+            q, k = ops.rope(turn(q, False), turn(k, False), positions, table)
+            return turn(q, True), turn(k, True)
+
+        return {"rope": rope}
+
+
+class CountsForItself(Llama):
+    """positions are taken to be 0, 1, 2, ... in each step"""
+
+    def operations(self, ops: Any) -> dict[str, Any]:
+        return {"rope": lambda q, k, positions, table: ops.rope(q, k, torch.arange(len(q)), table)}
+
+
+class NoPositions(Llama):
+    """rotary positions are left out"""
+
+    def operations(self, ops: Any) -> dict[str, Any]:
+        return {"rope": lambda q, k, positions, table: (q, k)}
+
+
+class ShortTable(Llama):
+    """the rotary table ends before the last position, which gets the one before it"""
+
+    def operations(self, ops: Any) -> dict[str, Any]:
+        return {"rope": lambda q, k, positions, table: ops.rope(q, k, positions.clamp(max=len(table) - 2), table)}
+
+
+class ForgetsResidual(Llama):
+    """the residual is forgotten where the feed-forward block begins"""
+
+    def operations(self, ops: Any) -> dict[str, Any]:
+        turns = [0]
+
+        def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> Any:
+            turns[0] += 1
+            kept = torch.zeros_like(residual) if turns[0] % 4 == 1 else residual
+            return ops.add_rms_norm(x, kept, weight, eps)
+
+        return {"add_rms_norm": add_rms_norm}
+
+
+class WrongEps(Llama):
+    """norms have an eps of their own, not the config's"""
+
+    def operations(self, ops: Any) -> dict[str, Any]:
+        return {
+            "rms_norm": lambda x, weight, eps: ops.rms_norm(x, weight, 1e-6),
+            "add_rms_norm": lambda x, residual, weight, eps: ops.add_rms_norm(x, residual, weight, 1e-6),
+        }
+
+
+class SwapsGateAndUp(Llama):
+    """gate and up are swapped"""
+
+    def operations(self, ops: Any) -> dict[str, Any]:
+        return {"silu_mul": lambda x: ops.silu_mul(torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1))}
+
+
+class _Attends(Llama):
+    """Exchanges what attention is given."""
+
+    def given(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        return q, k, v
+
+    def changes(self, context: ModelContext) -> dict[str, Any]:
+        def attention(layer: int, scale: float, **more: Any) -> Any:
+            attend = context.attention(layer, self.scale(scale), **more)
+            return lambda q, k, v: attend(*self.given(q, k, v))
+
+        return {"attention": attention}
+
+    def scale(self, scale: float) -> float:
+        return scale
+
+
+class HeadsInTurn(_Attends):
+    """query heads are dealt to KV heads in turn, not in groups"""
+
+    def given(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        return q.unflatten(1, (-1, k.shape[1])).transpose(1, 2).flatten(1, 2), k, v
+
+
+class ValuesBackwards(_Attends):
+    """the KV heads of values come in reverse order"""
+
+    def given(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        return q, k, v.flip(1)
+
+
+class NoRoot(_Attends):
+    """scores are divided by the head size, not by its root"""
+
+    def scale(self, scale: float) -> float:
+        return scale**2
+
+
+class RepeatsHeads(_Attends):
+    """KV heads are repeated for each query head, though the cache has fewer"""
+
+    def given(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        group = q.shape[1] // k.shape[1]
+        return q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+
+
+class SecondLayerForBoth(Llama):
+    """every layer asks for the attention of the last one"""
+
+    def changes(self, context: ModelContext) -> dict[str, Any]:
+        return {"attention": lambda layer, scale, **more: context.attention(1, scale, **more)}
+
+
+class _Loads(Llama):
+    """Exchanges what is loaded."""
+
+    def load_weights(self, weights: Any) -> None:
+        super().load_weights(self.loaded(list(weights)))
+
+    def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        return weights
+
+
+class DropsBias(_Loads):
+    """dropped tensor: the output projection's bias is read, and not added"""
+
+    def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        return [(name, tensor * 0 if name.endswith("o_proj.bias") else tensor) for name, tensor in weights]
+
+
+class MakesUpBias(_Loads):
+    """a bias that is missing is taken to be 0"""
+
+    def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        there = {name for name, _ in weights}
+        biases = [slot for part in self.parts() for slot in part.slots() if slot.name.endswith("bias")]
+        return weights + [(slot.name, torch.zeros(slot.shape)) for slot in biases if slot.name not in there]
+
+
+class IgnoresUnexpected(_Loads):
+    """tensors that it does not know are silently ignored"""
+
+    def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        known = {slot.name for part in self.parts() for slot in part.slots()}
+        return [(name, tensor) for name, tensor in weights if name in known]
+
+
+class CutsToSize(_Loads):
+    """a tensor that is too large is cut"""
+
+    def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        shapes = {slot.name: slot.shape for part in self.parts() for slot in part.slots()}
+        return [
+            (name, tensor[tuple(slice(size) for size in shapes[name])] if name in shapes else tensor)
+            for name, tensor in weights
+        ]
+
+
+class TakesTheLast(_Loads):
+    """of a tensor that comes twice the last one is taken"""
+
+    def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        return list(dict(weights).items())
+
+
+class Untyped(_Loads):
+    """what is missing is a KeyError"""
+
+    def load_weights(self, weights: Any) -> None:
+        try:
+            super().load_weights(weights)
+        except CheckpointError as error:
+            raise KeyError(str(error)) from None
+
+
+class TransposesSquares(_Loads):
+    """square matrices are read transposed"""
+
+    def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        def square(tensor: Any) -> bool:
+            return tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1]
+
+        return [(name, tensor.T if square(tensor) else tensor) for name, tensor in weights]
+
+
+class RoundsOnce(_Loads):
+    """weights are rounded to bfloat16 on the way, whatever the model's dtype"""
+
+    def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        return [(name, t.bfloat16().to(t.dtype) if t.is_floating_point() else t) for name, t in weights]
+
+
+class TiesAlways(Llama):
+    """the head is the embedding's matrix, though the config unties them"""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(context)
+        model = context.description
+        self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head", self.embed)
+
+
+class Unties(Llama):
+    """tied embeddings are untied: the head asks for a matrix of its own"""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(context)
+        model = context.description
+        self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head")
+
+
+class CountsTiedTwice(Llama):
+    """a matrix that is shared is counted twice"""
+
+    def num_parameters(self) -> int:
+        return super().num_parameters() + math.prod(self.embed.shape)
+
+
+class KeepsState(Llama):
+    """state kept between calls: the first request's hidden states are added to all others"""
+
+    def forward(self, state: State, walk: Any) -> torch.Tensor:
+        hidden = super().forward(state, walk)
+        self.first = getattr(self, "first", hidden[:1].clone())
+        return hidden + 0.01 * self.first
+
+
+class ChangesPositions(Llama):
+    """the step's positions are changed in place"""
+
+    def forward(self, state: State, walk: Any) -> torch.Tensor:
+        hidden = super().forward(state, walk)
+        state["positions"] += 1
+        return hidden
+
+
+class EmbedsAgain(Llama):
+    """hidden states that come from another stage are not looked at"""
+
+    def forward(self, state: State, walk: Any) -> torch.Tensor:
+        state.pop("hidden", None)
+        return super().forward(state, walk)
+
+
+class RunsAllLayers(Llama):
+    """layers run whether the walk asks for them or not"""
+
+    def forward(self, state: State, walk: Any) -> torch.Tensor:
+        return super().forward(state, lambda layers, state: iter(self.layers))
+
+
+class NormsTheBatch(Llama):
+    """hidden states are centred over the tokens of the step, padding included"""
+
+    def forward(self, state: State, walk: Any) -> torch.Tensor:
+        hidden = super().forward(state, walk)
+        return hidden - 0.1 * hidden.mean(0, keepdim=True)
+
+
+class LogitsOfTheBatch(Llama):
+    """logits are centred over the rows"""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = super().logits(hidden)
+        return logits - 0.1 * logits.mean(0, keepdim=True)
+
+
+class ComputesItself(Llama):
+    """the activation is computed by torch, beside the operations"""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(context)
+        for layer in self.layers:
+            layer.mlp._ops = Instead(context.ops, silu_mul=lambda x: _silu(*x.chunk(2, dim=-1)))
+
+
+def _silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(gate) * up
+
+
+class AnswersInFloat32(Llama):
+    """logits are float32, whatever the model's dtype"""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().logits(hidden).float()
+
+
+class HeadIsNotQuantised(Llama):
+    """the head is never packed by the quantization driver, which the card says it is"""
+
+    def changes(self, context: ModelContext) -> dict[str, Any]:
+        return {"quantization": {k: v for k, v in context.quantization.items() if k != "head"}}
+
+
+class _Shared(Llama):
+    """Exchanges what ranks do."""
+
+    def collectives(self, group: Any) -> dict[str, Any]:
+        return {}
+
+    def changes(self, context: ModelContext) -> dict[str, Any]:
+        if context.group is None:
+            return {}
+        return {"group": Instead(context.group, size=context.size, **self.collectives(context.group))}
+
+
+class ShiftsShards(_Shared):
+    """a rank's part of the vocabulary is taken to begin one row too early"""
+
+    def operations(self, ops: Any) -> dict[str, Any]:
+        return {"embedding_part": lambda ids, weight, start: ops.embedding_part(ids, weight, max(start - 1, 0))}
+
+
+class GathersBackwards(_Shared):
+    """the ranks' logits are joined in reverse order"""
+
+    def collectives(self, group: Any) -> dict[str, Any]:
+        def all_gather(x: Any, dim: int = 0, sizes: Any = None) -> Any:
+            return torch.cat(group.all_gather(x, dim, sizes).split(list(sizes), dim)[::-1], dim)
+
+        return {"all_gather": all_gather}
+
+
+class SumsNothing(_Shared):
+    """a rank goes on with its own part of a sum"""
+
+    def collectives(self, group: Any) -> dict[str, Any]:
+        return {"all_reduce": lambda x: x}
+
+
+class OneRankMore(_Shared):
+    """the last rank makes a call that the others do not make"""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.context.size > 1 and self.context.rank == self.context.size - 1:
+            self.context.group.all_reduce(hidden[:1].clone())
+        return super().logits(hidden)
+
+
+class AddsBiasEverywhere(_Shared):
+    """every rank adds the bias of a layer whose outputs are summed"""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(context)
+        for layer in self.layers:
+            for linear in (layer.attention.o, layer.mlp.down):
+                linear._adds_bias = True
+
+
+class ReadsOn(_Shared):
+    """every rank reads the rows of the first one's KV heads"""
+
+    def load_weights(self, weights: Any) -> None:
+        for layer in self.layers:
+            qkv = layer.attention.qkv
+            qkv._out = (qkv._out[0], *(shard._replace(start=0) for shard in qkv._out[1:]))
+        super().load_weights(weights)
+
+
+class Whole(ModelConformance):
+    """Beside transformers' Llama."""
+
+    transformers_class = "LlamaForCausalLM"
+
+
+class Plain(Whole):
+    """Mutants compute what they do wrong with torch: the test that forbids this would catch every one of them."""
+
+    test_computes_through_operations_alone = None
+
+
+class Tied(Plain):
+    """With one matrix at both ends."""
+
+    config: ClassVar[dict[str, Any]] = {"tie_word_embeddings": True}
+
+
+class Biased(Plain):
+    """With biases."""
+
+    config: ClassVar[dict[str, Any]] = {"attention_bias": True, "mlp_bias": True}
+
+
+class Encoders(EncoderModelConformance):
+    """As `Plain`."""
+
+    test_computes_through_operations_alone = None
+
+
+PLAIN = [
+    SeesOneMore, MixesWithTheStep, RotatesNeighbours, CountsForItself, NoPositions, ShortTable, ForgetsResidual,
+    WrongEps, SwapsGateAndUp, HeadsInTurn, ValuesBackwards, NoRoot, RepeatsHeads, SecondLayerForBoth,
+    IgnoresUnexpected, CutsToSize, TakesTheLast, Untyped, TransposesSquares, RoundsOnce, TiesAlways, KeepsState,
+    ChangesPositions, EmbedsAgain, RunsAllLayers, NormsTheBatch, LogitsOfTheBatch, AnswersInFloat32,
+    HeadIsNotQuantised, ShiftsShards, GathersBackwards, SumsNothing, OneRankMore, ReadsOn,
+]  # fmt: skip
+WHOLE = [ComputesItself, *CARDS]
+BIASES = [DropsBias, MakesUpBias, AddsBiasEverywhere]
+TIED = [Unties, CountsTiedTwice]
+MUTANTS = [*PLAIN, *WHOLE, *BIASES, *TIED, *ENCODERS]
+
+globals().update(suites_of(Plain, Sound, PLAIN))
+globals().update(suites_of(Whole, Sound, WHOLE))
+globals().update(suites_of(Biased, Sound, BIASES))
+globals().update(suites_of(Tied, Sound, TIED))
+globals().update(suites_of(Encoders, "BertForSequenceClassification", ENCODERS))
