@@ -39,7 +39,7 @@ TEXTS = (
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".npz", ".pt")
 _LARGEST = 1 << 24
 """Bytes of a file that the suite copies and breaks."""
-_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
+_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 _PLAIN = "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
 
 
