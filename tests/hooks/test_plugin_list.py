@@ -79,7 +79,8 @@ def test_it_is_imported_in_every_process_and_with_a_list_in_none(trace):
 )
 @pytest.mark.parametrize("process", ["core", "worker"])
 def test_another_version_of_a_hook_plugin_stops_the_start(trace, change, found, process):
-    plan = launch(EngineConfig(**SETTINGS))
+    # With two workers these are processes of their own, whose error comes to the launcher through the core.
+    plan = launch(EngineConfig(**SETTINGS, tensor_parallel_size=2 if process == "worker" else 1))
     info = trace / "installed" / "engine_trace-1.0.dist-info"
     points = info / "entry_points.txt"
     other = "worker" if process == "core" else "core"

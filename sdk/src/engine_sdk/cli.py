@@ -6,6 +6,8 @@ import argparse
 from typing import Any
 
 from engine.plugin import POINTS, Command
+from engine.plugin.near import did_you_mean
+from engine.plugin.points import HOOKS
 from engine.types.errors import ConfigError
 
 
@@ -42,12 +44,13 @@ class Test(Command):
         from engine_sdk.conformance.subject import Subject
 
         point, driver = arguments.point.replace("-", "_"), arguments.driver
-        if point not in POINTS or point not in SUITES:
-            raise ConfigError(
-                f"test a driver of point '{arguments.point}'",
-                "there is no such point" if point not in POINTS else "this version of the kit has no suite for it",
-                f"there are suites for: {', '.join(SUITES)}",
-            )
+        if point not in SUITES:
+            found = "this version of the kit has no suite for it" if point in POINTS else "there is no such point"
+            remedy = did_you_mean(point, SUITES) or f"there are suites for: {', '.join(SUITES)}"
+            if point == HOOKS:
+                found = "what a hook plugin does is its own affair, so that there is no suite for it"
+                remedy = "run its own tests; `engine plugins doctor` says whether it can be imported"
+            raise ConfigError(f"test a driver of point '{arguments.point}'", found, remedy)
         options = _options(point, arguments.option)
         subject = Subject.installed(point, driver, options)  # what is wrong with the name is said here, and typed
         report = run_driver(
