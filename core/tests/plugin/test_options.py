@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from pydantic import BaseModel, Field
 
@@ -19,6 +21,8 @@ class Tunable(EvictorCard):
         num_splits: int = Field(1, ge=1)
         order: str = "lru"
         sizes: list[int] = []
+        bits: Literal[4, 8] = 8
+        level: Literal["auto", 2, True] | None = None
 
 
 class Demanding(EvictorCard):
@@ -39,6 +43,21 @@ def choose(registry, driver, options=None):
 def test_strings_of_a_command_line_become_typed(registry):
     options = choose(registry, "tunable", {"num_splits": "4", "order": "7", "sizes": [1, "2"]})
     assert (options.num_splits, options.order, options.sizes) == (4, "7", [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("4", 4), (8, 8), ("auto", "auto"), ("2", 2), ("true", True), (None, None)]
+)
+def test_strings_of_a_command_line_become_choices(registry, given, meant):
+    name = "bits" if meant in (4, 8) else "level"
+    found = getattr(choose(registry, "tunable", {name: given}), name)
+    assert found == meant and type(found) is type(meant)
+
+
+def test_a_choice_that_there_is_not_names_those_that_there_are(registry):
+    with pytest.raises(OptionsError) as caught:
+        choose(registry, "tunable", {"bits": "5"})
+    assert "'5'" in caught.value.found and "bits (4 or 8, default 8)" in caught.value.remedy
 
 
 def test_defaults_and_none(registry):

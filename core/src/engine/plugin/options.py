@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from engine.plugin.near import did_you_mean
 from engine.types.errors import OptionsError
@@ -60,7 +60,13 @@ def build_options(point: str, candidate: Candidate, card: Any, given: Mapping[st
     from pydantic import ValidationError
 
     try:
-        return options.model_validate(dict(given))
+        fields = options.model_fields
+        return options.model_validate(
+            {
+                name: _chosen(fields[name].annotation, value) if name in fields else value
+                for name, value in given.items()
+            }
+        )
     except ValidationError as error:
         faults = []
         for fault in error.errors():
@@ -74,6 +80,20 @@ def build_options(point: str, candidate: Candidate, card: Any, given: Mapping[st
             driver=candidate.name,
             distribution=candidate.provenance,
         ) from error
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """What a Literal allows, also where it is one of several types; [] for other types."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for inner in get_args(annotation) for choice in _choices(inner)]
+
+
+def _chosen(annotation: Any, value: Any) -> Any:
+    """The choice that the string of a command line means: pydantic does not take "4" for one of the numbers 4 and 8."""
+    if not isinstance(value, str) or value in (choices := _choices(annotation)):
+        return value
+    return next((choice for choice in choices if str(choice).lower() == value.lower()), value)
 
 
 def _unknown(point: str, name: str, value: Any, cards: Mapping[Candidate, type[Card]], known: set[str]) -> OptionsError:
@@ -98,6 +118,7 @@ def _unknown(point: str, name: str, value: Any, cards: Mapping[Candidate, type[C
 def _listing(options: type[BaseModel]) -> str:
     entries = []
     for name, field in options.model_fields.items():
-        kind = getattr(field.annotation, "__name__", str(field.annotation))
+        choices = " or ".join(map(repr, _choices(field.annotation)))
+        kind = choices or getattr(field.annotation, "__name__", str(field.annotation))
         entries.append(f"{name} ({kind}, {'required' if field.is_required() else f'default {field.default!r}'})")
     return ", ".join(entries)
