@@ -18,8 +18,8 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from engine.builtin.tokenizer_hf.sandbox import Sandbox, TemplateTimeoutError
 from engine.types.errors import TokenizerError
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -64,7 +64,11 @@ class ChatTemplates:
         seen["tools"] = None if tools is None else _plain(list(tools))
         seen["add_generation_prompt"] = add_generation_prompt
         try:
-            return compiled.render(seen)
+            return self._environment.render(compiled, seen)
+        except TemplateTimeoutError as error:
+            raise TokenizerError(
+                asked, f"the chat template is too slow: {error.message}", "send fewer or shorter messages"
+            ) from error
         except jinja2.TemplateError as error:
             raise TokenizerError(
                 asked, f"the chat template refuses them: {error.message or error}", "change the messages"
@@ -177,10 +181,8 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+def _environment() -> Sandbox:
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
