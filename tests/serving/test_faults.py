@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -211,10 +212,29 @@ def _change_config(**values: object) -> Callable[[Path], None]:
     return change
 
 
+def _pickle_weights(folder: Path) -> None:
+    """Weights that are a program, as torch.save writes them; whoever loads them runs it."""
+
+    class Program:
+        def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+            return exec, (f"open({str(folder / 'it-ran')!r}, 'w')",)
+
+    (folder / "model.safetensors").unlink()
+    for name in ("pytorch_model.bin", "model.safetensors.index.json", "tokenizer.model"):
+        (folder / name).write_bytes(pickle.dumps(Program()))
+
+
+def _bring_code(folder: Path) -> None:
+    (folder / "modeling.py").write_text(f"open({str(folder / 'it-ran')!r}, 'w')\nclass Model: pass\n")
+    _change_config(architectures=["Model"], auto_map={"AutoModelForCausalLM": "modeling.Model"})(folder)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (_truncate, ["model.safetensors"]),
+        (_pickle_weights, ["safetensors"]),
+        (_bring_code, ["load Model"]),
         (lambda folder: (folder / "model.safetensors").unlink(), ["safetensors"]),
         (lambda folder: (folder / "config.json").write_text("{"), ["config.json"]),
         (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
@@ -242,6 +262,7 @@ def test_a_model_that_cannot_be_served_says_why(
     assert "Traceback" not in done.stderr
     for word in ("error: ", "found: ", "to do: ", *words):
         assert word in done.stderr, done.stderr
+    assert not (folder / "it-ran").exists()
 
 
 def test_a_taken_port_is_named(server: Server) -> None:
