@@ -72,7 +72,7 @@ def test_the_facts_of_the_start():
 def test_what_is_broken_is_told():
     assert "broken" not in render(launch(), ready(9), None)
     moon = Candidate("evictor", "moon", 0, "engine-moon", "1", "a:A")
-    broken = Registry([], quarantine={moon: SimpleNamespace(found="no")})
+    broken = Registry([], quarantine={moon: SimpleNamespace(found="no", remedy="")})
     text = render(launch(registry=broken), ready(9), None)
     assert text.splitlines()[-1].split() == ["evictor", "'moon'", "engine-moon", "1:", "no"]
     assert "engine plugins doctor" in text

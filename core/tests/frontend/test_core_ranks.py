@@ -115,7 +115,7 @@ def said(*outputs: CoreOutput) -> Outputs:
 
 
 def stats(**fields: int) -> StepStats:
-    return StepStats(**(dict.fromkeys(StepStats.__struct_fields__, 0) | fields))
+    return StepStats(**(dict.fromkeys(StepStats.__struct_fields__, 0) | {"hook_failures": ()} | fields))
 
 
 def test_requests_and_aborts_find_their_rank() -> None:

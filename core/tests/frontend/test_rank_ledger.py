@@ -145,10 +145,12 @@ def test_any_order_of_events(num_ranks: int, draw: random.Random) -> None:
 
 
 def test_merged_statistics_are_sums() -> None:
-    one = stats(**{name: i + 1 for i, name in enumerate(StepStats.__struct_fields__)})
+    counts = {name: i + 1 for i, name in enumerate(StepStats.__struct_fields__)}
+    one = stats(**counts | {"hook_failures": (("otel", "step_done", 3),)})
     two = replace(one, step_id=50, num_running=100)
     merged = merge_stats([one, two])
     assert merged is not None and merged.step_id == 50 and merged.num_running == one.num_running + 100
-    for name in set(StepStats.__struct_fields__) - {"step_id", "num_running"}:
+    assert merged.hook_failures == (("otel", "step_done", 6),)
+    for name in set(StepStats.__struct_fields__) - {"step_id", "num_running", "hook_failures"}:
         assert getattr(merged, name) == 2 * getattr(one, name)
     assert merge_stats([]) is None and merge_stats([one]) is one
