@@ -96,9 +96,8 @@ def check(schema: Any, enforced: frozenset[str], rule: Callable[[Place], None]) 
     about, it has the wrong form, or what it refers to is not there.
     """
     for place in places(schema):
-        for key in place.asking:
-            if key not in enforced:
-                raise place.refuse(key, "the grammar driver cannot enforce it")
+        if missing := [key for key in place.asking if key not in enforced]:
+            raise place.refuse(missing[0], f"the grammar driver cannot enforce {' and '.join(map(repr, missing))}")
         _check_form(place)
         rule(place)
 

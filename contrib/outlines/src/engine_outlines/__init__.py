@@ -1,0 +1,1 @@
+"""Grammar `outlines`: structured outputs by Outlines ' finite automata."""

@@ -1,0 +1,31 @@
+"""The card of grammar `outlines`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from engine.interfaces.grammar import CompileOptions, GrammarCard
+from engine.types.structured_outputs import StructuredOutputsParams
+from engine_outlines.schemas import check_schema
+
+
+class OutlinesOptions(CompileOptions):
+    """Set as `--grammar.cache_size 64`."""
+
+    max_whitespace: int = Field(1, ge=0, description="most spaces and line breaks in a row within JSON; 0: none")
+    cache_size: int = Field(256, ge=0, description="MiB of automata that are kept")
+
+
+class OutlinesCard(GrammarCard):
+    """Regular expressions, choices, and JSON schemas without recursion, by Outlines."""
+
+    constraints = frozenset({"choice", "regex", "json"})
+    Options = OutlinesOptions
+    body = "engine_outlines.body:Outlines"
+    compiler = "engine_outlines.compiler:Compiler"
+
+    @classmethod
+    def verify(cls, constraint: StructuredOutputsParams) -> None:
+        """See the interface."""
+        if constraint.json is not None:
+            check_schema(constraint.schema)

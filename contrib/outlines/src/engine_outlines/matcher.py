@@ -1,0 +1,70 @@
+"""One request's place in its automaton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from outlines_core import Guide, Index
+
+
+class OutlinesMatcher:
+    """See `engine.interfaces.grammar.Matcher`.
+
+    Args:
+        index: the automaton.
+        ends: ids that end the sequence.
+        ends_row: int32 [words]; the mask of these.
+        vocab_size: also the id of the mark that stands behind every text, see `compiler`.
+    """
+
+    __slots__ = ("_complete", "_ended", "_ends", "_ends_row", "_guide", "_row", "_size")
+
+    def __init__(self, index: Index, ends: frozenset[int], ends_row: np.ndarray, vocab_size: int) -> None:
+        self._guide = Guide(index)
+        self._ends, self._ends_row, self._size = ends, ends_row, vocab_size
+        self._ended = self._complete = False
+        self._row: np.ndarray | None = None
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        """See the interface."""
+        for count, token in enumerate(tokens):
+            if self._ended or not 0 <= token < self._size:
+                return count
+            if token in self._ends:
+                self.mask()
+                if not self._complete:
+                    return count
+                self._ended = True
+            elif self._guide.accepts_tokens([token]):
+                self._guide.advance(token, False)
+            else:
+                return count
+            self._row = None
+        return len(tokens)
+
+    @property
+    def finished(self) -> bool:
+        """See the interface."""
+        return self._ended or (not (self.mask() & ~self._ends_row).any() and self._complete)
+
+    def mask(self) -> np.ndarray:
+        """int32 [words]; which tokens may come next. To be read only."""
+        if self._row is None:
+            words = self._ends_row.size
+            row = np.zeros(words + 1, np.int32)  # the mark may lie behind the last word
+            self._guide.write_mask_into(row.ctypes.data, row.size, row.itemsize)
+            bits, mark = row.view(np.uint32), np.uint32(1 << (self._size & 31))
+            self._complete = bool(bits[self._size >> 5] & mark) and self._marked()
+            bits[self._size >> 5] &= mark - np.uint32(1)
+            self._row = row[:words]
+            if self._complete:
+                self._row |= self._ends_row
+        return self._row
+
+    def _marked(self) -> bool:
+        """Whether the mark, which may come next, is the one behind the text, or a character of its own."""
+        self._guide.advance(self._size, False)
+        complete = bool(self._guide.is_finished())
+        self._guide.rollback_state(1)
+        return complete
