@@ -158,7 +158,8 @@ def points_page() -> str:
 
 def our_drivers() -> list[Candidate]:
     """The candidates that this repository's own packages register, by their pyproject files."""
-    projects = [ROOT / "core" / "pyproject.toml", *sorted((ROOT / "plugins").glob("*/pyproject.toml"))]
+    projects = [ROOT / "core" / "pyproject.toml"]
+    projects += [path for folder in ("plugins", "contrib") for path in sorted((ROOT / folder).glob("*/pyproject.toml"))]
     named: set[tuple[str, str, str]] = set()
     for path in projects:
         project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]

@@ -117,6 +117,30 @@ def test_what_is_refused(llm: LLM, constraint: Any, message: str) -> None:
         llm.generate("x", SamplingParams(structured_outputs=constraint), use_tqdm=False)
 
 
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_constraint_that_begins_later(llm: LLM, length: int) -> None:
+    """Before the ids have come the output is the free one's; behind them it is a text. Others beside it are as ever."""
+    free = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    tokens = llm.generate("Is it?", free, use_tqdm=False)[0].outputs[0].token_ids
+    start = list(tokens[4 : 4 + length])
+    ends = next(i + length for i in range(len(tokens)) if list(tokens[i : i + length]) == start)
+    later = params(["yes", "no"], temperature=0.0, ignore_eos=True)
+    assert later.structured_outputs is not None
+    later.structured_outputs.start_after = start
+    outputs = llm.generate(["Is it?"] * 3, [later, params(["ab"]), free], use_tqdm=False)
+    done = outputs[0].outputs[0]
+    assert list(done.token_ids[:ends]) == list(tokens[:ends]) and done.finish_reason == "stop"
+    assert llm.get_tokenizer().decode(done.token_ids[ends:]) in ("yes", "no")
+    assert outputs[1].outputs[0].text == "ab"
+    assert outputs[2].outputs[0].token_ids == tokens
+    never = params(["yes"], temperature=0.0, max_tokens=6, ignore_eos=True)
+    assert never.structured_outputs is not None
+    never.structured_outputs.start_after = [tokens[0], tokens[0], tokens[0], tokens[0]]
+    (output,) = llm.generate("Is it?", never, use_tqdm=False)
+    assert output.outputs[0].finish_reason == "length"
+    assert list(output.outputs[0].token_ids) == list(tokens[:6])
+
+
 def test_a_grammar_that_is_not_installed(folder: Path) -> None:
     with pytest.raises(DriverNotFoundError, match="nosuch"):
         LLM(model=folder, grammar="nosuch", **SETTINGS)

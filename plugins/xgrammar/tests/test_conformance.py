@@ -11,5 +11,5 @@ class TestXGrammar(GrammarConformance):
     driver = "xgrammar"
 
 
-class TestOneThread(GrammarConformance):
-    driver, options = "xgrammar", {"threads": 1, "cache_size": 0, "max_whitespace": 0}
+class TestThreads(GrammarConformance):
+    driver, options = "xgrammar", {"threads": 2, "cache_size": 0, "max_whitespace": 0}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.scheduling.deferred import Deferred
 from engine.types.errors import EngineError, InvalidRequestError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import Masks, StepPlan
@@ -76,6 +77,9 @@ class Constraints:
             error = future.exception()
             if error is None:
                 request.matcher = future.result()
+                constraint = request.params.structured_outputs
+                if constraint is not None and constraint.start_after:
+                    request.matcher = Deferred(request.matcher, constraint.start_after)
                 taken.append((request, None))
             elif isinstance(error, InvalidRequestError) and (asked := request.params.structured_outputs) is not None:
                 taken.append((request, asked.renamed(error)))
@@ -110,7 +114,11 @@ class Constraints:
         bits = np.empty((rows.size, self._words), np.int32)
         if rows.size:
             matchers = [_matcher(slots, slot) for slot in row_slots.tolist()]
-            self._grammar.fill_masks(matchers, np.arange(rows.size, dtype=np.int32), bits)
+            at = np.arange(rows.size, dtype=np.int32)
+            if any(isinstance(matcher, Deferred) for matcher in matchers):
+                matchers, at = _started(matchers, bits)
+            if matchers:
+                self._grammar.fill_masks(matchers, at, bits)
         return Masks(row=rows, bits=bits)
 
 
@@ -170,6 +178,19 @@ def _end(output: CoreOutput, shown: int, error: EngineError) -> None:
         del output.new_logprobs[shown:]
     output.finish_reason = FinishReason.ERROR
     output.error = error.parts
+
+
+def _started(matchers: list[Matcher], bits: np.ndarray) -> tuple[list[Matcher], np.ndarray]:
+    """The matchers whose constraint has begun, and their rows; the others' rows of `bits` allow everything."""
+    begun: list[Matcher] = []
+    at: list[int] = []
+    for row, matcher in enumerate(matchers):
+        if isinstance(matcher, Deferred) and not matcher.started:
+            bits[row] = -1
+        else:
+            begun.append(matcher.matcher if isinstance(matcher, Deferred) else matcher)
+            at.append(row)
+    return begun, np.array(at, np.int32)
 
 
 def _matcher(slots: SlotTable, slot: int) -> Matcher:

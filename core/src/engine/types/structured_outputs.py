@@ -14,6 +14,8 @@ MAX_CHOICE_CHARACTERS = 32768
 """The most characters of all entries of `choice` together: each is a state of what is compiled."""
 MAX_CHARACTERS = 262144
 """The most characters of any other constraint, a schema's as JSON."""
+MAX_START = 64
+"""The most ids of `start_after`."""
 MAX_DEPTH = 100
 """How deep a schema, or a structural tag, may be nested."""
 
@@ -30,6 +32,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
         json_object: it is some JSON object.
         grammar: it is a sentence of this context-free grammar.
         structural_tag: parts of it, between given tags, are of given forms.
+        start_after: token ids; the constraint begins once they have come one after the other, as those of "</think>"
+            do, and what comes before is free. Until then the request ends as one without constraint does.
         asked_as: the request's field that it was made from, which errors then name ("response_format"); "": this one.
 
     Raises (from `verify`): InvalidRequestError.
@@ -41,6 +45,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
     json_object: bool | None = None
     grammar: str | None = None
     structural_tag: str | None = None
+    start_after: list[int] | None = None
     asked_as: str = ""
 
     @property
@@ -76,6 +81,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
                 "exactly one constraint is taken",
                 f"set one of {', '.join(KINDS)}",
             )
+        if self.start_after is not None:
+            self._verify_start()
         (kind,) = kinds
         value: Any = getattr(self, kind)
         if self.choice is not None:
@@ -89,6 +96,14 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
         elif isinstance(value, str):
             _check_length(self.asked, len(value))
             _check_unicode(kind, value)
+
+    def _verify_start(self) -> None:
+        ids = self.start_after
+        whole = isinstance(ids, list) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
+        if ids is None or not whole or not 1 <= len(ids) <= MAX_START:
+            raise InvalidRequestError(
+                f"structured_outputs.start_after={ids!r:.80}", f"it is not a list of 1 to {MAX_START} token ids"
+            )
 
     def _verify_json(self, kind: str, value: Any) -> None:
         if isinstance(value, dict):
@@ -173,5 +188,6 @@ def _deeper(value: Any, depth: int) -> bool:
     return True
 
 
-KINDS: tuple[str, ...] = tuple(name for name in StructuredOutputsParams.__struct_fields__ if name != "asked_as")
+_NO_KINDS = ("start_after", "asked_as")
+KINDS: tuple[str, ...] = tuple(name for name in StructuredOutputsParams.__struct_fields__ if name not in _NO_KINDS)
 """The constraints by name."""

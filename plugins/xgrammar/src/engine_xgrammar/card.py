@@ -16,7 +16,9 @@ class XGrammarOptions(CompileOptions):
         16, ge=0, description="most spaces and line breaks in a row within JSON; 0: in one line, as `json.dumps` writes"
     )
     cache_size: int = Field(256, ge=0, description="MiB of compiled constraints that are kept")
-    threads: int = Field(2, ge=1, le=64, description="threads that fill the masks of a step")
+    threads: int = Field(
+        1, ge=1, le=64, description="threads that fill the masks of a step; several pay for wide batches"
+    )
 
 
 class XGrammarCard(GrammarCard):
