@@ -168,7 +168,8 @@ def run_driver(
         *([f"    model = {model!r}"] if model else []),
     ]
     with tempfile.TemporaryDirectory(prefix="engine-conformance-") as folder:
-        path = Path(folder, "test_driver.py")
+        # Pytest keeps modules by name: a second driver of this process must not be taken for the first.
+        path = Path(folder, f"test_{Path(folder).name.replace('-', '_')}.py")
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return run_file(path, select=select)
 

@@ -63,7 +63,7 @@ class ModelSuite(Conformance):
     shapes: ClassVar[Shapes | None] = None
     unused: ClassVar[tuple[str, ...]] = ()
 
-    @pytest.fixture(autouse=True, scope="class")
+    @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
         """Matrices this small gain nothing from several threads, which wait for each other on a busy machine."""
         before = torch.get_num_threads()
