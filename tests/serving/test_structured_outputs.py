@@ -126,7 +126,6 @@ UNIQUE = {"type": "array", "uniqueItems": True}
         ({"extra_body": {"structured_outputs": {"grammar": "root ::= "}}}, "structured_outputs.grammar", "EBNF"),
         ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["a"]}}}, None, "choice and regex"),
         ({"extra_body": {"structured_outputs": {"regex": "a" * 10_000_000}}}, "structured_outputs.regex", "at most"),
-        ({"response_format": schema_format({"enum": ["x" * i for i in range(700)]})}, "response_format", "MiB"),
     ],
 )  # fmt: skip
 def test_what_is_refused(client: openai.OpenAI, fields: dict[str, Any], param: str | None, words: str) -> None:

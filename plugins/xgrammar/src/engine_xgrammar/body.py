@@ -6,9 +6,14 @@ outputs, so the first request that wants them has it imported, in the thread tha
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.types.errors import EngineError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +35,8 @@ class XGrammar:
         """See the interface."""
         with self._lock:
             if self._work is None:
+                if self._context.compile_apart is not None:  # its process imports the library at the same time
+                    threading.Thread(target=_begin, args=(self._context.compile_apart,), daemon=True).start()
                 from engine_xgrammar.work import Work
 
                 self._work = Work(self._context)
@@ -39,3 +46,9 @@ class XGrammar:
         """See the interface."""
         assert self._work is not None, "whoever has a matcher has compiled"
         self._work.fill_masks(matchers, rows, out)
+
+
+def _begin(compile_apart: Callable[[bytes], bytes]) -> None:
+    """Have a process started, with the least that it can be asked."""
+    with contextlib.suppress(EngineError):
+        compile_apart(msgspec.msgpack.encode({"kind": "regex", "text": "a"}))
