@@ -66,6 +66,16 @@ def test_what_runs_away_is_ended_and_the_next_is_compiled(
     assert time.monotonic() - began < 30
 
 
+def test_what_ran_away_is_refused_at_once_when_it_comes_again(make: Callable[..., CompilerProcesses]) -> None:
+    compile_apart = make(compile_processes=1)
+    with pytest.raises(InvalidRequestError, match="longer than the 1 s"):
+        compile_apart(b"sleep 60")
+    pid = compile_apart(b"pid")
+    with pytest.raises(InvalidRequestError, match="longer than the 1 s"):
+        compile_apart(b"sleep 60")
+    assert compile_apart(b"pid") == pid, "no process had to end for it"
+
+
 def test_an_unforeseen_error_is_no_fault_of_the_request(make: Callable[..., CompilerProcesses]) -> None:
     compile_apart = make()
     with pytest.raises(EngineError, match="ZeroDivisionError: in the library") as found:

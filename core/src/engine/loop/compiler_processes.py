@@ -8,6 +8,7 @@ request ends with an error, and the next request gets a new child.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import queue
 import select
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -33,6 +35,8 @@ MODULE = "engine.loop.compiler_process"
 START_SECONDS = 120.0
 """How long a child may take to import its library and to read the vocabulary."""
 MIB = 1 << 20
+RUNAWAYS = 256
+"""How many sources that ended a process are remembered."""
 
 
 class _TooLate(Exception):
@@ -109,31 +113,37 @@ class CompilerProcesses:
         self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
         self._lock = threading.Lock()
         self._living: set[_Child] = set()
+        self._runaways: OrderedDict[bytes, tuple[str, str, str, str]] = OrderedDict()  # by hash: what their error said
         self._closed = False
         self._close = weakref.finalize(self, _kill_all, self._living)  # also at the interpreter's exit
 
     def __call__(self, source: bytes) -> bytes:
         """Compile; see `GrammarContext.compile_apart`."""
+        key = hashlib.blake2b(source, digest_size=16).digest()
         with self._places:
+            with self._lock:
+                if key in self._runaways:
+                    raise rebuild_error(self._runaways[key])
             child = self._take()
             try:
                 seconds = self._options.compile_timeout
                 answer = child.ask(source, seconds)
             except _TooLate:
                 self._drop(child)
-                raise InvalidRequestError(
+                late = InvalidRequestError(
                     "compile structured_outputs",
                     f"it takes longer than the {seconds:g} s that a compilation may take",
                     "ask for something simpler; who runs the server may raise --grammar.compile_timeout",
-                ) from None
+                )
+                raise self._remembered(key, late) from None
             except EngineError:
                 self._idle.put(child)
                 raise
             except (OSError, EOFError) as error:
-                raise self._died(child) from error
+                raise self._remembered(key, self._died(child)) from error
             if answer.memory or answer.compiled is None:
                 self._drop(child)
-                raise self._too_much_memory()
+                raise self._remembered(key, self._too_much_memory())
             self._idle.put(child)
             return answer.compiled
 
@@ -142,6 +152,15 @@ class CompilerProcesses:
         with self._lock:
             self._closed = True
         self._close()
+
+    def _remembered(self, key: bytes, error: EngineError) -> EngineError:
+        """The same source would end a process again: who sends it again is told at once."""
+        if isinstance(error, InvalidRequestError):
+            with self._lock:
+                self._runaways[key] = error.parts
+                while len(self._runaways) > RUNAWAYS:
+                    self._runaways.popitem(last=False)
+        return error
 
     def _take(self) -> _Child:
         with contextlib.suppress(queue.Empty):
