@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.interfaces.context import FrontContext
@@ -74,32 +73,3 @@ def shown_at_once(told: Iterable[ToolEvent]) -> tuple[str, list[tuple[str, str, 
         else:
             calls.append((event.name, event.arguments, event.complete))
     return content, calls
-
-
-def operations(work: Callable[[], object]) -> int:
-    """What it costs, counted: lines of Python, and characters of texts whose methods, or a pattern's, are called."""
-    count = 0
-
-    def of_line(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return of_line
-
-    def of_call(frame: Any, event: str, function: Any) -> None:
-        nonlocal count
-        if event != "c_call":
-            return
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, str):
-            count += len(owner)
-        elif type(owner).__name__ == "Pattern":
-            count += max((len(v) for v in frame.f_locals.values() if isinstance(v, str)), default=0)
-
-    sys.settrace(of_line)
-    sys.setprofile(of_call)
-    try:
-        work()
-    finally:
-        sys.settrace(None)
-        sys.setprofile(None)
-    return count

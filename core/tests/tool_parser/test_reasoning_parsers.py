@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parser_drives import operations, parser
+from parser_drives import parser
 
 from engine.interfaces.reasoning_parser import ReasoningDelta
+from engine_sdk.conformance.parsing import operations
 
 # driver, end of the prompt, text, thoughts, answer
 SAMPLES = [

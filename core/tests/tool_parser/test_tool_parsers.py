@@ -9,11 +9,12 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parser_drives import TOOLS, events, joined, operations, parser, shown_at_once
+from parser_drives import TOOLS, events, joined, parser, shown_at_once
 from parser_samples import MALFORMED, SAMPLES, Sample
 
 from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta, ToolParserNeed, whole
 from engine.plugin import Registry
+from engine_sdk.conformance.parsing import operations
 
 NAMES = sorted(SAMPLES)
 EACH = [pytest.param(name, sample, id=f"{name}-{i}") for name in NAMES for i, sample in enumerate(SAMPLES[name])]

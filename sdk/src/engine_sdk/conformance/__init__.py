@@ -23,6 +23,7 @@ import pytest
 _TESTING = (
     *("base", "attention", "ops", "communicator", "evictor", "drafter", "grammar", "scheduling_policy", "router"),
     *("logits_processor", "executor", "platform", "checkpoint", "quantization", "kv_connector", "model", "tokenizer"),
+    *("tool_parser", "reasoning_parser"),
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _TESTING))
 
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
     from engine_sdk.conformance.ops.suite import OpsConformance, OpsThorough
     from engine_sdk.conformance.platform import PlatformConformance
     from engine_sdk.conformance.quantization import QuantizationConformance
+    from engine_sdk.conformance.reasoning_parser import ReasoningParserConformance
     from engine_sdk.conformance.router import RouterConformance
     from engine_sdk.conformance.scheduling_policy import SchedulingPolicyConformance
     from engine_sdk.conformance.tokenizer import TokenizerConformance
+    from engine_sdk.conformance.tool_parser import ToolParserConformance
 
 __all__ = [
     "SUITES",
@@ -67,9 +70,11 @@ __all__ = [
     "OpsThorough",
     "PlatformConformance",
     "QuantizationConformance",
+    "ReasoningParserConformance",
     "RouterConformance",
     "SchedulingPolicyConformance",
     "TokenizerConformance",
+    "ToolParserConformance",
 ]
 
 SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -90,6 +95,8 @@ SUITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "kv_connector": ("KVConnectorConformance",),
         "model": ("ModelConformance",),
         "tokenizer": ("TokenizerConformance",),
+        "tool_parser": ("ToolParserConformance",),
+        "reasoning_parser": ("ReasoningParserConformance",),
     }
 )
 """For each point that has one, the suite, and the mixin with its long ranges where there is one."""
@@ -119,6 +126,8 @@ _HOMES = {
     "RouterConformance": "router",
     "SchedulingPolicyConformance": "scheduling_policy",
     "TokenizerConformance": "tokenizer",
+    "ToolParserConformance": "tool_parser",
+    "ReasoningParserConformance": "reasoning_parser",
 }
 
 

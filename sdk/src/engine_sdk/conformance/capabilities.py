@@ -182,6 +182,34 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("cost flat in the queue's length", "cost_does_not_grow_with_the_queue"),
             Capability("any sequence of calls", "an_empty_queue any_sequence_of_calls"),
         ),
+        "tool_parser": (
+            Capability(
+                "calls, one and several, with any arguments", "what_a_model_writes_is_read any_calls_in_any_pieces"
+            ),
+            Capability("in any pieces", "every_cut_tells_the_same"),
+            Capability("told as they come, in order", "events_are_in_order arguments_are_told_as_they_come"),
+            Capability(
+                "nothing is lost",
+                "plain_text_is_content a_call_cut_off_is_content nothing_is_lost_of_slips "
+                "a_client_that_was_told_of_a_call_sees_the_rest",
+            ),
+            Capability("a form for grammars: required calls as the model writes them", "the_form_is_what_it_reads"),
+            Capability("found by the chat template", "the_card_recognises_by_the_template"),
+            Capability("streams of their own", "streams_know_nothing_of_each_other"),
+            Capability("linear time", "no_text_costs_more_than_its_length"),
+        ),
+        "reasoning_parser": (
+            Capability("thoughts that the prompt opens", "thoughts_that_the_prompt_opened where_thoughts_end"),
+            Capability(
+                "thoughts that the model opens", "thoughts_that_the_model_opens the_answer_is_not_read_for_marks"
+            ),
+            Capability("thoughts that the prompt closed", "thoughts_that_the_prompt_closed"),
+            Capability("thoughts that do not end", "thoughts_that_do_not_end"),
+            Capability("in any pieces", "any_text_in_any_pieces"),
+            Capability("found by the chat template", "the_card_says_how_thoughts_are_marked"),
+            Capability("streams of their own", "streams_know_nothing_of_each_other"),
+            Capability("linear time", "no_text_costs_more_than_its_length"),
+        ),
         "router": (
             Capability("living ranks only", "one_of_the_living"),
             Capability("idle ranks first, work spreads", "an_idle_rank_takes_what_is_new work_spreads"),

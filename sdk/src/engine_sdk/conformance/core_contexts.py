@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.interfaces.context import CoreContext, RouterContext
+from engine.interfaces.context import CoreContext, FrontContext, RouterContext
 from engine.types.kv import KVGroup, KVLayout
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import WorkerStart
@@ -47,3 +47,9 @@ def start_message(device: str = "cpu", dtype: str = "float32", **fields: Any) ->
         "files": CheckpointFiles(name="conformance", folder="", weights=(), config={}),
     }  # fmt: skip
     return WorkerStart(**(given | fields))
+
+
+def front_context(subject: Subject) -> FrontContext:
+    """For parsers: a model without files."""
+    start = start_message()
+    return FrontContext(folder="", files=start.files, model=start.model, options=subject.options)

@@ -25,6 +25,8 @@ _TORCH = frozenset(
 )
 """Points whose minimal body computes with torch."""
 _USE = {
+    "tool_parser": "engine serve --tool-call-parser my-driver",
+    "reasoning_parser": "engine serve --reasoning-parser my-driver",
     "router": "engine serve --data-parallel-size 2 --router my-driver",
     "communicator": "engine serve --tensor-parallel-size 2 --communicator my-driver",
     "tokenizer": "engine generate --model FOLDER --tokenizer-mode my-driver 'Once upon a time'",
