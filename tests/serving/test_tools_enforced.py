@@ -8,6 +8,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.serving.conftest import Server
+
 pytest.importorskip("engine_xgrammar", reason="no grammar driver that enforces schemas is installed")
 pytest.importorskip("xgrammar")
 
@@ -102,3 +104,21 @@ def test_what_cannot_be_enforced_is_refused_by_its_name(client: openai.OpenAI) -
         assert caught.value.param == "structured_outputs"
     alone = client.chat.completions.create(**OPTIONS, tool_choice="none", extra_body=beside)
     assert alone.choices[0].message.content in ("a", "b")
+
+
+def test_constraints_begin_when_thoughts_have_ended() -> None:
+    """With a parser for which every answer begins with thoughts, and a model that does not end them: nothing is
+    constrained, and nothing is an answer."""
+    server = Server("tiny", "--reasoning-parser", "deepseek_r1", "--max-num-seqs", "4")
+    try:
+        client = server.client()
+        said = "The capital of France is Paris."
+        for beside in ({"tool_choice": "required"}, {"tool_choice": NAMED}, {"tool_choice": "auto"}):
+            choice = client.chat.completions.create(**OPTIONS | beside, temperature=0).choices[0]
+            assert (choice.message.reasoning_content, choice.message.content) == (said, "")
+            assert choice.finish_reason == "stop" and not choice.message.tool_calls
+        deltas = [c.choices[0].delta for c in client.chat.completions.create(**OPTIONS, temperature=0, stream=True)]
+        assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == said
+        assert not any(delta.content for delta in deltas)
+    finally:
+        server.stop()

@@ -93,9 +93,9 @@ class ToolParserConformance(Conformance):
         for calls in CALLS:
             content, found = whole(told(self.make(), [self.write(calls)]))
             assert (content, _values(found)) == ("", list(calls)), self.write(calls)
-        for text, content, calls in self.samples:
+        for text, content, expected in self.samples:
             found_content, found = whole(told(self.make(), [text]))
-            assert (found_content, _values(found)) == (content, list(calls)), text
+            assert (found_content, _values(found)) == (content, list(expected)), text
 
     def test_any_calls_in_any_pieces(self) -> None:
         """Calls with any arguments, cut anywhere."""
@@ -130,11 +130,9 @@ class ToolParserConformance(Conformance):
         """Of a call first its name, last its completion; one after another, numbered from 0; all of it JSON."""
         for text in self.texts():
             for size in (1, 5, len(text)):
-                stream, events = self.make().stream(TOOLS), []
-                for part in pieces(text, size):
-                    events += stream.push(part)
-                events += stream.finish()
-                _check_order(events)
+                stream = self.make().stream(TOOLS)
+                events = [event for part in pieces(text, size) for event in stream.push(part)]
+                _check_order([*events, *stream.finish()])
 
     def test_arguments_are_told_as_they_come(self) -> None:
         """A long text among them is told in pieces, not at its end."""

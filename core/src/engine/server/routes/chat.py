@@ -28,7 +28,7 @@ from engine.types.outputs import CompletionOutput, RequestOutput
 from engine.types.params import SamplingParams
 
 if TYPE_CHECKING:
-    from engine.interfaces.reasoning_parser import ReasoningParser
+    from engine.interfaces.reasoning_parser import ReasoningParser, ReasoningParserCard
     from engine.interfaces.tool_parser import ToolParserCard
 
 NewChoice = Callable[[], ChatChoice]
@@ -60,9 +60,6 @@ async def chat_completions(
         )
     plan = plan_calls(tools, state.engine.tool_parser, state.engine.plan.grammar)
     params = _with_tools(body, params, plan, state)
-    # What constrains the text constrains it from the first token on, so that there are no thoughts; but for a
-    # constraint on calls that may come, before which the text is free.
-    thinks = params.structured_outputs is None or (plan.constraint is not None and tools.choice == "auto")
     state.check_queue()
     prompt = await state.engine.render_chat(
         body.messages,
@@ -70,8 +67,9 @@ async def chat_completions(
         add_generation_prompt=body.add_generation_prompt,
         variables=body.chat_template_kwargs,
     )
-    reasoning = state.engine.reasoning_parser if thinks else None
-    reader = _reader(reasoning, plan, tools, prompt["prompt"])
+    end = prompt["prompt"][-PROMPT_END:]
+    params = _after_thoughts(params, state, end)
+    reader = _reader(state.engine.reasoning_parser, plan, tools, end)
     identity = engine_id(request, "chatcmpl")
     streams = await submit(
         state,
@@ -111,13 +109,22 @@ def _with_tools(body: ChatBody, params: SamplingParams, plan: Plan, state: Serve
     return params
 
 
+def _after_thoughts(params: SamplingParams, state: ServerState, prompt: str) -> SamplingParams:
+    """The parameters; where the answer begins with thoughts, with a constraint that begins when these have ended."""
+    parser, selection = state.engine.reasoning_parser, state.engine.plan.reasoning_parser
+    if params.structured_outputs is None or parser is None or selection is None or not parser.stream(prompt).thinking:
+        return params
+    end = state.engine.tokenizer.encode(cast("type[ReasoningParserCard]", selection.card).end, add_special_tokens=False)
+    constraint = msgspec.structs.replace(params.structured_outputs, start_after=end)
+    return msgspec.structs.replace(params, structured_outputs=constraint)
+
+
 def _reader(reasoning: ReasoningParser | None, plan: Plan, tools: ToolRequest, prompt: str) -> NewChoice | None:
     """What makes a reader for each completion; None where a completion's text is the message's content as it is."""
     if reasoning is None and plan.stream is None:
         return None
-    end = prompt[-PROMPT_END:]
     return lambda: ChatChoice(
-        reasoning.stream(end) if reasoning is not None else None,
+        reasoning.stream(prompt) if reasoning is not None else None,
         plan.stream() if plan.stream is not None else None,
         tools.parallel,
     )
