@@ -74,7 +74,7 @@ def test_every_beginning_and_every_slip_loses_nothing(name: str) -> None:
 
 
 @each_driver
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_text_in_any_pieces(name: str, data: st.DataObject) -> None:
     """Shreds of the form in any order: the same is told whatever the pieces; without a call all is content."""
@@ -87,31 +87,6 @@ def test_any_text_in_any_pieces(name: str, data: st.DataObject) -> None:
     assert told == events(body, [text])
     content, calls = whole(told)
     assert calls or content == text
-
-
-@each_driver
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_what_is_written_is_read(name: str, data: st.DataObject) -> None:
-    """Any calls with any arguments, as the card writes them."""
-    registry = Registry.discover()
-    card = registry.card(registry.find("tool_parser", name))
-    text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-    plain = st.one_of(st.none(), st.booleans(), st.integers(-(10**9), 10**9), st.floats(-1e6, 1e6), text)
-    value = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3))
-    given_ = {
-        "get_weather": st.fixed_dictionaries({}, optional={"city": text, "days": st.integers(0, 99)}),
-        "now": st.just({}),
-        "save": st.fixed_dictionaries({"rows": st.lists(value, max_size=4)}),
-    }
-    names = data.draw(st.lists(st.sampled_from(sorted(given_)), min_size=1, max_size=3))
-    calls = [(name, data.draw(given_[name])) for name in names]
-    written = card.write(calls)
-    size = data.draw(st.integers(1, 7))
-    told = events(parser("tool_parser", name), [written[i : i + size] for i in range(0, len(written), size)])
-    content, found = whole(told)
-    assert content == ""
-    assert [(call.name, json.loads(call.arguments)) for call in found] == calls
 
 
 @each_driver
@@ -161,7 +136,7 @@ def test_time_is_linear(name: str, size: int) -> None:
         assert operations(work) < PER_CHARACTER * len(text) + 2000, text[:40]
 
 
-def test_a_megabyte_at_once_is_linear() -> None:
+def test_long_pieces_are_linear_too() -> None:
     """Long pieces, too: ten times the text costs ten times the lines, not a hundred."""
     for name in NAMES:
         for small, large in zip(adversaries(name, 1000), adversaries(name, 10_000), strict=True):
