@@ -2,6 +2,10 @@
 
 #include <stdexcept>
 
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 namespace engine_cpu {
 
 #define DECLARE_LEVEL(name) \
@@ -20,6 +24,12 @@ DECLARE_LEVEL(avx512_vnni)
 #endif
 #ifdef ENGINE_CPU_HAS_AVX512_BF16
 DECLARE_LEVEL(avx512_bf16)
+#endif
+#ifdef ENGINE_CPU_HAS_NEON
+DECLARE_LEVEL(neon)
+#endif
+#ifdef ENGINE_CPU_HAS_NEON_BF16
+DECLARE_LEVEL(neon_bf16)
 #endif
 
 namespace {
@@ -52,6 +62,19 @@ std::vector<Level> found() {
 #endif
 #ifdef ENGINE_CPU_HAS_AVX512_BF16
     all.push_back({"avx512_bf16", avx512_bf16::table, has_vnni && __builtin_cpu_supports("avx512bf16")});
+#endif
+#elif defined(__aarch64__)
+    // Linux' numbers: asm/hwcap.h may be older than the processor.
+    [[maybe_unused]] constexpr unsigned long ASIMD = 1ul << 1, ATOMICS = 1ul << 8, ASIMDRDM = 1ul << 12;
+    [[maybe_unused]] constexpr unsigned long I8MM = 1ul << 13, BF16 = 1ul << 14;  // of AT_HWCAP2
+    const auto has = [](unsigned long which, unsigned long bits) { return (getauxval(which) & bits) == bits; };
+    [[maybe_unused]] const bool has_neon = has(AT_HWCAP, ASIMD);
+#ifdef ENGINE_CPU_HAS_NEON
+    all.push_back({"neon", neon::table, has_neon});
+#endif
+#ifdef ENGINE_CPU_HAS_NEON_BF16
+    all.push_back({"neon_bf16", neon_bf16::table,
+                   has_neon && has(AT_HWCAP, ATOMICS | ASIMDRDM) && has(AT_HWCAP2, I8MM | BF16)});
 #endif
 #endif
     return all;

@@ -13,14 +13,14 @@ import pytest
 
 from engine import LLM, SamplingParams
 
-LEVELS = ("scalar", "avx2", "avx512", "avx512_bf16")
+LEVELS = ("scalar", "avx2", "avx512", "avx512_bf16", "neon", "neon_bf16")
 SETTINGS: dict[str, Any] = {"platform": "cpu", "ops": "cpu", "attention": "cpu", "num_kv_pages": 120}
 
 
 @pytest.fixture(autouse=True)
 def a_fit_processor(native: Any) -> None:
     if native.levels() == ["scalar"]:
-        pytest.skip("this processor has no AVX2")
+        pytest.skip("this processor has neither AVX2 nor NEON")
 
 
 @pytest.fixture(scope="module")

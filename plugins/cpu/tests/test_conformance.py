@@ -43,6 +43,16 @@ class TestAttentionAvx512Bf16(AttentionConformance):
     driver, options = "cpu", {"level": "avx512_bf16"}
 
 
+@pytest.mark.slow
+class TestAttentionNeon(AttentionConformance):
+    driver, options = "cpu", {"level": "neon"}
+
+
+@pytest.mark.slow
+class TestAttentionNeonBf16(AttentionConformance):
+    driver, options = "cpu", {"level": "neon_bf16"}
+
+
 class TestOps(OpsConformance):
     driver = "cpu"
 
@@ -63,6 +73,16 @@ class TestOpsAvx512(OpsConformance):
 
 class TestOpsAvx512Bf16(OpsConformance):
     driver, options = "cpu", {"level": "avx512_bf16"}
+
+
+@pytest.mark.slow
+class TestOpsNeon(OpsConformance):
+    driver, options = "cpu", {"level": "neon"}
+
+
+@pytest.mark.slow
+class TestOpsNeonBf16(OpsConformance):
+    driver, options = "cpu", {"level": "neon_bf16"}
 
 
 @pytest.mark.xdist_group("communicators")

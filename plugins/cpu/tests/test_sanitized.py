@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from native_build import PLUGIN, build, need_build_tools, run, tools
 
 HERE = Path(__file__).parent
 LIGHT = ("test_tape.py", "test_pool.py", "test_platform.py", "test_rows.py", "test_sum.py", "test_ops.py")
@@ -30,8 +31,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "scikit_build" not in 
 
 @pytest.mark.slow
 def test_native_code_under_sanitizers(native: Any, tmp_path: Path) -> None:
-    if shutil.which("cmake", path=_tools()["PATH"]) is None or shutil.which("ninja", path=_tools()["PATH"]) is None:
-        pytest.skip("cmake and ninja build the module, and are not installed")
+    need_buildtools()
     compiler = shutil.which("c++") or shutil.which("g++")
     runtimes = [_runtime(compiler, name) for name in ("libasan.so", "libstdc++.so.6")] if compiler else [None]
     if None in runtimes:
@@ -46,7 +46,7 @@ def test_native_code_under_sanitizers(native: Any, tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
     }
     where = "import engine_cpu._native as native; print(native.__file__)"
-    loaded = _run([sys.executable, "-c", where], environment)
+    loaded = run([sys.executable, "-c", where], environment)
     assert Path(loaded.strip().splitlines()[-1]).is_relative_to(folder), loaded
     _test(LIGHT, "not slow", environment)
     _test(HEAVY, f"{native.levels()[-1]} and not long_rows", environment)
@@ -55,28 +55,20 @@ def test_native_code_under_sanitizers(native: Any, tmp_path: Path) -> None:
 def _test(names: tuple[str, ...], which: str, environment: dict[str, str]) -> None:
     arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not gpu", "-k", which]
     # without capturing: what a sanitizer says goes to the process's own standard error
-    _run([sys.executable, "-m", "pytest", *[str(HERE / name) for name in names], *arguments, "-s"], environment)
+    run([sys.executable, "-m", "pytest", *[str(HERE / name) for name in names], *arguments, "-s"], environment)
 
 
 def _build(tmp_path: Path, level: str) -> Path:
     """The package, with a sanitized module, in a folder for the path."""
-    build, folder = tmp_path / "build", tmp_path / "site"
-    settings = ["-DCMAKE_BUILD_TYPE=Release", "-DCPU_NATIVE=ON", "-DCPU_SANITIZE=address,undefined"]
-    settings += [f"-DCPU_LEVELS={level}", f"-DPython_EXECUTABLE={sys.executable}", "-G", "Ninja"]
-    _run(["cmake", "-S", str(HERE.parent), "-B", str(build), *settings], _tools())
-    _run(["cmake", "--build", str(build), "-j", "2"], _tools())
+    made, folder = tmp_path / "build", tmp_path / "site"
+    settings = ["-DCPU_NATIVE=ON", "-DCPU_SANITIZE=address,undefined", f"-DCPU_LEVELS={level}"]
+    build(PLUGIN, made, *settings, f"-DPython_EXECUTABLE={sys.executable}")
     shutil.copytree(
-        HERE.parent / "src" / "engine_cpu", folder / "engine_cpu", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        PLUGIN / "src" / "engine_cpu", folder / "engine_cpu", ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
-    _run(["cmake", "--install", str(build), "--prefix", str(folder)], _tools())
+    run(["cmake", "--install", str(made), "--prefix", str(folder)], tools())
     (folder / "sitecustomize.py").write_text(FIRST)
     return folder
-
-
-def _tools() -> dict[str, str]:
-    """The environment with this Python's own programs and packages."""
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return os.environ | {"PATH": programs, "PYTHONPATH": os.pathsep.join(sys.path[1:])}
 
 
 def _runtime(compiler: str, name: str) -> str | None:
@@ -84,11 +76,3 @@ def _runtime(compiler: str, name: str) -> str | None:
     asked = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=False)
     path = asked.stdout.strip()
     return path if os.path.isabs(path) and Path(path).exists() else None
-
-
-def _run(command: list[str], environment: dict[str, str]) -> str:
-    """Its output. Fails, with the end of what it said, where it fails."""
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, f"{' '.join(command)}\n{said[-12000:]}"
-    return done.stdout

@@ -52,6 +52,8 @@ class Tile {
     static constexpr std::size_t MR = std::is_same_v<typename How::Wide, Two> ? 5 : 6, NR = 4;
 #elif defined(__AVX2__)
     static constexpr std::size_t MR = 4, NR = 2;
+#elif defined(ENGINE_CPU_NEON)
+    static constexpr std::size_t MR = std::is_same_v<typename How::Wide, Two> ? 4 : 5, NR = 4;
 #else
     static constexpr std::size_t MR = 2, NR = 2;
 #endif

@@ -50,6 +50,19 @@ template <>
 inline fp16 narrow<fp16, float>(float x) {
     return {_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)};
 }
+#elif defined(ENGINE_CPU_NEON)
+inline float widen(fp16 x) {
+    __fp16 value;
+    std::memcpy(&value, &x.bits, 2);
+    return static_cast<float>(value);
+}
+template <>
+inline fp16 narrow<fp16, float>(float x) {
+    const auto value = static_cast<__fp16>(x);
+    fp16 found;
+    std::memcpy(&found.bits, &value, 2);
+    return found;
+}
 #else
 inline float widen(fp16 x) {
     const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000u) << 16;

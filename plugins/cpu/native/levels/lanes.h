@@ -101,6 +101,54 @@ inline void store(bf16* p, Vec a) {
     for (int i = 0; i < 8; ++i) p[i] = narrow<bf16>(part[i]);
 }
 
+#elif defined(ENGINE_CPU_NEON)
+
+inline Vec splat(float x) { return {vdupq_n_f32(x)}; }
+inline Vec operator+(Vec a, Vec b) { return {vaddq_f32(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {vsubq_f32(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {vmulq_f32(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {vdivq_f32(a.v, b.v)}; }
+inline Vec maximum(Vec a, Vec b) { return {vbslq_f32(vcgtq_f32(a.v, b.v), a.v, b.v)}; }  // b where one is NaN
+inline Vec magnitude(Vec a) { return {vabsq_f32(a.v)}; }
+inline float largest(Vec a) { return vmaxnmvq_f32(a.v); }
+inline void store(float* p, Vec a) { vst1q_f32(p, a.v); }
+inline void store(float* p, Vec a, std::size_t n) {
+    float part[4];
+    store(part, a);
+    for (std::size_t i = 0; i < n; ++i) p[i] = part[i];
+}
+inline Vec below(Vec a, float limit, Vec yes, Vec no) {
+    return {vbslq_f32(vcltq_f32(a.v, vdupq_n_f32(limit)), yes.v, no.v)};
+}
+inline Vec numbered() {
+    constexpr float NUMBERS[] = {0, 1, 2, 3};
+    return {vld1q_f32(NUMBERS)};
+}
+inline Vec keep(Vec x, std::ptrdiff_t begin, std::ptrdiff_t end, Vec other) {
+    const float from = begin < 0 ? 0 : begin > 4 ? 4 : static_cast<float>(begin);
+    const float to = end < 0 ? 0 : end > 4 ? 4 : static_cast<float>(end);
+    const float32x4_t lane = numbered().v;
+    const uint32x4_t inside = vandq_u32(vcgeq_f32(lane, vdupq_n_f32(from)), vcltq_f32(lane, vdupq_n_f32(to)));
+    return {vbslq_f32(inside, x.v, other.v)};
+}
+inline Vec rounded(Vec x) { return {vrndnq_f32(x.v)}; }
+inline Vec scaled(Vec x, Vec n) {  // 0 for n below -126
+    const int32x4_t exponent = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.v), vdupq_n_s32(127)), 23);
+    const uint32x4_t found = vreinterpretq_u32_f32(vmulq_f32(x.v, vreinterpretq_f32_s32(exponent)));
+    return {vreinterpretq_f32_u32(vbicq_u32(found, vcltq_f32(n.v, vdupq_n_f32(-126.0f))))};
+}
+inline void store(bf16* p, Vec a) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    vst1_u16(&p->bits, vreinterpret_u16_bf16(vcvt_bf16_f32(a.v)));
+#else
+    const uint32x4_t bits = vreinterpretq_u32_f32(a.v);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    const uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    const uint32x4_t kept = vbslq_u32(vceqq_f32(a.v, a.v), rounded, vdupq_n_u32(0x7fc00000));
+    vst1_u16(&p->bits, vshrn_n_u32(kept, 16));
+#endif
+}
+
 #else
 
 inline Vec splat(float x) { return {x}; }
@@ -200,6 +248,17 @@ inline Two load_pairs(const bf16* p, std::size_t n) {
     std::memcpy(part, p, 4 * n);
     return load_pairs(part);
 }
+#elif defined(ENGINE_CPU_NEON)
+inline Two load_pairs(const bf16* p) {
+    const uint32x4_t pairs = vreinterpretq_u32_u16(vld1q_u16(&p->bits));
+    return {{vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16))},
+            {vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000u)))}};
+}
+inline Two load_pairs(const bf16* p, std::size_t n) {
+    bf16 part[8] = {};
+    std::memcpy(part, p, 4 * n);
+    return load_pairs(part);
+}
 #else
 inline Two load_pairs(const bf16* p) { return {{widen(p[0])}, {widen(p[1])}}; }
 inline Two load_pairs(const bf16* p, std::size_t) { return load_pairs(p); }
@@ -236,6 +295,26 @@ struct BF16Pairs {
         return reinterpret_cast<Spread>(_mm512_set1_epi32(pair));
     }
     static Vec dot(Vec sum, Spread a, Wide b) { return {_mm512_dpbf16_ps(sum.v, a, b)}; }
+};
+#elif defined(ENGINE_CPU_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+struct BF16Pairs {
+    using Cache = bf16;
+    using Operand = bf16;
+    using Wide = bfloat16x8_t;
+    using Spread = bfloat16x8_t;
+    static constexpr std::size_t PAIR = 2;
+    static Wide load(const bf16* p) { return vreinterpretq_bf16_u16(vld1q_u16(&p->bits)); }
+    static Wide load(const bf16* p, std::size_t n) {
+        bf16 part[8] = {};
+        std::memcpy(part, p, 4 * n);
+        return load(part);
+    }
+    static Spread spread(const bf16* p) {
+        std::uint32_t pair;
+        std::memcpy(&pair, p, 4);
+        return vreinterpretq_bf16_u32(vdupq_n_u32(pair));
+    }
+    static Vec dot(Vec sum, Spread a, Wide b) { return {vbfdotq_f32(sum.v, a, b)}; }
 };
 #else
 using BF16Pairs = WidenedPairs<bf16>;

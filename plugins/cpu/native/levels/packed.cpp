@@ -9,6 +9,8 @@ namespace {
 constexpr std::size_t MOST = 12;  // rows of a tile: 24 sums in 32 registers
 #elif defined(__AVX2__)
 constexpr std::size_t MOST = 2;  // 8 sums in 16 registers
+#elif defined(ENGINE_CPU_NEON)
+constexpr std::size_t MOST = 2;  // 16 sums, beside 8 registers of weights, in 32
 #else
 constexpr std::size_t MOST = 1;
 #endif
@@ -23,6 +25,8 @@ struct OfPairs {
     static Floats step(Floats sum, Words w, Words x) {
 #if defined(__AVX512BF16__)
         return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(w.v), reinterpret_cast<__m512bh>(x.v))};
+#elif defined(ENGINE_CPU_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+        return {vbfdotq_f32(sum.v, vreinterpretq_bf16_u32(w.v), vreinterpretq_bf16_u32(x.v))};
 #else
         return Floats::fma(w.later(), x.later(), Floats::fma(w.earlier(), x.earlier(), sum));
 #endif
@@ -52,7 +56,7 @@ struct Product {
 #pragma GCC unroll 12
             for (std::size_t m = 0; m < MR; ++m) {
                 const Words left = Words::all(load_word(x + m * 4));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (std::size_t v = 0; v < VECTORS; ++v) sums[m][v] = How::step(sums[m][v], right[v], left);
             }
         }

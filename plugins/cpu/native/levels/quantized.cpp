@@ -8,7 +8,7 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr std::size_t MOST_INT8 = 12, MOST_INT4 = 8;  // rows of a tile
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(ENGINE_CPU_NEON)
 constexpr std::size_t MOST_INT8 = 2, MOST_INT4 = 2;
 #else
 constexpr std::size_t MOST_INT8 = 1, MOST_INT4 = 1;
@@ -35,7 +35,7 @@ struct Int8 {
 #pragma GCC unroll 12
             for (std::size_t m = 0; m < MR; ++m) {
                 const Words left = Words::all(load_word(x + m * 4));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (std::size_t v = 0; v < VECTORS; ++v) sums[m][v] = Words::dot(sums[m][v], right[v], left);
             }
         }
@@ -88,7 +88,7 @@ struct Int4 {
 #pragma GCC unroll 12
                 for (std::size_t m = 0; m < MR; ++m) {
                     const Words left = Words::all(load_word(x + m * 4));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                     for (std::size_t v = 0; v < VECTORS; ++v) sums[m][v] = Words::dot(sums[m][v], right[v], left);
                 }
             }

@@ -1,4 +1,5 @@
-// A register of floats at this level, with what the kernels do to it. `scalar` has registers of one element.
+// A register of floats at this level, with what the kernels do to it. `scalar` has registers of one element, on ARM too,
+// where every compiler knows NEON: ENGINE_CPU_NEON says that a level is to use it.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(ENGINE_CPU_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace engine_cpu::ENGINE_CPU_LEVEL {
@@ -52,6 +55,24 @@ struct Vec {
         const __m128 two = _mm_add_ps(half, _mm_movehl_ps(half, half));
         return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
     }
+};
+
+#elif defined(ENGINE_CPU_NEON)
+
+struct Vec {
+    static constexpr std::size_t WIDTH = 4;
+    float32x4_t v;
+    static Vec zero() { return {vdupq_n_f32(0.0f)}; }
+    static Vec load(const float* p) { return {vld1q_f32(p)}; }
+    static Vec load(const bf16* p) { return {vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16))}; }
+    template <typename T>
+    static Vec load(const T* p, std::size_t n) {
+        float part[WIDTH] = {};
+        for (std::size_t i = 0; i < n; ++i) part[i] = widen(p[i]);
+        return load(part);
+    }
+    static Vec fma(Vec a, Vec b, Vec c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
+    float sum() const { return vaddvq_f32(v); }
 };
 
 #else

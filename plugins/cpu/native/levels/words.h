@@ -11,6 +11,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(ENGINE_CPU_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace engine_cpu::ENGINE_CPU_LEVEL {
@@ -107,6 +109,48 @@ struct Words {
                                                _mm256_srai_epi16(_mm256_slli_epi16(x.v, 8), 8));
         const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w.v, 8), _mm256_srai_epi16(x.v, 8));
         return {_mm256_add_epi32(sum.v, _mm256_add_epi32(even, odd))};
+    }
+};
+
+#elif defined(ENGINE_CPU_NEON)
+
+struct Floats {
+    static constexpr std::size_t LANES = 4;
+    float32x4_t v;
+    static Floats zero() { return {vdupq_n_f32(0.0f)}; }
+    static Floats all(float x) { return {vdupq_n_f32(x)}; }
+    static Floats load(const float* p) { return {vld1q_f32(p)}; }
+    static Floats load(const fp16* p) { return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)))}; }
+    static Floats fma(Floats a, Floats b, Floats c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
+    friend Floats operator*(Floats a, Floats b) { return {vmulq_f32(a.v, b.v)}; }
+    void store(float* p) const { vst1q_f32(p, v); }
+};
+
+struct Words {
+    static constexpr std::size_t LANES = 4;
+    uint32x4_t v;
+    static Words zero() { return {vdupq_n_u32(0)}; }
+    static Words all(std::uint32_t x) { return {vdupq_n_u32(x)}; }
+    static Words load(const void* p) { return {vreinterpretq_u32_u8(vld1q_u8(static_cast<const std::uint8_t*>(p)))}; }
+    Words low_nibbles() const { return {vandq_u32(v, vdupq_n_u32(0x0f0f0f0fu))}; }
+    Words high_nibbles() const { return {vreinterpretq_u32_u8(vshrq_n_u8(vreinterpretq_u8_u32(v), 4))}; }
+    Floats as_floats() const { return {vreinterpretq_f32_u32(v)}; }
+    Floats earlier() const { return {vreinterpretq_f32_u32(vshlq_n_u32(v, 16))}; }
+    Floats later() const { return {vreinterpretq_f32_u32(vandq_u32(v, vdupq_n_u32(0xffff0000u)))}; }
+    Floats to_floats() const { return {vcvtq_f32_s32(vreinterpretq_s32_u32(v))}; }
+    friend Words operator-(Words a, Words b) { return {vsubq_u32(a.v, b.v)}; }
+    static Words dot(Words sum, Words w, Words x) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+        return {vreinterpretq_u32_s32(vusdotq_s32(vreinterpretq_s32_u32(sum.v), vreinterpretq_u8_u32(w.v),
+                                                  vreinterpretq_s8_u32(x.v)))};
+#else
+        // a product of an unsigned and a signed byte fits 16 bits, and only their sums have to be wider
+        const int16x8_t codes = vreinterpretq_s16_u32(w.v), bytes = vreinterpretq_s16_u32(x.v);
+        const int16x8_t even = vmulq_s16(vandq_s16(codes, vdupq_n_s16(0xff)), vshrq_n_s16(vshlq_n_s16(bytes, 8), 8));
+        const int16x8_t odd = vmulq_s16(vreinterpretq_s16_u16(vshrq_n_u16(vreinterpretq_u16_u32(w.v), 8)),
+                                        vshrq_n_s16(bytes, 8));
+        return {vreinterpretq_u32_s32(vpadalq_s16(vpadalq_s16(vreinterpretq_s32_u32(sum.v), even), odd))};
+#endif
     }
 };
 

@@ -1,12 +1,24 @@
-"""The levels of processor features, lowest first, as options name them (native/kernels.cpp, CMakeLists.txt)."""
+"""The levels of processor features, lowest first, as options name them (native/kernels.cpp, native/levels.cmake)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Level = Literal["auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]
+Level = Literal["auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_bf16"]
+
+NOT_RUN = {"neon": "in an emulator", "neon_bf16": "in an emulator"}
+"""Levels that no processor was at hand for, and where their tests passed instead."""
+
+
+def not_run(levels: Sequence[str]) -> list[str]:
+    """What to know of the highest of these levels, which "auto" takes: where it was never run. For a card's `remarks`."""
+    level = levels[-1]
+    if level not in NOT_RUN:
+        return []
+    return [f"level {level} was tested {NOT_RUN[level]} alone, never on a processor that has it: untested"]
 
 
 class LevelOptions(BaseModel):

@@ -24,7 +24,7 @@ class NativeQuantization(QuantizationCard):
     def unsupported(cls, need: QuantizationNeed) -> list[str]:
         reasons = why_not_built()
         if not reasons and importlib.import_module(MODULE).levels() == ["scalar"]:
-            reasons.append("this processor has no AVX2, without which it is slower than weights as they are")
+            reasons.append("this processor has neither AVX2 nor NEON, without which it is slower than weights as they are")
         if need.device.partition(":")[0] != "cpu":
             reasons.append(f"it computes on the processor, not on {need.device}")
         if need.dtype not in DTYPES:

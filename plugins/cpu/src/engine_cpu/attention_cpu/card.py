@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from engine.interfaces.attention import AttentionCard, AttentionNeed
-from engine_cpu.levels import LevelOptions
+from engine_cpu.levels import LevelOptions, not_run
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
@@ -30,7 +30,7 @@ class CpuAttention(AttentionCard):
     def unsupported(cls, need: AttentionNeed) -> list[str]:
         reasons = why_not_built()
         if not reasons and importlib.import_module(MODULE).levels() == ["scalar"]:
-            reasons.append("this processor has no AVX2, without which plain torch is faster")
+            reasons.append("this processor has neither AVX2 nor NEON, without which plain torch is faster")
         if need.kind not in cls.kinds:
             reasons.append(f"layers of kind '{need.kind}' are not served, only {', '.join(sorted(cls.kinds))}")
         if need.framework != "torch":

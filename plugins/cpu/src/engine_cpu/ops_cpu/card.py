@@ -35,7 +35,7 @@ class CpuOps(OpsCard):
     def unsupported(cls, need: OpsNeed) -> list[str]:
         reasons = why_not_built()
         if not reasons and importlib.import_module(MODULE).levels() == ["scalar"]:
-            reasons.append("this processor has no AVX2, without which plain torch is faster")
+            reasons.append("this processor has neither AVX2 nor NEON, without which plain torch is faster")
         if need.operation not in cls.operations:
             reasons.append(f"operation '{need.operation}' is not one of its own")
         if need.framework != "torch":

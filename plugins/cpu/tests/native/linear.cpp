@@ -1,0 +1,213 @@
+// Linear layers over packed weights: all formats, and rows for every tile.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "check.h"
+#include "packing.h"
+
+namespace self_test {
+namespace {
+
+using engine_cpu::Format;
+using engine_cpu::Layout;
+using engine_cpu::Packed;
+using engine_cpu::PANEL;
+
+constexpr const char* FORMATS[] = {"float32", "bfloat16", "int8", "int4"};
+constexpr std::size_t MOST_ROWS = 70;
+
+// A layer, its rows, and what should come out of it.
+struct Layer {
+    Layout layout;
+    DType dtype;
+    Array x, bias;
+    std::size_t stride;
+    Memory weight;
+    Array scales;
+    std::vector<double> expected, terms;  // [MOST_ROWS, outputs]: the sums, and those of the terms' sizes
+
+    Layer(const Layout& layout, DType dtype, bool biased, Random& random)
+        : layout(layout),
+          dtype(dtype),
+          x(dtype, MOST_ROWS * (layout.inputs + 3)),  // rows apart, with NaN between them
+          bias(DType::float32, biased ? layout.panels() * PANEL : 0),
+          stride(layout.inputs + 3),
+          weight(layout.bytes()),
+          scales(DType::float32, layout.format == Format::int8 ? layout.panels() * PANEL : 0) {
+        for (std::size_t row = 0; row < MOST_ROWS; ++row)
+            for (std::size_t i = 0; i < layout.inputs; ++i) x.set(row * stride + i, random.normal());
+        for (std::size_t i = 0; i < bias.size(); ++i) bias.set(i, random.normal());
+        const DType stored = layout.format == Format::bfloat16 ? DType::bfloat16 : DType::float32;
+        Array plain(stored, layout.outputs * layout.inputs, random);
+        engine_cpu::pack(layout, stored, plain.data(), layout.inputs, weight.data(),
+                         scales.size() ? static_cast<float*>(scales.data()) : nullptr, 1);
+        expect(weight.intact() && scales.intact(), "packing wrote beyond its end");
+        compute();
+    }
+
+    // The weight of an output and an input, as layout.h says where it lies.
+    double weight_of(std::size_t output, std::size_t input) {
+        const std::uint8_t* panel = weight.data<std::uint8_t>() + output / PANEL * layout.panel_bytes();
+        const std::size_t lane = output % PANEL;
+        switch (layout.format) {
+            case Format::float32: {
+                float value;
+                std::memcpy(&value, panel + (input * PANEL + lane) * 4, 4);
+                return value;
+            }
+            case Format::bfloat16: {
+                std::uint32_t bits = 0;
+                std::memcpy(reinterpret_cast<std::uint8_t*>(&bits) + 2, panel + (input / 2 * PANEL + lane) * 4 + input % 2 * 2, 2);
+                float value;
+                std::memcpy(&value, &bits, 4);
+                return value;
+            }
+            case Format::int8:
+                return (panel[(input / 4 * PANEL + lane) * 4 + input % 4] - 128) * scales[output];
+            case Format::int4: {
+                const std::size_t size = layout.group_size, within = input % size;
+                const std::uint8_t* group = panel + input / size * (PANEL * 2 + size * 16);
+                Array scale(DType::float16, 1);
+                std::memcpy(scale.data(), group + lane * 2, 2);
+                const int both = group[PANEL * 2 + within / 4 * 64 + lane % 16 * 4 + within % 4];
+                return ((lane < 16 ? both & 15 : both >> 4) - 8) * scale[0];
+            }
+        }
+        std::abort();
+    }
+
+    // A row as the product takes it: rounded to 127 steps on either side of zero in each group, where weights are codes.
+    std::vector<double> row_of(std::size_t row) const {
+        std::vector<double> values(layout.inputs);
+        for (std::size_t i = 0; i < layout.inputs; ++i) values[i] = x[row * stride + i];
+        if (!layout.quantized()) return values;
+        const std::size_t size = layout.format == Format::int4 ? layout.group_size : layout.inputs;
+        for (std::size_t begin = 0; begin < layout.inputs; begin += size) {
+            const std::size_t end = std::min(layout.inputs, begin + size);
+            float most = 0;
+            for (std::size_t i = begin; i < end; ++i) most = std::max(most, static_cast<float>(std::fabs(values[i])));
+            for (std::size_t i = begin; i < end; ++i)
+                values[i] = std::rint(static_cast<float>(values[i]) * (127.0f / most)) * static_cast<double>(most / 127.0f);
+        }
+        return values;
+    }
+
+    void compute() {
+        std::vector<double> weights(layout.outputs * layout.inputs);
+        for (std::size_t o = 0; o < layout.outputs; ++o)
+            for (std::size_t i = 0; i < layout.inputs; ++i) weights[o * layout.inputs + i] = weight_of(o, i);
+        expected.resize(MOST_ROWS * layout.outputs);
+        terms.resize(expected.size());
+        for (std::size_t row = 0; row < MOST_ROWS; ++row) {
+            const std::vector<double> values = row_of(row);
+            for (std::size_t o = 0; o < layout.outputs; ++o) {
+                double sum = bias.size() ? bias[o] : 0.0, size = std::fabs(sum);
+                for (std::size_t i = 0; i < layout.inputs; ++i) {
+                    const double term = values[i] * weights[o * layout.inputs + i];
+                    sum += term;
+                    size += std::fabs(term);
+                }
+                expected[row * layout.outputs + o] = sum;
+                terms[row * layout.outputs + o] = size;
+            }
+        }
+    }
+
+    Array run(const Kernels& kernels, std::size_t first, std::size_t rows, int threads) {
+        Array out(dtype, rows * layout.outputs);
+        Memory scratch(layout.scratch_bytes(rows));
+        kernels.packed({layout, dtype, x.at(first * stride), stride, rows, weight.data(),
+                        scales.size() ? static_cast<float*>(scales.data()) : nullptr,
+                        bias.size() ? static_cast<float*>(bias.data()) : nullptr, out.data(), scratch.data()},
+                       threads);
+        expect(out.intact() && scratch.intact(), "%s %zu x %zu wrote beyond its end for %zu rows",
+               FORMATS[static_cast<int>(layout.format)], layout.outputs, layout.inputs, rows);
+        return out;
+    }
+};
+
+void check(Layer& layer, const Kernels& kernels, const Kernels& scalar) {
+    const Layout& layout = layer.layout;
+    const char* form = FORMATS[static_cast<int>(layout.format)];
+    const Array whole = layer.run(kernels, 0, MOST_ROWS, 1);
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+        const double error = 4e-6 * layer.terms[i] +
+                             (layer.dtype == DType::bfloat16 ? precision(layer.dtype) / 2 * std::fabs(layer.expected[i]) : 0);
+        expect(close(whole[i], layer.expected[i], error), "%s %s %zu x %zu: row %zu, output %zu: %.9g, not %.9g", form,
+               name_of(layer.dtype), layout.outputs, layout.inputs, i / layout.outputs, i % layout.outputs, whole[i],
+               layer.expected[i]);
+    }
+    if (layout.quantized())
+        expect(whole.same_bits(layer.run(scalar, 0, MOST_ROWS, 1), whole.size()), "%s %s %zu x %zu: not scalar's bits", form,
+               name_of(layer.dtype), layout.outputs, layout.inputs);
+    for (const std::size_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 49}) {
+        const std::size_t first = rows % 2 ? MOST_ROWS - rows : 0;
+        Array some = layer.run(kernels, first, rows, rows % 3 ? 1 : 3);
+        Array same(layer.dtype, some.size());
+        std::memcpy(same.data(), const_cast<Array&>(whole).at(first * layout.outputs),
+                    some.size() * engine_cpu::size_of(layer.dtype));
+        expect(some.same_bits(same, some.size()), "%s %s %zu x %zu: %zu rows have other bits than among %zu", form,
+               name_of(layer.dtype), layout.outputs, layout.inputs, rows, MOST_ROWS);
+    }
+}
+
+// Codes and rows at their ends, over many inputs: no sum of products saturates.
+void check_extremes(const Kernels& kernels) {
+    constexpr std::size_t INPUTS = 1024, OUTPUTS = 33, ROWS = 5;
+    for (const Format format : {Format::int8, Format::int4}) {
+        const Layout layout{format, OUTPUTS, INPUTS, 64};
+        Array plain(DType::float32, OUTPUTS * INPUTS), x(DType::float32, ROWS * INPUTS), scales(DType::float32, 64);
+        for (std::size_t i = 0; i < plain.size(); ++i) plain.set(i, i / INPUTS % 2 ? 3.0 : -3.0);
+        for (std::size_t i = 0; i < x.size(); ++i) x.set(i, i / INPUTS % 2 ? -1.0 : 1.0);
+        Memory weight(layout.bytes()), scratch(layout.scratch_bytes(ROWS));
+        engine_cpu::pack(layout, DType::float32, plain.data(), INPUTS, weight.data(), static_cast<float*>(scales.data()), 1);
+        Array out(DType::float32, ROWS * OUTPUTS);
+        kernels.packed({layout, DType::float32, x.data(), INPUTS, ROWS, weight.data(), static_cast<float*>(scales.data()),
+                        nullptr, out.data(), scratch.data()}, 1);
+        for (std::size_t i = 0; i < out.size(); ++i) {
+            const double sign = (i / OUTPUTS % 2 ? -1.0 : 1.0) * (i % OUTPUTS % 2 ? 1.0 : -1.0);
+            expect(close(out[i], sign * 3 * INPUTS, 1e-5 * 3 * INPUTS), "%s at its ends: %.9g", FORMATS[static_cast<int>(format)],
+                   out[i]);
+        }
+    }
+}
+
+// A row with a NaN gives NaN, and the others what they give without it.
+void check_nan(const Kernels& kernels, Format format, DType dtype) {
+    Random random(7);
+    Layer layer({format, 35, 203, 32}, dtype, false, random);
+    const Array before = layer.run(kernels, 0, 40, 1);
+    layer.x.set(21 * layer.stride + 100, NAN);
+    const Array after = layer.run(kernels, 0, 40, 1);
+    for (std::size_t i = 0; i < after.size(); ++i)
+        expect(i / 35 == 21 ? std::isnan(after[i]) : after[i] == before[i], "%s: a NaN in row 21 makes row %zu %g, from %g",
+               FORMATS[static_cast<int>(format)], i / 35, after[i], before[i]);
+}
+
+}  // namespace
+
+void test_linear(const Kernels& kernels, const Kernels& scalar) {
+    constexpr std::size_t SIZES[][2] = {{1, 1}, {3, 31}, {37, 96}, {33, 130}, {64, 64}, {70, 257}};
+    Random random(1);
+    bool biased = false;
+    for (const auto& [outputs, inputs] : SIZES) {
+        for (const DType dtype : {DType::float32, DType::bfloat16}) {
+            biased = !biased;
+            const Format own = dtype == DType::float32 ? Format::float32 : Format::bfloat16;
+            std::vector<Layout> layouts{{own, outputs, inputs, 0}, {Format::int8, outputs, inputs, 0}};
+            for (const std::size_t group : {32, 64, 128}) layouts.push_back({Format::int4, outputs, inputs, group});
+            for (const Layout& layout : layouts) {
+                Layer layer(layout, dtype, biased, random);
+                check(layer, kernels, scalar);
+            }
+        }
+    }
+    check_extremes(kernels);
+    check_nan(kernels, Format::float32, DType::float32);
+    check_nan(kernels, Format::bfloat16, DType::bfloat16);
+    check_nan(kernels, Format::int8, DType::bfloat16);
+    check_nan(kernels, Format::int4, DType::float32);
+}
+
+}  // namespace self_test
