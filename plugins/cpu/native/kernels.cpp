@@ -4,6 +4,10 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace engine_cpu {
@@ -25,6 +29,9 @@ DECLARE_LEVEL(avx512_vnni)
 #ifdef ENGINE_CPU_HAS_AVX512_BF16
 DECLARE_LEVEL(avx512_bf16)
 #endif
+#ifdef ENGINE_CPU_HAS_AVX512_AMX
+DECLARE_LEVEL(avx512_amx)
+#endif
 #ifdef ENGINE_CPU_HAS_NEON
 DECLARE_LEVEL(neon)
 #endif
@@ -39,6 +46,21 @@ struct Level {
     const Kernels& (*table)();
     bool runs;
 };
+
+#if defined(ENGINE_CPU_HAS_AVX512_AMX) && !defined(ENGINE_CPU_AMX_FOR_TESTS)
+// Whether the processor has AMX's products of bytes and of bfloat16, and Linux (5.16 and later) lets this process use them:
+// tiles make the state of a thread 8 KiB larger, and so have to be asked for once.
+bool amx() {
+    static const bool found = [] {
+        constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, ALL = BF16 | TILE | INT8;
+        constexpr long REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, of the state's part with this number
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & ALL) != ALL) return false;
+        return syscall(SYS_arch_prctl, REQUEST, TILES) == 0;
+    }();
+    return found;
+}
+#endif
 
 // __builtin_cpu_supports also asks whether the system saves the registers.
 std::vector<Level> found() {
@@ -60,8 +82,16 @@ std::vector<Level> found() {
 #ifdef ENGINE_CPU_HAS_AVX512_VNNI
     all.push_back({"avx512_vnni", avx512_vnni::table, has_vnni});
 #endif
+    [[maybe_unused]] const bool has_bf16 = has_vnni && __builtin_cpu_supports("avx512bf16");
 #ifdef ENGINE_CPU_HAS_AVX512_BF16
-    all.push_back({"avx512_bf16", avx512_bf16::table, has_vnni && __builtin_cpu_supports("avx512bf16")});
+    all.push_back({"avx512_bf16", avx512_bf16::table, has_bf16});
+#endif
+#ifdef ENGINE_CPU_HAS_AVX512_AMX
+#ifdef ENGINE_CPU_AMX_FOR_TESTS
+    all.push_back({"avx512_amx", avx512_amx::table, ENGINE_CPU_AMX_FOR_TESTS || has_bf16});
+#else
+    all.push_back({"avx512_amx", avx512_amx::table, has_bf16 && amx()});
+#endif
 #endif
 #elif defined(__aarch64__)
     // Linux' numbers: asm/hwcap.h may be older than the processor.

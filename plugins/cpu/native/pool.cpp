@@ -109,9 +109,11 @@ void Pool::serve(int index) {
 }
 
 void Pool::grow(int size) {
-    // Signals are for the threads that were there before: Python's main thread, above all.
+    // Signals are for the threads that were there before: Python's main thread, above all. But for those of a thread's own
+    // faults, which end the process unheard where they are blocked: faulthandler could not say where.
     sigset_t all, before;
     sigfillset(&all);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP}) sigdelset(&all, fault);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (int index = this->size(); index < size; ++index) {
         auto* birth = new Birth{&Pool::serve, this, index};

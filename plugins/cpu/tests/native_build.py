@@ -28,7 +28,9 @@ def need_build_tools() -> None:
 
 def build(source: Path, folder: Path, *settings: str) -> None:
     """With cmake and ninja, on two cores."""
-    run(["cmake", "-S", str(source), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release", "-G", "Ninja", *settings], tools())
+    run(
+        ["cmake", "-S", str(source), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Release", "-G", "Ninja", *settings], tools()
+    )
     run(["cmake", "--build", str(folder), "-j", "2"], tools())
 
 

@@ -22,7 +22,7 @@ from attention_case import Case, Form, Row, make_driver
 
 from engine_cpu.attention_cpu.card import CpuAttention, CpuAttentionOptions
 
-LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_bf16")
+LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon", "neon_bf16")
 DTYPES = [(torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.bfloat16)]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 """Weights are rounded to bfloat16 with the rest."""
@@ -281,7 +281,7 @@ def need(**changes: Any) -> AttentionNeed:
 
 def test_card(native: Any) -> None:
     if native.levels() == ["scalar"]:
-        pytest.skip("this processor has no AVX2")
+        pytest.skip("this processor has neither AVX2 nor NEON")
     served = frozenset({"kv_index", "sinks", "alibi"})
     assert CpuAttention.unsupported(need(soft_cap=3.0, features=served)) == []
     assert CpuAttention.unsupported(need(kind="sliding", sliding_window=5)) == []

@@ -13,7 +13,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 
-LEVELS = ("scalar", "avx2", "avx512", "avx512_bf16", "neon", "neon_bf16")
+LEVELS = ("scalar", "avx2", "avx512", "avx512_bf16", "avx512_amx", "neon", "neon_bf16")
 SETTINGS: dict[str, Any] = {"platform": "cpu", "ops": "cpu", "attention": "cpu", "num_kv_pages": 120}
 
 

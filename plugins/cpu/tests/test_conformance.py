@@ -76,6 +76,11 @@ class TestOpsAvx512Bf16(OpsConformance):
 
 
 @pytest.mark.slow
+class TestOpsAvx512Amx(OpsConformance):
+    driver, options = "cpu", {"level": "avx512_amx"}
+
+
+@pytest.mark.slow
 class TestOpsNeon(OpsConformance):
     driver, options = "cpu", {"level": "neon"}
 

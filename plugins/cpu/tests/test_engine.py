@@ -63,7 +63,7 @@ def test_the_bundled_model_says_the_same(native, dtype: str) -> None:
     """With each level's kernels as with the reference operations: log probabilities, and what greedy decoding draws as
     long as these leave no doubt."""
     if native.levels() == ["scalar"]:
-        pytest.skip("this processor has no AVX2")
+        pytest.skip("this processor has neither AVX2 nor NEON")
     params = [
         SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=2),
         SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1),
@@ -97,7 +97,7 @@ def test_greedy_tokens_do_not_depend_on_the_batch(native, dtype: str, kv_cache_d
     """Long prompts in chunks, and short ones beside them: the reference attention's tokens, as long as its two most
     likely ones are apart."""
     if native.levels() == ["scalar"]:
-        pytest.skip("this processor has no AVX2")
+        pytest.skip("this processor has neither AVX2 nor NEON")
     generator = np.random.default_rng(5)
     prompts = [{"prompt_token_ids": generator.integers(0, 256, n).tolist()} for n in (3, 40, 130, 300)]
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)

@@ -17,7 +17,7 @@ from engine.types.errors import ConfigError
 card = pytest.importorskip("engine_cpu.ops_cpu.card", reason="engine-cpu is not installed")
 
 REFERENCE = TorchOpsBody(None)  # type: ignore[arg-type]
-LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_bf16")
+LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon", "neon_bf16")
 DTYPES = (torch.float32, torch.bfloat16)
 DTYPE_NUMBERS = {torch.float32: 1, torch.bfloat16: 2}
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1e-2}

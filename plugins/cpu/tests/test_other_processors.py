@@ -1,11 +1,13 @@
 """The kernels' self-test (tests/native): for processors that are not at hand, under an emulator; here, sanitized.
 
-It needs neither Python nor torch: every kernel of every level that is compiled in, over odd sizes, against double precision.
+The program needs neither Python nor torch: every kernel of every level that is compiled in and that the processor runs,
+over odd sizes, against double precision.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
+AMX = ["avx512_amx"]
 PARTS = {"linear", "layers", "attention", "sampling"}
 
 
@@ -53,7 +56,7 @@ def for_arm(emulator: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_arm(emulator: str, for_arm: Path) -> None:
     said = run([emulator, "-cpu", "max", str(for_arm)], dict(os.environ))
-    assert tested(said) == {level: PARTS for level in ("scalar", "neon", "neon_bf16")}, said
+    assert tested(said) == dict.fromkeys(("scalar", "neon", "neon_bf16"), PARTS), said
 
 
 def test_a_processor_without_bfloat16_is_not_given_its_instructions(emulator: str, for_arm: Path) -> None:
@@ -65,9 +68,22 @@ def test_a_processor_without_bfloat16_is_not_given_its_instructions(emulator: st
 
 
 def test_here_under_sanitizers(native: Any, tmp_path: Path) -> None:
-    """This processor's best level: a kernel that reads or writes what is not its own ends the program."""
+    """This processor's best level, and AMX in an emulation: a kernel that reads or writes what is not its own ends the
+    program."""
     need_build_tools()
-    best = native.levels()[-1]
-    program = build_self_test(tmp_path, "-DCPU_SANITIZE=address,undefined", f"-DCPU_LEVELS={best}")
+    levels = ["scalar", native.levels()[-1], *AMX[: platform.machine() == "x86_64"]]
+    settings = ("-DCPU_SANITIZE=address,undefined", "-DCPU_AMX=emulated", f"-DCPU_LEVELS={';'.join(levels[1:])}")
+    program = build_self_test(tmp_path, *settings)
     said = run([str(program)], os.environ | {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"})
-    assert tested(said) == {level: PARTS for level in ("scalar", best)}, said
+    assert tested(said) == dict.fromkeys(levels, PARTS), said
+
+
+def test_the_instructions_of_amx(native: Any, tmp_path: Path) -> None:
+    """As they are shipped: a processor without AMX signals each of them, and the program does it in its place."""
+    if "avx512_bf16" not in native.levels():
+        pytest.skip("this processor, or the compiler, has no avx512_bf16, on which the level stands")
+    need_build_tools()
+    said = run([str(build_self_test(tmp_path, "-DCPU_LEVELS=avx512_amx", "-DCPU_AMX=trapped")), *AMX], dict(os.environ))
+    assert tested(said) == dict.fromkeys(AMX, PARTS), said
+    if "avx512_amx" not in native.levels():
+        assert re.search(r"^[1-9]\d{4,} instructions were done in the processor's place", said, re.MULTILINE), said

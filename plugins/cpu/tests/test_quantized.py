@@ -16,7 +16,7 @@ from engine.types.errors import ConfigError
 
 pytest.importorskip("engine_cpu", reason="engine-cpu is not installed")
 
-LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_bf16")
+LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon", "neon_bf16")
 FORMS = {"int8": (8, 0), "int4-32": (4, 32), "int4-64": (4, 64), "int4-128": (4, 128)}
 ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 16, 23, 24, 25, 70)
 

@@ -44,7 +44,7 @@ def scores(output: Any) -> np.ndarray:
 def test_the_bundled_model_says_what_its_rounded_weights_say(native: Any, driver: str, dtype: str) -> None:
     """As the reference driver in float64, but for the rounding of rows; nearer to it than the plain weights are."""
     if native.levels() == ["scalar"]:
-        pytest.skip("this processor has no AVX2")
+        pytest.skip("this processor has neither AVX2 nor NEON")
     expected = answers(TEXTS, dtype="float64", **ROUNDED[driver])
     found = answers(TEXTS, dtype=dtype, quantization=driver)
     plain = answers(TEXTS, dtype="float64")
@@ -69,7 +69,7 @@ def test_the_bundled_model_says_what_its_rounded_weights_say(native: Any, driver
 def test_two_ranks(native: Any, driver: str) -> None:
     """Each rounds its own part: near what one rank gives."""
     if native.levels() == ["scalar"]:
-        pytest.skip("this processor has no AVX2")
+        pytest.skip("this processor has neither AVX2 nor NEON")
     one = answers(TEXTS, dtype="float32", quantization=driver)
     two = answers(TEXTS, dtype="float32", quantization=driver, tensor_parallel_size=2)
     for output, other in zip(two, one, strict=True):
@@ -125,7 +125,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_load_never_holds_the_plain_weights(native: Any, sharded: Path, driver: str) -> None:
     """Its peak is what remains, the file that is read, one plain layer, and little more."""
     if native.levels() == ["scalar"]:
-        pytest.skip("this processor has no AVX2")
+        pytest.skip("this processor has neither AVX2 nor NEON")
     command = [sys.executable, "-c", MEASURE, str(sharded), driver]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "PermissionError" in done.stderr:

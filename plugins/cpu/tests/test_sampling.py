@@ -18,7 +18,7 @@ from engine.interfaces.ops import SamplingRows
 card = pytest.importorskip("engine_cpu.ops_cpu.card", reason="engine-cpu is not installed")
 
 REFERENCE = TorchOpsBody(None)  # type: ignore[arg-type]
-LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_bf16")
+LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon", "neon_bf16")
 Row = tuple[float, int, float, float]
 
 

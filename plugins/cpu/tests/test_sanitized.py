@@ -31,7 +31,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "scikit_build" not in 
 
 @pytest.mark.slow
 def test_native_code_under_sanitizers(native: Any, tmp_path: Path) -> None:
-    need_buildtools()
+    need_build_tools()
     compiler = shutil.which("c++") or shutil.which("g++")
     runtimes = [_runtime(compiler, name) for name in ("libasan.so", "libstdc++.so.6")] if compiler else [None]
     if None in runtimes:

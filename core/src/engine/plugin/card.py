@@ -50,3 +50,18 @@ class Card:
             One sentence a reason, each understandable alone ("head size 80 is not a multiple of 32").
         """
         return []
+
+    @classmethod
+    def remarks(cls, need: Any) -> list[str]:
+        """What a user should know of this driver where it serves `need`; mostly nothing.
+
+        `engine plugins why` prints them for a driver that is at work. They are no reasons against it: that it was never
+        run on such a device, say. Pure and cheap, as `unsupported` is.
+
+        Args:
+            need: the point's need.
+
+        Returns:
+            One sentence a remark, each understandable alone.
+        """
+        return []

@@ -21,7 +21,8 @@ class Outcome(NamedTuple):
         priority: of its card; None where that cannot be imported.
         verdict: "chosen", "fits", "unfit", "unused", "broken", "outdated" or "denied".
         kinds: the kinds of layer or operations of which this is said; empty where it is said of all.
-        reasons: why it is not at work; for a chosen one, why it is.
+        reasons: why it is not at work; for a chosen one, why it is, and what its card
+            remarks.
     """
 
     candidate: Candidate
@@ -76,7 +77,7 @@ def _outcome(
     """(verdict, reasons) of one candidate for one choice that was made."""
     pick = registry.points[candidate.point].pick
     if candidate == selection.candidate:
-        return "chosen", (_why(selection, pick),)
+        return "chosen", (_why(selection, pick), *_remarks(card, selection.need))
     if pick == "ordered" and selection.kind and selection.kind not in _names(card, "operations"):
         return "unfit", ("not among what it offers",)
     verdict = next((v for v in selection.verdicts if v.candidate == candidate), None)
@@ -92,6 +93,14 @@ def _outcome(
     if card.priority == selection.card.priority:
         return "fits", (f"{first} has the same priority and comes first by name",)
     return "fits", (f"{first} has priority {selection.card.priority}",)
+
+
+def _remarks(card: type[Card], need: Any) -> tuple[str, ...]:
+    """What the card has to say where it serves `need`. That it cannot say it takes nobody's explanation away."""
+    try:
+        return tuple(str(remark) for remark in card.remarks(need))
+    except Exception as error:
+        return (f"its card's `remarks` raised {type(error).__name__}: {error}",)
 
 
 def _verdict(card: type[Card], candidate: Candidate, selection: Selection, pick: str) -> Verdict:

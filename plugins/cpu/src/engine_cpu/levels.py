@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Level = Literal["auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_bf16"]
+from engine_cpu.native import MODULE, why_not_built
 
-NOT_RUN = {"neon": "in an emulator", "neon_bf16": "in an emulator"}
+Level = Literal["auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon", "neon_bf16"]
+
+NOT_RUN = {"avx512_amx": "in an emulation", "neon": "in an emulator", "neon_bf16": "in an emulator"}
 """Levels that no processor was at hand for, and where their tests passed instead."""
 
 
-def not_run(levels: Sequence[str]) -> list[str]:
-    """What to know of the highest of these levels, which "auto" takes: where it was never run. For a card's `remarks`."""
-    level = levels[-1]
+def not_run() -> list[str]:
+    """What to know of the highest level here, which "auto" takes, where that was never run: for a card's `remarks`."""
+    level = "" if why_not_built() else importlib.import_module(MODULE).levels()[-1]
     if level not in NOT_RUN:
         return []
-    return [f"level {level} was tested {NOT_RUN[level]} alone, never on a processor that has it: untested"]
+    return [f"its level {level} was tested {NOT_RUN[level]} alone, never on a processor that has it"]
 
 
 class LevelOptions(BaseModel):

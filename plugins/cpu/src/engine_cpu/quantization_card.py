@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from engine.interfaces.quantization import KINDS, QuantizationCard, QuantizationNeed
+from engine_cpu.levels import not_run
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
@@ -24,7 +25,9 @@ class NativeQuantization(QuantizationCard):
     def unsupported(cls, need: QuantizationNeed) -> list[str]:
         reasons = why_not_built()
         if not reasons and importlib.import_module(MODULE).levels() == ["scalar"]:
-            reasons.append("this processor has neither AVX2 nor NEON, without which it is slower than weights as they are")
+            reasons.append(
+                "this processor has neither AVX2 nor NEON, without which it is slower than weights as they are"
+            )
         if need.device.partition(":")[0] != "cpu":
             reasons.append(f"it computes on the processor, not on {need.device}")
         if need.dtype not in DTYPES:
@@ -32,3 +35,7 @@ class NativeQuantization(QuantizationCard):
         if need.stored_dtype not in STORED:
             reasons.append(f"the checkpoint's weights are {need.stored_dtype}, it rounds {', '.join(STORED)}")
         return reasons
+
+    @classmethod
+    def remarks(cls, need: QuantizationNeed) -> list[str]:
+        return not_run()

@@ -9,10 +9,16 @@
 #include <vector>
 
 #include "check.h"
+#ifdef TRAP_AMX
+#include "trap.h"
+#endif
 
 using namespace self_test;
 
 int main(int count, char** words) {
+#ifdef TRAP_AMX
+    trap_amx();
+#endif
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
     const std::vector<std::string> there = engine_cpu::levels();
     std::vector<std::string> names(words + 1, words + count);
@@ -40,6 +46,9 @@ int main(int count, char** words) {
             std::printf("%s %s: %zu checks, %zu wrong, %.1f s\n", name.c_str(), part, checks(), failures() - before, seconds);
         }
     }
+#ifdef TRAP_AMX
+    std::printf("%lu instructions were done in the processor's place\n", trapped());
+#endif
     std::printf("%s\n", failures() ? "FAILED" : "passed");
     return failures() ? 1 : 0;
 }

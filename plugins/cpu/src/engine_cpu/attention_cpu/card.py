@@ -52,3 +52,7 @@ class CpuAttention(AttentionCard):
                 reasons.append(f"blocks of {need.block_size} tokens, an odd number, are not served in bfloat16")
         reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
         return reasons
+
+    @classmethod
+    def remarks(cls, need: AttentionNeed) -> list[str]:
+        return not_run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from engine.interfaces.ops import OpsCard, OpsNeed
-from engine_cpu.levels import LevelOptions
+from engine_cpu.levels import LevelOptions, not_run
 from engine_cpu.native import MODULE, TAPE, why_not_built
 
 DTYPES = ("float32", "bfloat16")
@@ -45,3 +45,7 @@ class CpuOps(OpsCard):
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
         return reasons
+
+    @classmethod
+    def remarks(cls, need: OpsNeed) -> list[str]:
+        return not_run()
