@@ -25,7 +25,7 @@ AMX = ["avx512_amx"]
 PARTS = {"linear", "layers", "attention", "sampling"}
 
 
-def tested(said: str) -> dict[str, set[str]]:
+def passed_parts(said: str) -> dict[str, set[str]]:
     """Levels, and the parts of each that passed with checks in them."""
     found: dict[str, set[str]] = {}
     for level, part in re.findall(r"^(\w+) (\w+): [1-9]\d* checks, 0 wrong", said, re.MULTILINE):
@@ -56,7 +56,7 @@ def for_arm(emulator: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_arm(emulator: str, for_arm: Path) -> None:
     said = run([emulator, "-cpu", "max", str(for_arm)], dict(os.environ))
-    assert tested(said) == dict.fromkeys(("scalar", "neon", "neon_bf16"), PARTS), said
+    assert passed_parts(said) == dict.fromkeys(("scalar", "neon", "neon_bf16"), PARTS), said
 
 
 def test_a_processor_without_bfloat16_is_not_given_its_instructions(emulator: str, for_arm: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_processor_without_bfloat16_is_not_given_its_instructions(emulator: st
     old = [emulator, "-cpu", "cortex-a72", str(for_arm)]
     refused = subprocess.run([*old, "neon_bf16"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "neon_bf16" in refused.stdout
-    assert tested(run([*old, "neon"], dict(os.environ))) == {"neon": PARTS}
+    assert passed_parts(run([*old, "neon"], dict(os.environ))) == {"neon": PARTS}
 
 
 def test_here_under_sanitizers(native: Any, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_here_under_sanitizers(native: Any, tmp_path: Path) -> None:
     settings = ("-DCPU_SANITIZE=address,undefined", "-DCPU_AMX=emulated", f"-DCPU_LEVELS={';'.join(levels[1:])}")
     program = build_self_test(tmp_path, *settings)
     said = run([str(program)], os.environ | {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"})
-    assert tested(said) == dict.fromkeys(levels, PARTS), said
+    assert passed_parts(said) == dict.fromkeys(levels, PARTS), said
 
 
 def test_the_instructions_of_amx(native: Any, tmp_path: Path) -> None:
@@ -84,6 +84,6 @@ def test_the_instructions_of_amx(native: Any, tmp_path: Path) -> None:
         pytest.skip("this processor, or the compiler, has no avx512_bf16, on which the level stands")
     need_build_tools()
     said = run([str(build_self_test(tmp_path, "-DCPU_LEVELS=avx512_amx", "-DCPU_AMX=trapped")), *AMX], dict(os.environ))
-    assert tested(said) == dict.fromkeys(AMX, PARTS), said
+    assert passed_parts(said) == dict.fromkeys(AMX, PARTS), said
     if "avx512_amx" not in native.levels():
         assert re.search(r"^[1-9]\d{4,} instructions were done in the processor's place", said, re.MULTILINE), said
