@@ -48,6 +48,9 @@ EXTRA_MODULES = (
 )
 """Modules beside the interfaces that plugin authors and users meet by name."""
 
+REQUEST_MODULES = ("engine.server.protocol", "engine.server.pooling_protocol")
+"""Where the bodies of requests are declared."""
+
 _HELP_WIDTH = 110
 _ANNOTATED = re.compile(r"Annotated\[(.*), Field\(.*\)\]")
 
@@ -314,32 +317,34 @@ def _with_subparsers(parser: argparse.ArgumentParser) -> Iterator[argparse.Argum
 
 def requests_page() -> str:
     """The fields of the server's request bodies, inherited ones included."""
-    from engine.server import protocol
-
+    modules = [importlib.import_module(name) for name in REQUEST_MODULES]
     meanings: dict[str, str] = arguments(class_docstrings("engine.types.params")["SamplingParams"])
-    docstrings = class_docstrings("engine.server.protocol")
-    lines = ["# Requests", "", prose(protocol.__doc__), ""]
-    for name, docstring in docstrings.items():
-        body = getattr(protocol, name)
-        if name in ("Body", "SamplingBody"):
-            continue
-        own = dict(meanings)
-        for base in reversed(body.__mro__):
-            own |= arguments(docstrings.get(base.__name__))
-        annotations: dict[str, str] = {}
-        for base in reversed(body.__mro__):
-            annotations |= {n: str(t) for n, t in vars(base).get("__annotations__", {}).items()}
-        rows = [
-            (
-                code(field),
-                code(_ANNOTATED.sub(r"\1", annotations[field]).removesuffix(" | None")),
-                "required" if info.is_required() else "" if info.default is None else code(repr(info.default)),
-                cell(own.get(field, "")),
-            )
-            for field, info in body.model_fields.items()
-        ]
-        lines += [f"## {name}", "", prose(docstring.partition("\n")[0]), ""]
-        lines += table(("field", "type", "default", "meaning"), rows)
+    docstrings: dict[str, str] = {}
+    for name in REQUEST_MODULES:
+        docstrings |= class_docstrings(name)
+    lines = ["# Requests", "", prose(modules[0].__doc__), ""]
+    for module in modules:
+        for name, docstring in class_docstrings(module.__name__).items():
+            if name in ("Body", "SamplingBody", "PoolingBody", "InputBody"):
+                continue
+            body = getattr(module, name)
+            own = dict(meanings)
+            for base in reversed(body.__mro__):
+                own |= arguments(docstrings.get(base.__name__))
+            annotations: dict[str, str] = {}
+            for base in reversed(body.__mro__):
+                annotations |= {n: str(t) for n, t in vars(base).get("__annotations__", {}).items()}
+            rows = [
+                (
+                    code(field),
+                    code(_ANNOTATED.sub(r"\1", annotations[field]).removesuffix(" | None")),
+                    "required" if info.is_required() else "" if info.default is None else code(repr(info.default)),
+                    cell(own.get(field, "")),
+                )
+                for field, info in body.model_fields.items()
+            ]
+            lines += [f"## {name}", "", prose(docstring.partition("\n")[0]), ""]
+            lines += table(("field", "type", "default", "meaning"), rows)
     return "\n".join(lines)
 
 

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.serving.conftest import Server
-
-_HELPERS = Path(__file__).parents[2] / "core" / "tests"
+from tests.serving.pooling_checkpoints import make_encoder
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random BERT."""
-    sys.path.insert(0, str(_HELPERS / "parity"))
-    spec = importlib.util.spec_from_file_location("serving_pooling_models", _HELPERS / "pooling" / "pooling_models.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    folder = tmp_path_factory.mktemp("bert")
-    module.encoder_checkpoint(folder, "BertModel")
-    return folder
+    return make_encoder(tmp_path_factory.mktemp("bert"), "BertModel")
 
 
 def test_requests_for_text_are_refused(encoder: Path) -> None:

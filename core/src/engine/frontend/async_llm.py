@@ -26,6 +26,7 @@ from engine.frontend.prompts import Prompt, TextPrompt
 from engine.frontend.rank_calls import RankCalls
 from engine.frontend.rank_starts import rank_starts
 from engine.frontend.request_stream import RequestStream
+from engine.frontend.score_plan import ScorePlan, plan_scores
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.hooks import HTTPOrigin
@@ -271,6 +272,24 @@ class AsyncLLM:
         plain = isinstance(messages, (list, tuple)) and not tools and not variables
         short = plain and sum(map(_message_length, messages)) < LONG_PROMPT
         return render() if short else await asyncio.to_thread(render)
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids that a prompt of this text has, where no hook rewrites it; a long one in a thread.
+
+        Raises InvalidRequestError, TokenizerError.
+        """
+        if len(text) < LONG_PROMPT:
+            return self._input.tokenize(text, add_special_tokens)
+        return await asyncio.to_thread(self._input.tokenize, text, add_special_tokens)
+
+    async def plan_scores(self, first: Sequence[Any], second: Sequence[Any], params: PoolingParams) -> ScorePlan:
+        """What to pool to score pairs of texts; many or long ones in a thread. See `engine.frontend.score_plan`.
+
+        Raises InvalidRequestError.
+        """
+        plan = partial(plan_scores, self._input, list(first), list(second), params)
+        short = sum(map(_length, first)) * (len(second) if len(first) == 1 else 1) + sum(map(_length, second))
+        return plan() if short < LONG_PROMPT else await asyncio.to_thread(plan)
 
     def abort(self, request_id: str, error: EngineError | None = None) -> None:
         """End a request; an unknown or ended one is passed over. Its stream is not woken: its owner is calling.

@@ -257,6 +257,12 @@ class InputProcessor:
             return parsed
         return parsed._replace(text=rewrite(prompt=parsed.text, request=info))
 
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids that a prompt of this text has, where no hook rewrites it. Raises InvalidRequestError, TokenizerError
+        for text that is no Unicode."""
+        lower = self.model.pooler.lower_case and not self.model.generates
+        return self._encode(text.lower() if lower else text, add_special_tokens)
+
     def pair(self, first: Any, second: Any) -> tuple[TokensPrompt, int | None]:
         """Two texts as one prompt, and where the tokens of the second type begin (None: nowhere).
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.pooling_inputs import check_task
 from engine.frontend.prompts import Prompt, as_prompts
+from engine.frontend.score_plan import data_of, plan_scores
 from engine.types.errors import InvalidRequestError
 from engine.types.outputs import RequestOutput
 from engine.types.pooled import (
@@ -20,7 +20,6 @@ from engine.types.pooled import (
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
-    ScoringOutput,
     ScoringRequestOutput,
 )
 from engine.types.pooling import PoolingParams
@@ -75,7 +74,7 @@ class PoolingCalls:
         return [
             EmbeddingRequestOutput(
                 output.request_id,
-                EmbeddingOutput(_data(output).tolist()),
+                EmbeddingOutput(data_of(output).tolist()),
                 output.prompt_token_ids,
                 output.num_cached_tokens,
             )
@@ -94,7 +93,7 @@ class PoolingCalls:
         return [
             ClassificationRequestOutput(
                 output.request_id,
-                ClassificationOutput(_data(output).tolist()),
+                ClassificationOutput(data_of(output).tolist()),
                 output.prompt_token_ids,
                 output.num_cached_tokens,
             )
@@ -123,57 +122,11 @@ class PoolingCalls:
         Raises:
             InvalidRequestError: the numbers do not match, the head has several labels; and as `encode`.
         """
-        first, second = _pairs(as_prompts(data_1), as_prompts(data_2))
-        params = _several(pooling_params, len(second))
-        if self._inputs.model.pooler.num_labels:
-            return self._score_across(first, second, params, use_tqdm)
-        return self._score_apart(first, second, params, use_tqdm)
-
-    def _score_apart(
-        self, first: list[Any], second: list[Any], params: list[PoolingParams], use_tqdm: Bar
-    ) -> list[ScoringRequestOutput]:
-        """Cosines of embeddings. A text that is paired with all others is embedded once."""
-        some = first if len(first) == len(second) else first[:1]
-        outputs = self._pooled([*some, *second], [*params[: len(some)], *params], "embed", use_tqdm, only=True)
-        left = outputs[: len(some)] * (len(second) // len(some) if len(some) < len(second) else 1)
-        return [
-            ScoringRequestOutput(
-                f"{a.request_id}_{b.request_id}",
-                ScoringOutput(_cosine(_data(a), _data(b))),
-                a.prompt_token_ids + b.prompt_token_ids,
-                a.num_cached_tokens + b.num_cached_tokens,
-            )
-            for a, b in zip(left, outputs[len(some) :], strict=True)
-        ]
-
-    def _score_across(
-        self, first: list[Any], second: list[Any], params: list[PoolingParams], use_tqdm: Bar
-    ) -> list[ScoringRequestOutput]:
-        """What a cross-encoder says of each pair."""
-        inputs = self._inputs
-        check_task("classify", inputs.model)
-        labels = inputs.model.pooler.num_labels
-        if labels != 1:
-            raise InvalidRequestError(
-                f"score with {inputs.model.architecture}",
-                f"its classification head has {labels} labels, a score is one number",
-                "use a head of one label, or ask for classify",
-            )
-        first = first * len(second) if len(first) < len(second) else first
-        prompts, complete = [], []
-        for a, b, param in zip(first, second, params, strict=True):
-            prompt, second_start = inputs.pair(a, b)
-            prompts.append(prompt)
-            complete.append(msgspec.structs.replace(param, second_text_start=second_start))
-        return [
-            ScoringRequestOutput(
-                output.request_id,
-                ScoringOutput(float(_data(output)[0])),
-                output.prompt_token_ids,
-                output.num_cached_tokens,
-            )
-            for output in self._pooled(prompts, complete, "classify", use_tqdm, only=True)
-        ]
+        params = PoolingParams() if pooling_params is None else pooling_params
+        if not isinstance(params, PoolingParams):
+            params = _several(params, 1)[0]
+        plan = plan_scores(self._inputs, as_prompts(data_1), as_prompts(data_2), params)
+        return plan.scores(self._pooled(plan.prompts, plan.params, plan.task, use_tqdm, only=True))
 
     def _pooled(
         self,
@@ -202,13 +155,8 @@ class PoolingCalls:
 def pooling_output(output: RequestOutput) -> PoolingRequestOutput:
     """The result of a request that pooled, as `encode` gives it."""
     return PoolingRequestOutput(
-        output.request_id, PoolingOutput(_data(output)), output.prompt_token_ids, output.num_cached_tokens
+        output.request_id, PoolingOutput(data_of(output)), output.prompt_token_ids, output.num_cached_tokens
     )
-
-
-def _data(output: RequestOutput) -> np.ndarray:
-    assert output.pooled is not None, "a request that pools ends with what was pooled, or with an error"
-    return output.pooled
 
 
 def _several(params: PoolingParams | Sequence[PoolingParams] | None, count: int) -> list[PoolingParams]:
@@ -226,19 +174,3 @@ def _several(params: PoolingParams | Sequence[PoolingParams] | None, count: int)
             "pass one for all, or one for each",
         )
     return list(several)
-
-
-def _pairs(first: list[Any], second: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Both lists, where they can be paired."""
-    if not first or not second or len(first) not in (1, len(second)):
-        raise InvalidRequestError(
-            f"score {len(first)} texts against {len(second)}",
-            "they cannot be paired",
-            "pass one against one, one against several, or equally many",
-        )
-    return first, second
-
-
-def _cosine(a: np.ndarray, b: np.ndarray) -> float:
-    length = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / length if length else 0.0

@@ -20,7 +20,7 @@ from engine.server.lifecycle import Lifecycle
 from engine.server.plugins import add_routes, wrap
 from engine.server.prometheus import Exposition
 from engine.server.request_id import RequestIds
-from engine.server.routes import chat, completions, models, operations
+from engine.server.routes import chat, completions, models, operations, pooling, tokenization
 from engine.server.state import ServerState
 
 
@@ -40,7 +40,7 @@ def create_app(
         return Response(status_code=499)  # nobody reads it; the access log does
 
     app.add_exception_handler(ClientGone, on_gone)
-    for routes in (operations, models, completions, chat):
+    for routes in (operations, models, completions, chat, pooling, tokenization):
         app.include_router(routes.router)
     add_routes(app, llm.hooks)
     limited = BodyLimit(wrap(cast(ASGIApp, app), llm.hooks), max_body=settings.max_body, timeout=settings.body_timeout)

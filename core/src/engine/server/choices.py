@@ -46,9 +46,8 @@ async def submit(
             param="n",
         )
     state.check_queue()
-    salt = None if request is None or state.share_prefix_cache else request.scope["state"].get("cache_salt")
-    if salt is not None:
-        prompts = [_salted(prompt, salt) for prompt in prompts]
+    if request is not None:
+        prompts = salted(prompts, request, state)
     engine = state.engine
     told = origin(request) if request is not None and engine.told_of_requests else None
     processed = []
@@ -66,6 +65,12 @@ async def submit(
             stream_.close()
         raise
     return streams
+
+
+def salted(prompts: Sequence[Prompt], request: Request, state: ServerState) -> Sequence[Prompt]:
+    """The prompts so that they share no cached pages with those of other API keys, unless they may."""
+    salt = None if state.share_prefix_cache else request.scope["state"].get("cache_salt")
+    return prompts if salt is None else [_salted(prompt, salt) for prompt in prompts]
 
 
 def _salted(prompt: Prompt, salt: str) -> Prompt:

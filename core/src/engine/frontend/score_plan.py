@@ -1,0 +1,112 @@
+"""What it takes to score pairs of texts: which prompts to pool, and what their results make of each pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from engine.frontend.input_processor import InputProcessor
+from engine.frontend.pooling_inputs import check_task
+from engine.types.errors import InvalidRequestError
+from engine.types.outputs import RequestOutput
+from engine.types.pooled import ScoringOutput, ScoringRequestOutput
+from engine.types.pooling import PoolingParams
+
+
+class ScorePlan(NamedTuple):
+    """Pool the prompts, in any order; then ask for the scores.
+
+    Args:
+        task: of every prompt.
+        prompts: to pool.
+        params: one for each of them.
+        scores: from the outputs, one for each prompt in order, to one score for each pair.
+    """
+
+    task: str
+    prompts: list[Any]
+    params: list[PoolingParams]
+    scores: Callable[[Sequence[RequestOutput]], list[ScoringRequestOutput]]
+
+
+def plan_scores(inputs: InputProcessor, first: list[Any], second: list[Any], params: PoolingParams) -> ScorePlan:
+    """Plan a score for each of `second`, each with its own of `first`, or all with the only one there.
+
+    Raises:
+        InvalidRequestError: the numbers do not match, the model pools nothing, its head has several labels; or, for a
+            cross-encoder, one of the pair is no text.
+    """
+    if not first or not second or len(first) not in (1, len(second)):
+        raise InvalidRequestError(
+            f"score {len(first)} texts against {len(second)}",
+            "they cannot be paired",
+            "pass one against one, one against several, or equally many",
+        )
+    if inputs.model.pooler.num_labels:
+        return _across(inputs, first, second, params)
+    return _apart(inputs, first, second, params)
+
+
+def _apart(inputs: InputProcessor, first: list[Any], second: list[Any], params: PoolingParams) -> ScorePlan:
+    """Cosines of embeddings. A text that is paired with all others is embedded once."""
+    check_task("embed", inputs.model)
+    some = first if len(first) == len(second) else first[:1]
+
+    def scores(outputs: Sequence[RequestOutput]) -> list[ScoringRequestOutput]:
+        left = outputs[: len(some)] if len(some) == len(second) else [outputs[0]] * len(second)
+        return [
+            ScoringRequestOutput(
+                f"{a.request_id}_{b.request_id}",
+                ScoringOutput(_cosine(data_of(a), data_of(b))),
+                a.prompt_token_ids + b.prompt_token_ids,
+                a.num_cached_tokens + b.num_cached_tokens,
+            )
+            for a, b in zip(left, outputs[len(some) :], strict=True)
+        ]
+
+    prompts = [*some, *second]
+    return ScorePlan("embed", prompts, [params] * len(prompts), scores)
+
+
+def _across(inputs: InputProcessor, first: list[Any], second: list[Any], params: PoolingParams) -> ScorePlan:
+    """What a cross-encoder says of each pair."""
+    check_task("classify", inputs.model)
+    labels = inputs.model.pooler.num_labels
+    if labels != 1:
+        raise InvalidRequestError(
+            f"score with {inputs.model.architecture}",
+            f"its classification head has {labels} labels, a score is one number",
+            "use a head of one label, or ask for classify",
+        )
+    prompts, complete = [], []
+    for a, b in zip(first * len(second) if len(first) < len(second) else first, second, strict=True):
+        prompt, second_start = inputs.pair(a, b)
+        prompts.append(prompt)
+        complete.append(msgspec.structs.replace(params, second_text_start=second_start))
+
+    def scores(outputs: Sequence[RequestOutput]) -> list[ScoringRequestOutput]:
+        return [
+            ScoringRequestOutput(
+                output.request_id,
+                ScoringOutput(float(data_of(output)[0])),
+                output.prompt_token_ids,
+                output.num_cached_tokens,
+            )
+            for output in outputs
+        ]
+
+    return ScorePlan("classify", prompts, complete, scores)
+
+
+def data_of(output: RequestOutput) -> np.ndarray:
+    """What was pooled for a request that ended well."""
+    assert output.pooled is not None, "a request that pools ends with what was pooled, or with an error"
+    return output.pooled
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    length = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / length if length else 0.0

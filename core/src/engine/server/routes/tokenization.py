@@ -1,0 +1,65 @@
+"""`/tokenize` and `/detokenize`: a prompt as the model gets it, and the way back. Nothing is computed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+
+from engine.frontend.async_llm import LONG_PROMPT
+from engine.server.errors import APIError
+from engine.server.json import JSON, JSONRoute
+from engine.server.pooling_protocol import DetokenizeBody, TokenizeBody
+from engine.server.state import ServerState, state_of
+from engine.server.tool_request import tool_request
+
+router = APIRouter(route_class=JSONRoute)
+State = Annotated[ServerState, Depends(state_of)]
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeBody, state: State) -> Response:
+    """The ids of a text, or of a conversation as the chat template renders it."""
+    state.check_model(body.model)
+    text, special = body.prompt, True
+    if text is None:
+        text, special = await _rendered(body, state), False
+    if body.add_special_tokens is not None:
+        special = body.add_special_tokens
+    engine = state.engine
+    tokens = await engine.tokenize(text, special) if text else []
+    strings = [engine.tokenizer.token(token) for token in tokens] if body.return_token_strs else None
+    answer = {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens, "token_strs": strings}
+    return JSON(answer)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, state: State) -> Response:
+    """The text of ids, special tokens included."""
+    state.check_model(body.model)
+    tokenizer = state.engine.tokenizer
+    outside = next((token for token in body.tokens if not 0 <= token < tokenizer.vocab_size), None)
+    if outside is not None:
+        found = f"tokens: the id {outside} is none of this tokenizer's; they end at {tokenizer.vocab_size - 1}"
+        raise APIError(400, found, param="tokens")
+    if len(body.tokens) < LONG_PROMPT:
+        return JSON({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    return JSON({"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens, False)})
+
+
+async def _rendered(body: TokenizeBody, state: ServerState) -> str:
+    if not body.messages:
+        raise APIError(400, "messages is empty; send at least one", param="messages")
+    tools = tool_request(body.tools, None, None)
+    shown = tools.choice != "none"
+    if shown and not state.engine.renders_tools:
+        raise APIError(400, "tools: the model's chat template has no place for them; leave them out", param="tools")
+    prompt = await state.engine.render_chat(
+        body.messages,
+        tools=tools.given if shown else None,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        variables=body.chat_template_kwargs,
+    )
+    return prompt["prompt"]

@@ -1,0 +1,202 @@
+"""Embeddings, labels, scores and rankings over HTTP: what `LLM` gives for the same, in the shapes that clients know."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from engine import LLM, PoolingParams
+from tests.serving.conftest import Server
+from tests.serving.pooling_checkpoints import make_encoder
+
+TEXTS = ["That is a happy person", "That is a very happy person", "Today is a sunny day"]
+
+
+class Pair:
+    """The same model twice: behind a server, and as `LLM` in this process."""
+
+    def __init__(self, model: str, *args: str, **settings: Any) -> None:
+        self.llm = LLM(model, dtype="float64", max_num_seqs=8, **settings)
+        self.server = Server(model, "--dtype", "float64", "--served-model-name", "m", "--max-num-seqs", "8", *args)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(self.server.address + path, json=body, timeout=60)
+
+    def stop(self) -> None:
+        self.llm.shutdown()
+        assert self.server.stop() == 0, "".join(self.server.lines)
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Pair]:
+    pair = Pair("tiny", "--runner", "pooling", runner="pooling")
+    yield pair
+    pair.stop()
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    names = {0: "bad", 1: "middling", 2: "good"}
+    folder = make_encoder(tmp_path_factory.mktemp("c"), "BertForSequenceClassification", num_labels=3, id2label=names)
+    pair = Pair(str(folder))
+    yield pair
+    pair.stop()
+
+
+@pytest.fixture(scope="module")
+def crosser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = make_encoder(tmp_path_factory.mktemp("x"), "BertForSequenceClassification", num_labels=1)
+    pair = Pair(str(folder))
+    yield pair
+    pair.stop()
+
+
+def close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=1e-6)
+
+
+def test_the_official_client_embeds(embedder: Pair) -> None:
+    client = embedder.server.client()
+    expected = [output.outputs.embedding for output in embedder.llm.embed(TEXTS, use_tqdm=False)]
+    plain = client.embeddings.create(model="m", input=TEXTS, encoding_format="float")
+    packed = client.embeddings.create(model="m", input=TEXTS)  # the client asks for base64, and unpacks it
+    assert [one.index for one in plain.data] == [0, 1, 2] and plain.object == "list" and plain.model == "m"
+    close([one.embedding for one in plain.data], expected)
+    close([one.embedding for one in packed.data], expected)
+    tokens = sum(len(embedder.llm.embed(text, use_tqdm=False)[0].prompt_token_ids) for text in TEXTS)
+    assert plain.usage.prompt_tokens == plain.usage.total_tokens == tokens
+    short = client.embeddings.create(model="m", input=TEXTS[0], dimensions=16)
+    params = PoolingParams(dimensions=16)
+    close(short.data[0].embedding, embedder.llm.embed(TEXTS[0], params, use_tqdm=False)[0].outputs.embedding)
+    ids = [5, 6, 7, 8]
+    for given in (ids, [ids]):
+        found = client.embeddings.create(model="m", input=given)
+        close(found.data[0].embedding, embedder.llm.embed([ids], use_tqdm=False)[0].outputs.embedding)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="m", input="x", dimensions=10**6)
+    assert caught.value.param == "dimensions" and "this model's vectors have" in caught.value.message
+
+
+def test_base64_is_little_endian_float32(embedder: Pair) -> None:
+    answer = embedder.post("/v1/embeddings", input="x", encoding_format="base64", normalize=False).json()
+    vector = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4")
+    params = PoolingParams(normalize=False)
+    close(vector, embedder.llm.embed("x", params, use_tqdm=False)[0].outputs.embedding)
+    assert abs(np.linalg.norm(vector) - 1) > 1e-3
+
+
+def test_special_tokens(crosser: Pair, classifier: Pair) -> None:
+    for special in (True, False):
+        answer = classifier.post("/classify", input=["ab"], add_special_tokens=special).json()
+        assert answer["usage"]["prompt_tokens"] == (4 if special else 2)
+    refused = classifier.post("/classify", input=[[5, 6]], add_special_tokens=False)
+    assert refused.status_code == 400 and "token ids are taken as they are" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
+        ("/v1/embeddings", {"input": []}, "input", "send 1 to 2048"),
+        ("/v1/embeddings", {"input": ["x"] * 2049}, "input", "2049 prompts"),
+        ("/v1/embeddings", {"input": "", "add_special_tokens": False}, None, "no token to begin with"),
+        ("/v1/embeddings", {"input": [10**9]}, None, "vocabulary ends at"),
+        ("/v1/embeddings", {}, "input", "input is missing"),
+        ("/v1/embeddings", {"input": "x", "priority": 1}, "priority", "does not order by it"),
+        ("/v1/embeddings", {"input": "x", "model": "other"}, "model", "does not exist"),
+        ("/classify", {"input": "x"}, None, "it has no classification head; ask for embed"),
+        ("/score", {"text_1": "x"}, None, "text_2 is missing"),
+        ("/score", {}, None, "send text_1 and text_2"),
+        ("/score", {"text_1": "a", "text_2": "b", "queries": "c"}, None, "mean the same"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, None, "they cannot be paired"),
+        ("/score", {"text_1": "a", "text_2": "b", "use_activation": False}, "use_activation", "are cosines"),
+        ("/rerank", {"query": "a", "documents": []}, "documents", "send 1 to 2048"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "greater than or equal to 0"),
+        ("/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 3}, "max_tokens_per_doc", "not supported"),
+        ("/v1/completions", {"prompt": "x"}, None, "this engine was started to pool"),
+    ],
+)
+def test_what_is_refused(embedder: Pair, path: str, body: dict[str, Any], param: str | None, says: str) -> None:
+    answer = embedder.post(path, **body)
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if param == "model" else 400)
+    assert says in error["message"] and error["param"] == param
+
+
+def test_a_chat_engine_does_not_pool(server: Server) -> None:
+    for path, body in (
+        ("/v1/embeddings", {"input": "x"}),
+        ("/classify", {"input": "x"}),
+        ("/score", {"text_1": "x", "text_2": "y"}),
+        ("/rerank", {"query": "x", "documents": ["y"]}),
+    ):
+        answer = httpx.post(server.address + path, json=body, timeout=60)
+        assert answer.status_code == 400
+        assert 'start it with runner="pooling" (--runner pooling)' in answer.json()["error"]["message"]
+
+
+def test_classify(classifier: Pair) -> None:
+    for activation in (None, False):
+        body = {} if activation is None else {"use_activation": activation}
+        answer = classifier.post("/classify", model="m", input=TEXTS, **body).json()
+        params = PoolingParams(use_activation=activation)
+        outputs = classifier.llm.classify(TEXTS, params, use_tqdm=False)
+        assert answer["object"] == "list" and answer["id"].startswith("classify-")
+        for i, (one, output) in enumerate(zip(answer["data"], outputs, strict=True)):
+            close(one["probs"], output.outputs.probs)
+            assert one["index"] == i and one["num_classes"] == 3
+            assert one["label"] == ("bad", "middling", "good")[int(np.argmax(output.outputs.probs))]
+        assert answer["usage"]["prompt_tokens"] == sum(len(output.prompt_token_ids) for output in outputs)
+    several = classifier.post("/score", text_1="x", text_2="y").json()["error"]
+    assert "has 3 labels, a score is one number" in several["message"]
+
+
+def scores(pair: Pair, first: Any, second: Any, **params: Any) -> list[float]:
+    found = pair.llm.score(first, second, PoolingParams(**params), use_tqdm=False)
+    return [one.outputs.score for one in found]
+
+
+@pytest.mark.parametrize("which", ["embedder", "crosser"])
+def test_score(which: str, request: pytest.FixtureRequest) -> None:
+    pair: Pair = request.getfixturevalue(which)
+    for first, second in ((TEXTS[0], TEXTS[1]), (TEXTS[0], TEXTS), (TEXTS, TEXTS[::-1])):
+        for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):
+            answer = pair.post("/score", **dict(zip(names, (first, second), strict=True))).json()
+            assert [one["index"] for one in answer["data"]] == list(range(len(answer["data"])))
+            close([one["score"] for one in answer["data"]], scores(pair, first, second))
+    assert pair.post("/v1/score", text_1="a", text_2="b").json()["data"][0]["object"] == "score"
+
+
+@pytest.mark.parametrize("which", ["embedder", "crosser"])
+def test_rerank(which: str, request: pytest.FixtureRequest) -> None:
+    pair: Pair = request.getfixturevalue(which)
+    texts = [*TEXTS[1:], "Rain fell all night", "9 + 4 = 13"]
+    expected = scores(pair, TEXTS[0], texts)
+    order = sorted(range(4), key=lambda i: -expected[i])
+    documents = [texts[0], {"text": texts[1]}, *texts[2:]]
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        answer = pair.post(path, model="m", query=TEXTS[0], documents=documents).json()
+        assert [one["index"] for one in answer["results"]] == order
+        close([one["relevance_score"] for one in answer["results"]], [expected[i] for i in order])
+        shown = [one.get("document") for one in answer["results"]]
+        assert shown == ([None] * 4 if path == "/v2/rerank" else [{"text": texts[i]} for i in order])
+        assert answer["usage"]["total_tokens"] > 0 and answer["id"].startswith("rerank-")
+    best = pair.post("/rerank", query=TEXTS[0], documents=documents, top_n=1, return_documents=False).json()
+    assert [one["index"] for one in best["results"]] == order[:1] and "document" not in best["results"][0]
+
+
+def test_a_cross_encoders_bare_logits(crosser: Pair) -> None:
+    answer = crosser.post("/score", text_1=TEXTS[0], text_2=TEXTS, use_activation=False).json()
+    close([one["score"] for one in answer["data"]], scores(crosser, TEXTS[0], TEXTS, use_activation=False))
+
+
+def test_nothing_is_left_behind(embedder: Pair, classifier: Pair, crosser: Pair) -> None:
+    for pair in (embedder, classifier, crosser):
+        pair.server.until_idle()
