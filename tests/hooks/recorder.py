@@ -89,12 +89,19 @@ class Frontend(Recorder):
         self.note("stats", stats=stats)
 
     @hookimpl
-    def http_routes(self, router):
+    def http_routes(self, router, engine):
         self.note("http_routes")
 
         @router.get("/plugin/hello")
         async def hello() -> dict[str, str]:
             return {"hello": "world"}
+
+        @router.get("/plugin/pages")
+        async def pages() -> dict[str, object]:
+            [told] = await engine.page_maps()
+            stats = engine.stats()
+            tokens = None if stats is None else stats.generation_tokens
+            return {"pages": len(told.holders), "cached": sum(told.cached), "tokens": tokens}
 
         @router.get("/plugin/refuses")
         async def refuses() -> None:

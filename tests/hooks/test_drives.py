@@ -35,6 +35,9 @@ def check(recorded, prompt_tokens: int) -> None:
     assert recorded.of("rewrite_prompt")[0]["prompt"] == PROMPT
     assert recorded.of("engine_started")[0]["info"]["model"] == "tiny"
     assert recorded.of("engine_started")[0]["info"]["max_model_len"] == 256
+    drivers = {driver["point"]: driver for driver in recorded.of("engine_started")[0]["info"]["drivers"]}
+    assert drivers["evictor"]["driver"] == "lru" and "priority" in drivers["evictor"]["why"]
+    assert drivers["evictor"]["distribution"] == "engine" and drivers["evictor"]["version"]
     assert recorded.of("step_done")[-1]["stats"]["generation_tokens"] == 24
     assert len(recorded.of("request_received")) == 2
     summaries = [call["summary"] for call in recorded.of("request_finished")]
@@ -96,6 +99,8 @@ def test_server(recorded, options):
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-plugin"] == "was-here"
         assert httpx.get(server.address + "/plugin/hello").json() == {"hello": "world"}
+        seen = httpx.get(server.address + "/plugin/pages").json()
+        assert seen["tokens"] == 24 and seen["pages"] > seen["cached"] >= 0
         refused = httpx.get(server.address + "/plugin/refuses")
         assert refused.status_code == 429 and refused.headers["retry-after"] == "7"
         failed = httpx.get(server.address + "/plugin/raise")

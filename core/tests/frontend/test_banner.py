@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.frontend.banner import amount, capacity, render
+from engine.frontend.banner import amount, capacity, chosen_drivers, render
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
 from engine.plugin.verdicts import Selection, Verdict
 from engine.types.errors import ContractError
+from engine.types.hooks import ChosenDriver
 from engine.types.model import KVSpec
 from engine.types.start import WorkerReady
 
@@ -19,7 +20,7 @@ SLIDING = KVSpec(kind="sliding", num_kv_heads=2, head_size=8, sliding_window=32)
 
 
 def candidate(name):
-    return SimpleNamespace(name=name, provenance="engine-x 1")
+    return SimpleNamespace(name=name, provenance="engine-x 1", distribution="engine-x", version="1")
 
 
 def selection(point, name, kind="", asked=False, priority=0, unfit=()):
@@ -150,3 +151,24 @@ def test_hook_plugins():
     shown = render(launch(registry=registry), ready(17), None)
     assert "  hooks\n    frontend  trace (dist-trace 1.0)\n    core      count (dist 2)" in shown
     assert "hooks.frontend 'bad'  dist-bad 1.0: it is misspelt" in shown
+
+
+def test_the_drivers_as_data():
+    selections = [
+        selection("ops", "fast", "norm", priority=10, unfit=[("gpu", "there is no GPU")]),
+        selection("ops", "plain", "rope"),
+        selection("ops", "fast", "linear", priority=10),
+        selection("evictor", "lru", asked=True),
+    ]
+    facts = {"distribution": "engine-x", "version": "1"}
+    assert chosen_drivers(selections) == [
+        ChosenDriver(
+            point="ops",
+            driver="fast",
+            kinds=("norm", "linear"),
+            why="auto, priority 10; unfit: gpu: there is no GPU",
+            **facts,
+        ),
+        ChosenDriver(point="ops", driver="plain", kinds=("rope",), why="auto, priority 0", **facts),
+        ChosenDriver(point="evictor", driver="lru", why="asked", **facts),
+    ]

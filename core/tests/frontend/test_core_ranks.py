@@ -18,6 +18,7 @@ from engine.interfaces.router import RankLoad
 from engine.types.errors import ConfigError, EngineDeadError, EngineError, RankDeadError
 from engine.types.messages import Abort, Add, Call, Outputs, Reply, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
+from engine.types.page_map import PageMap
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
 from engine.types.start import WorkerReady
@@ -292,6 +293,11 @@ def test_calls_go_to_all_and_are_merged() -> None:
         core.sent.clear()
         answering(core)
     assert front.call("reset_prefix_cache") is None and router.resets
+    for core, page in zip(cores, (b"\0", b"\2"), strict=True):
+        core.sent.clear()
+        answering(core, PageMap(holders=page, cached=b"\1"))
+    maps = msgspec.convert(front.call("page_map"), list[PageMap])
+    assert [(told.holders, told.cached) for told in maps] == [(b"\0", b"\1"), (b"\2", b"\1")]
     for core, error in zip(cores, ("", "AssertionError: a page is lost"), strict=True):
         core.sent.clear()
         answering(core, error=error)

@@ -168,3 +168,20 @@ def test_an_evictor_that_gives_a_page_to_two_groups_is_found_out() -> None:
     evictor.inner.victims = lambda n, group: pages[:1]  # type: ignore[method-assign]
     with pytest.raises(ContractError, match="one twice"):
         pool.take([1, 1])
+
+
+def test_the_map_of_pages():
+    pool, index, _ = make_pool(8)
+    [pages] = pool.take([4])
+    commit(pool, index, *pages[:3].tolist())
+    pool.hold(pages[:1])
+    pool.release(pages[2:3], 0)
+    pool.refs[pages[1]] = 300
+    told = pool.page_map()
+    holders, cached = (np.frombuffer(part, np.uint8) for part in (told.holders, told.cached))
+    expected = np.zeros(7, np.uint8)
+    expected[pages - 1] = [2, 255, 0, 1]
+    assert holders.tolist() == expected.tolist()
+    assert np.flatnonzero(cached).tolist() == sorted((pages[:3] - 1).tolist()) and set(cached) == {0, 1}
+    pool.refs[pages[1]] = 1
+    assert told.holders[pages[1] - 1] == 255, "it is a copy"

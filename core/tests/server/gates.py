@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import httpx
 from starlette.types import Receive, Scope, Send
@@ -31,6 +32,8 @@ class Echo:
         await send({"type": "http.response.body", "body": body})
 
 
-def gate(echo: Echo, lifecycle: Lifecycle, keys: KeyRing | None = None) -> httpx.AsyncClient:
-    app = Gate(echo, lifecycle=lifecycle, keys=keys or KeyRing(), shutdown_timeout=7.5)
+def gate(
+    echo: Echo, lifecycle: Lifecycle, keys: KeyRing | None = None, pages: Collection[str] = ()
+) -> httpx.AsyncClient:
+    app = Gate(echo, lifecycle=lifecycle, keys=keys or KeyRing(), shutdown_timeout=7.5, pages=pages)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")

@@ -10,6 +10,7 @@ from starlette.types import Message
 
 from engine.server.body import BodyLimit
 from engine.server.gate import OPEN_PATHS
+from engine.server.keys import KeyRing
 from engine.server.lifecycle import Lifecycle, Phase
 
 
@@ -27,6 +28,19 @@ async def test_only_a_serving_server_takes_requests(phase: Phase, code: str, sec
             assert (await client.get(path)).status_code == 200
         lifecycle.phase = Phase.SERVING
         assert (await client.post("/v1/completions", content=b"x")).content == b"x"
+
+
+async def test_pages_are_for_everybody_to_get_and_no_more() -> None:
+    lifecycle = Lifecycle()
+    keys = KeyRing(("secret",))
+    async with gate(Echo(), lifecycle, keys, pages=("/", "/page.css")) as client:
+        for phase in (Phase.STARTING, Phase.SERVING, Phase.DRAINING):
+            lifecycle.phase = phase
+            for path in ("/", "/page.css"):
+                assert (await client.get(path)).status_code == 200
+                assert (await client.post(path)).status_code == 401
+            for path in ("/page.css/", "/page", "/v1/models"):
+                assert (await client.get(path)).status_code == 401
 
 
 async def test_requests_in_progress_are_counted() -> None:

@@ -9,13 +9,14 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import Counter
 
-from engine.plugin import HookRelay, Registry, hookimpl
+from engine.plugin import HookRelay, Registry, hookimpl, without_key
 from engine.plugin.discovery import Candidate
 from engine.server import errors
 from engine.server.plugin_metrics import PluginMetrics
 from engine.server.plugins import add_routes, origin, wrap
 from engine.server.request_id import RequestIds
 from engine.types.errors import RequestRefusedError
+from engine.types.page_map import PageMap
 
 
 class Good:
@@ -40,6 +41,37 @@ class Good:
             await app(scope, receive, send)
 
         return layer
+
+
+class Page:
+    @hookimpl
+    def http_routes(self, router, engine):
+        @router.get("/page")
+        @without_key
+        def page():
+            return "page"
+
+        @router.get("/behind")
+        async def behind():
+            return [len(pages.holders) for pages in await engine.page_maps()]
+
+
+class OpensTooMuch:
+    @hookimpl
+    def http_routes(self, router):
+        @router.post("/post")
+        @without_key
+        def post():
+            return "never"
+
+
+class OpensAFolder:
+    @hookimpl
+    def http_routes(self, router):
+        @router.get("/files/{name}")
+        @without_key
+        def files(name: str):
+            return "never"
 
 
 class TakesARoute:
@@ -97,7 +129,7 @@ def relay_of(*names):
     return HookRelay("frontend", registry), registry
 
 
-def application(relay):
+def application(relay, engine=None):
     app = FastAPI()
     errors.install(app)
 
@@ -105,7 +137,7 @@ def application(relay):
     async def own():
         return "own"
 
-    add_routes(app, relay)
+    add_routes(app, relay, engine)
     return RequestIds(wrap(app, relay))
 
 
@@ -133,6 +165,33 @@ def test_routes_and_middleware():
     assert refused.json()["error"]["code"] == "request_refused"
     assert late.status_code == 200  # what began cannot be taken back
     assert not registry.quarantine
+
+
+class Pages:
+    def stats(self):
+        return None
+
+    async def page_maps(self):
+        return [PageMap(holders=b"\0\1", cached=b"\0\0")]
+
+
+def test_routes_look_at_the_engine_and_are_open_only_where_marked():
+    relay, _ = relay_of("Page", "Good")
+    app = FastAPI()
+    assert add_routes(app, relay, Pages()) == {"/page"}
+    page, behind = ask(app, "/page", "/behind")
+    assert (page.json(), behind.json()) == ("page", [2])
+
+
+@pytest.mark.parametrize(("name", "said"), [("OpensTooMuch", "POST /post"), ("OpensAFolder", "GET /files/{name}")])
+def test_only_a_page_can_be_without_a_key(name, said, caplog):
+    relay, registry = relay_of("Page", name)
+    app = FastAPI()
+    assert add_routes(app, relay, Pages()) == {"/page"}
+    post, folder = ask(app, "/post", "/files/a")
+    assert (post.status_code, folder.status_code) == (404, 404)
+    [error] = registry.quarantine.values()
+    assert f"its route {said} cannot be without_key" in str(error)
 
 
 @pytest.mark.parametrize("name", ["TakesARoute", "Raises"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.kv.tables import BlockTable
 from engine.plugin.points import HOOK_PROCESSES, HOOKS, POINTS
+from engine.types.hooks import ChosenDriver
 
 if TYPE_CHECKING:
     from engine.frontend.launch import Launch
@@ -66,7 +67,7 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
     if ranks > 1:
         workers = f", divided over {start.size} processes each" if start.size > 1 else ""
         facts.insert(2, ("ranks", f"{ranks} engine cores, each with the whole model{workers}"))
-    drivers = [(point, f"{driver}: {why}") for point, driver, why in _drivers(launch.selections)]
+    drivers = [(_label(chosen), f"{chosen.driver}: {chosen.why}") for chosen in chosen_drivers(launch.selections)]
     text = [f"Engine {version('engine')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
     broken = broken_plugins(launch, worker)
     if hooks := _hooks(launch, {(plugin.point, plugin.driver) for plugin in broken}):
@@ -146,21 +147,35 @@ def _stored_as(launch: Launch) -> str:
     return f" (stored as {stored})" if stored != launch.start.worker.dtype else ""
 
 
-def _drivers(selections: Iterable[Selection]) -> list[tuple[str, str, str]]:
-    """(point, driver, why) for each driver at work; a driver that serves many kinds or operations is one line."""
+def chosen_drivers(selections: Iterable[Selection]) -> list[ChosenDriver]:
+    """Each driver at work, in the order of selection; one that serves many kinds or operations is told once."""
     together: dict[tuple[str, str], list[Selection]] = {}
     of_point: dict[str, set[str]] = {}
     for selection in selections:
         together.setdefault((selection.point, selection.candidate.name), []).append(selection)
         of_point.setdefault(selection.point, set()).add(selection.candidate.name)
-    rows = []
+    chosen = []
     for (point, driver), served in together.items():
-        kinds = list(dict.fromkeys(selection.kind for selection in served if selection.kind))
-        shared = len(of_point[point]) > 1
-        many = len(kinds) > _OPERATIONS_SHOWN
-        label = f"{point} ({len(kinds) if many else ', '.join(kinds)})" if shared and kinds else point
-        rows.append((label, driver, why(served)))
-    return rows
+        candidate = served[0].candidate
+        kinds = dict.fromkeys(selection.kind for selection in served if selection.kind)
+        chosen.append(
+            ChosenDriver(
+                point=point,
+                kinds=tuple(kinds) if len(of_point[point]) > 1 else (),
+                driver=driver,
+                distribution=candidate.distribution,
+                version=candidate.version,
+                why=why(served),
+            )
+        )
+    return chosen
+
+
+def _label(chosen: ChosenDriver) -> str:
+    kinds = chosen.kinds
+    if not kinds:
+        return chosen.point
+    return f"{chosen.point} ({len(kinds) if len(kinds) > _OPERATIONS_SHOWN else ', '.join(kinds)})"
 
 
 def why(served: list[Selection]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.frontend import statistics
+from engine.frontend.banner import chosen_drivers
 from engine.frontend.statistics import Observed
 from engine.types.hooks import EngineInfo
 
@@ -84,4 +85,5 @@ def engine_info(plan: Launch) -> EngineInfo:
         max_model_len=plan.max_model_len,
         max_num_seqs=worker.max_num_seqs,
         num_ranks=plan.config.data_parallel_size,
+        drivers=tuple(chosen_drivers(plan.selections)),
     )

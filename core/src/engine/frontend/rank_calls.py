@@ -39,7 +39,8 @@ class RankCalls:
                 self._replies[rank] = reply
 
     def result(self) -> Any:
-        """Statistics summed over the ranks, as plain data; of other answers, which are all alike, the first.
+        """Statistics summed over the ranks, as plain data; of page maps a list, by rank; of other answers, which are
+        all alike, the first.
 
         Raises EngineError where a rank refused, or none has answered.
         """
@@ -53,4 +54,6 @@ class RankCalls:
         if self._method == "stats" and len(replies) > 1:
             merged = merge_stats([msgspec.convert(reply.value, StepStats) for reply in replies])
             return msgspec.to_builtins(merged)
+        if self._method == "page_map":
+            return [reply.value for reply in replies]
         return replies[0].value

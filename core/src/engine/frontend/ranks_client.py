@@ -72,7 +72,7 @@ class RanksClient:
         return msgspec.convert(self.call("stats"), StepStats)
 
     def call(self, method: str) -> Any:
-        """Ask every core ("stats", "reset_prefix_cache", "check_integrity") and wait; answers merged as by `AsyncLLM`.
+        """Ask every core ("stats", "page_map", ...) and wait; answers merged as by `AsyncLLM`.
 
         Raises EngineError where one refuses, EngineDeadError where the last has died.
         """

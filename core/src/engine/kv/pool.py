@@ -19,6 +19,7 @@ import numpy as np
 
 from engine.types.errors import ContractError
 from engine.types.kv import NULL_PAGE
+from engine.types.page_map import MOST_HOLDERS, PageMap
 
 if TYPE_CHECKING:
     from engine.interfaces.evictor import Evictor
@@ -74,6 +75,11 @@ class PagePool:
     def num_held(self) -> int:
         """Pages that a request or a step under way needs."""
         return self.num_usable - self.num_available
+
+    def page_map(self) -> PageMap:
+        """A copy of who holds what now, for monitors."""
+        holders = np.minimum(self.refs, MOST_HOLDERS).astype(np.uint8)
+        return PageMap(holders=holders[NULL_PAGE + 1 :].tobytes(), cached=self.committed[NULL_PAGE + 1 :].tobytes())
 
     # -- held ---------------------------------------------------------------------------------------------------------
     def hold(self, pages: np.ndarray) -> None:

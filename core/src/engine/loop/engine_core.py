@@ -16,6 +16,7 @@ from engine.types.request import EngineRequest
 if TYPE_CHECKING:
     from engine.interfaces.executor import Executor, StepFuture
     from engine.plugin import HookRelay
+    from engine.types.page_map import PageMap
     from engine.types.plan import StepPlan
     from engine.types.start import WorkerReady
 
@@ -191,6 +192,10 @@ class EngineCore:
             swap_pages_total=swap.total,
             hook_failures=self._hooks.failures.told() if self._hooks is not None and self._hooks.failures else (),
         )
+
+    def page_map(self) -> PageMap:
+        """Who holds the pages of the KV cache now, for monitors."""
+        return self.scheduler.kv.pool.page_map()
 
     def check_health(self) -> None:
         """Ask the executor whether its workers live: between steps nobody else does.

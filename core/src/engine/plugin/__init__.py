@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.plugin.hookspecs import hookimpl
     from engine.plugin.loading import load_body
     from engine.plugin.manifest import Manifest, ManifestEntry
+    from engine.plugin.open_route import without_key
     from engine.plugin.plugin_list import PluginList
     from engine.plugin.selection import (
         Selection,
@@ -57,6 +58,7 @@ __all__ = [
     "select_ordered",
     "select_recognised",
     "select_set",
+    "without_key",
 ]
 
 _HOMES = {
@@ -80,6 +82,7 @@ _HOMES = {
     "select_ordered": "selection",
     "select_recognised": "selection_recognised",
     "select_set": "selection_set",
+    "without_key": "open_route",
 }
 
 

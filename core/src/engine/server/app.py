@@ -14,6 +14,7 @@ from engine.frontend.async_llm import AsyncLLM
 from engine.server import errors
 from engine.server.body import BodyLimit
 from engine.server.disconnect import ClientGone
+from engine.server.engine_view import AsyncEngineView
 from engine.server.gate import Gate
 from engine.server.keys import KeyRing
 from engine.server.lifecycle import Lifecycle
@@ -42,13 +43,14 @@ def create_app(
     app.add_exception_handler(ClientGone, on_gone)
     for routes in (operations, models, completions, chat, pooling, tokenization):
         app.include_router(routes.router)
-    add_routes(app, llm.hooks)
+    pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
     limited = BodyLimit(wrap(cast(ASGIApp, app), llm.hooks), max_body=settings.max_body, timeout=settings.body_timeout)
     gate = Gate(
         limited,
         lifecycle=lifecycle,
         keys=keys,
         shutdown_timeout=settings.shutdown_timeout,
+        pages=pages,
     )
     inner: ASGIApp = gate
     if settings.allowed_origins:

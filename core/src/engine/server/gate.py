@@ -4,6 +4,7 @@ with each key no more than it may ask for."""
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,6 +15,8 @@ from engine.server.refusal import refuse
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
 """Answered always and to everybody: what load balancers and monitors look at."""
+PAGE_METHODS = frozenset({"GET", "HEAD"})
+"""With which everybody gets the pages of plugins that are marked `without_key`."""
 STARTING_RETRY_SECONDS = 5
 
 
@@ -25,16 +28,26 @@ class Gate:
         lifecycle: the server's; the gate counts the requests that it lets in.
         keys: those that fit; an empty ring lets everybody in.
         shutdown_timeout: seconds that the server may take to leave; a refused client is told to come back then.
+        pages: paths of plugins that everybody may get.
     """
 
-    def __init__(self, app: ASGIApp, *, lifecycle: Lifecycle, keys: KeyRing, shutdown_timeout: float) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        lifecycle: Lifecycle,
+        keys: KeyRing,
+        shutdown_timeout: float,
+        pages: Collection[str] = (),
+    ) -> None:
         self._app, self._lifecycle = app, lifecycle
         self._keys = keys
+        self._pages = frozenset(pages)
         self._leaving_seconds = max(1, math.ceil(shutdown_timeout))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; see ASGI."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_page(scope):
             return await self._app(scope, receive, send)
         key = self._key(scope)
         error = self._refusal(key)
@@ -51,6 +64,9 @@ class Gate:
             self._lifecycle.leave()
             if key is not None:
                 key.usage.leave()
+
+    def _is_page(self, scope: Scope) -> bool:
+        return scope["path"] in self._pages and scope["method"] in PAGE_METHODS
 
     def _key(self, scope: Scope) -> ApiKey | None:
         """Whose request this is; None where no key is asked for, or none fits."""

@@ -8,10 +8,12 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.interfaces.engine_view import EngineView
 from engine.plugin import HookRelay
 from engine.plugin.hook_calls import Implementation
+from engine.plugin.open_route import is_without_key
 from engine.server.errors import APIError, describe, retry_after
-from engine.server.gate import OPEN_PATHS
+from engine.server.gate import OPEN_PATHS, PAGE_METHODS
 from engine.server.refusal import refuse
 from engine.types.errors import ContractError, EngineError, HookFailedError, RequestRefusedError
 from engine.types.hooks import HTTPOrigin
@@ -31,20 +33,43 @@ def origin(request: Request) -> HTTPOrigin:
 
 
 # -- routes ----------------------------------------------------------------------------------------------------------
-def add_routes(app: FastAPI, hooks: HookRelay) -> None:
-    """Let plugins add routes. One that fails, or takes a route that is there, is left out with all of its own."""
+def add_routes(app: FastAPI, hooks: HookRelay, engine: EngineView) -> frozenset[str]:
+    """Let plugins add routes. One that fails, or takes a route that is there, is left out with all of its own.
+
+    Returns:
+        The paths that everybody may get, with or without a key.
+    """
     if not hooks.http_routes:
-        return
+        return frozenset()
+    opened: set[str] = set()
     for one in hooks.http_routes.listening:
         router = APIRouter()
         try:
-            one.call({"router": router})
+            one.call({"router": router, "engine": engine})
             if taken := _taken(app, router):
                 raise ValueError(f"the server has the route {taken} already")
+            pages = _pages(router)
         except Exception as error:
             _leave_out(hooks, one, error)
         else:
             app.include_router(router)
+            opened |= pages
+    return frozenset(opened)
+
+
+def _pages(router: APIRouter) -> set[str]:
+    """The paths of the routes that ask for no key. Raises ValueError where one of them is more than a page to get."""
+    paths = set()
+    for route in router.routes:
+        if is_without_key(getattr(route, "endpoint", None)):
+            path, methods = str(getattr(route, "path", "")), set(getattr(route, "methods", None) or {"ANY"})
+            if "{" in path or methods - PAGE_METHODS:
+                raise ValueError(
+                    f"its route {' '.join(sorted(methods))} {path} cannot be without_key: such a route takes GET alone "
+                    "and has no parameters in its path"
+                )
+            paths.add(path)
+    return paths
 
 
 def _taken(app: FastAPI, router: APIRouter) -> str:

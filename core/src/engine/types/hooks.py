@@ -86,6 +86,24 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
         return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
 
 
+class ChosenDriver(msgspec.Struct, frozen=True, kw_only=True):
+    """A driver at work.
+
+    Args:
+        point: e.g. "attention".
+        kinds: of layers or operations that it serves, where its point has several drivers at work; else empty.
+        driver: its name; `distribution`, `version`: what it came with.
+        why: why it was chosen, e.g. "asked", or "auto, priority 10; unfit: triton: there is no GPU".
+    """
+
+    point: str
+    driver: str
+    distribution: str
+    version: str
+    why: str
+    kinds: tuple[str, ...] = ()
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that stands.
 
@@ -94,6 +112,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         dtype: of weights and activations; `device`: e.g. "cpu".
         max_model_len: most tokens of one request; `max_num_seqs`: most requests that run at once, on each rank.
         num_ranks: engine cores.
+        drivers: those at work, as the banner lists them.
     """
 
     model: str
@@ -103,6 +122,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     num_ranks: int
+    drivers: tuple[ChosenDriver, ...] = ()
 
 
 class IntervalStats(msgspec.Struct, frozen=True, kw_only=True):
