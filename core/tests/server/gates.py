@@ -9,7 +9,7 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from engine.server.gate import Gate
-from engine.server.keys import KeyRing
+from engine.server.keys import AdminKey, KeyRing
 from engine.server.lifecycle import Lifecycle
 
 
@@ -33,7 +33,12 @@ class Echo:
 
 
 def gate(
-    echo: Echo, lifecycle: Lifecycle, keys: KeyRing | None = None, pages: Collection[str] = ()
+    echo: Echo,
+    lifecycle: Lifecycle,
+    keys: KeyRing | None = None,
+    pages: Collection[str] = (),
+    admin: str | None = None,
 ) -> httpx.AsyncClient:
-    app = Gate(echo, lifecycle=lifecycle, keys=keys or KeyRing(), shutdown_timeout=7.5, pages=pages)
+    keys = keys or KeyRing()
+    app = Gate(echo, lifecycle=lifecycle, keys=keys, shutdown_timeout=7.5, pages=pages, admin=AdminKey(admin))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")

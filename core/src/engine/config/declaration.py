@@ -91,6 +91,7 @@ SETTINGS: tuple[Setting, ...] = (
         600.0,
         "seconds without a sign of life after which a core in a process of its own is taken for hung and ended",
     ),
+    Setting("profile_dir", "text", None, "folder for profiles that are taken while serving (default: none are taken)"),
     Setting("seed", "integer", 0, "seed of the requests that bring none of their own"),
     Setting(
         "plugins",
@@ -115,6 +116,13 @@ SERVER_SETTINGS: tuple[Setting, ...] = (
         repeatable=True,
     ),
     Setting("api_key_file", "text", None, "a YAML file with further keys and their limits; read again when it changes"),
+    Setting(
+        "admin_key",
+        "text",
+        None,
+        "the key of the routes under /admin, which no API key opens (default: these routes are refused)",
+        secret=True,
+    ),
     Setting("requests_per_minute", "integer", None, "most requests a minute with one API key (default: no limit)"),
     Setting("max_concurrent_requests", "integer", None, "most requests at once with one API key (default: no limit)"),
     Setting(

@@ -31,6 +31,7 @@ class ServerConfig(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     api_key: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(default=None, repr=False)
     api_key_file: str | None = None
+    admin_key: Annotated[str, Field(min_length=1)] | None = Field(default=None, repr=False)
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
     max_concurrent_requests: Annotated[int, Field(ge=1)] | None = None
     share_prefix_cache: bool = False

@@ -58,6 +58,7 @@ class EngineConfig(BaseModel):
     prefix_caching_hash_algo: Literal["xxhash", "sha256"] = "xxhash"
     in_flight: Positive | None = None
     step_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 600.0
+    profile_dir: str | None = None
     seed: int = 0
     plugins: str | None = None
     points: dict[str, str] = Field(default_factory=dict)
@@ -105,7 +106,7 @@ class EngineConfig(BaseModel):
         prefix = f"{HOOKS}."
         return {name.removeprefix(prefix): dict(o) for name, o in self.options.items() if name.startswith(prefix)}
 
-    @field_validator("model", "tokenizer", mode="before")
+    @field_validator("model", "tokenizer", "profile_dir", mode="before")
     @classmethod
     def _path_as_text(cls, value: Any) -> Any:
         return str(value) if hasattr(value, "__fspath__") else value

@@ -312,8 +312,8 @@ class AsyncLLM:
         self._cores.abort(core_ids)
 
     async def call(self, method: str) -> Any:
-        """Ask every core ("stats", "page_map", "reset_prefix_cache", "check_integrity"); the answer as plain data,
-        statistics as those of one core, page maps as a list.
+        """Ask every core: one of `engine.loop.process.CALLS`. The answer as plain data: statistics as those of one
+        core, page maps as a list, the files of profiles as a list.
 
         Raises EngineError where one refuses, EngineDeadError where the last has died.
         """

@@ -39,8 +39,8 @@ class RankCalls:
                 self._replies[rank] = reply
 
     def result(self) -> Any:
-        """Statistics summed over the ranks, as plain data; of page maps a list, by rank; of other answers, which are
-        all alike, the first.
+        """Statistics summed over the ranks, as plain data; of page maps a list, by rank; the files of profiles as one
+        list; of other answers, which are all alike, the first.
 
         Raises EngineError where a rank refused, or none has answered.
         """
@@ -56,4 +56,6 @@ class RankCalls:
             return msgspec.to_builtins(merged)
         if self._method == "page_map":
             return [reply.value for reply in replies]
+        if self._method == "stop_profile":
+            return [path for reply in replies for path in reply.value]
         return replies[0].value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine.interfaces.kv_connector import SwapUsage
 from engine.scheduling.scheduler import Scheduler
-from engine.types.errors import EngineDeadError
+from engine.types.errors import ConfigError, EngineDeadError
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.request import EngineRequest
 
@@ -232,6 +232,23 @@ class EngineCore:
         """Forget all cached content. Requests under way go on with their own pages and commit nothing more."""
         self.scheduler.kv.reset_prefix_cache()
         self._tell_kv_events()
+
+    def start_profile(self) -> None:
+        """Let every worker record what it computes from now on.
+
+        Raises EngineError where one refuses: it does already, there is no folder for it, or it has no profiler.
+        """
+        self._ask_profiler("start_profile")
+
+    def stop_profile(self) -> list[str]:
+        """Write what was recorded: the files, one a rank. Raises as `start_profile`, and where nothing is recorded."""
+        return self._ask_profiler("stop_profile")
+
+    def _ask_profiler(self, method: str) -> list[str]:
+        try:
+            return self.executor.call(method)
+        except AttributeError as error:
+            raise ConfigError(method.replace("_", " a "), f"this platform's worker has no profiler: {error}") from error
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the inner state contradicts itself. For tests and idle moments."""

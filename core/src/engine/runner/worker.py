@@ -17,6 +17,7 @@ from engine.plugin.manifest import check_hooks
 from engine.runner.assemble import Assembly, assemble
 from engine.runner.model_runner import ModelRunner
 from engine.runner.profile import profile_step
+from engine.runner.profiler import Profiler
 from engine.runner.transfers import Transfers
 from engine.types.errors import EngineDeadError, KVCacheTooSmallError
 from engine.types.plan import Masks, StepPlan
@@ -40,6 +41,7 @@ class Worker:
         self._group: ProcessGroup | None = None
         self._transfers: Transfers | None = None
         self._stopping: Callable[[], None] | None = None
+        self._profiler = Profiler(message)
 
     @torch.inference_mode()
     def start(self) -> WorkerReady:
@@ -105,6 +107,14 @@ class Worker:
         if self._runner is None:
             raise EngineDeadError("sample a step", "the worker is not started, or shut down", "start an engine anew")
         self._runner.sample(step_id, masks)
+
+    def start_profile(self) -> None:
+        """Record what is computed from now on. See `engine.runner.profiler.Profiler`."""
+        self._profiler.start()
+
+    def stop_profile(self) -> str:
+        """The file with what was recorded."""
+        return self._profiler.stop()
 
     def shutdown(self) -> None:
         """Let go of the model, the pool and the other ranks. Idempotent."""

@@ -16,17 +16,22 @@ from engine.server.body import BodyLimit
 from engine.server.disconnect import ClientGone
 from engine.server.engine_view import AsyncEngineView
 from engine.server.gate import Gate
-from engine.server.keys import KeyRing
+from engine.server.keys import AdminKey, KeyRing
 from engine.server.lifecycle import Lifecycle
 from engine.server.plugins import add_routes, wrap
 from engine.server.prometheus import Exposition
 from engine.server.request_id import RequestIds
-from engine.server.routes import chat, completions, models, operations, pooling, tokenization
+from engine.server.routes import administration, chat, completions, models, operations, pooling, tokenization
 from engine.server.state import ServerState
 
 
 def create_app(
-    llm: AsyncLLM, model_names: tuple[str, ...], settings: ServerConfig, lifecycle: Lifecycle, keys: KeyRing
+    llm: AsyncLLM,
+    model_names: tuple[str, ...],
+    settings: ServerConfig,
+    lifecycle: Lifecycle,
+    keys: KeyRing,
+    admin: AdminKey | None = None,
 ) -> ASGIApp:
     """The app. It neither starts nor stops the engine; `engine.server.run` does.
 
@@ -41,7 +46,7 @@ def create_app(
         return Response(status_code=499)  # nobody reads it; the access log does
 
     app.add_exception_handler(ClientGone, on_gone)
-    for routes in (operations, models, completions, chat, pooling, tokenization):
+    for routes in (operations, administration, models, completions, chat, pooling, tokenization):
         app.include_router(routes.router)
     pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
     limited = BodyLimit(wrap(cast(ASGIApp, app), llm.hooks), max_body=settings.max_body, timeout=settings.body_timeout)
@@ -51,6 +56,7 @@ def create_app(
         keys=keys,
         shutdown_timeout=settings.shutdown_timeout,
         pages=pages,
+        admin=admin,
     )
     inner: ASGIApp = gate
     if settings.allowed_origins:
@@ -64,6 +70,6 @@ def create_app(
     requests = RequestIds(inner, access_log=settings.access_log)
     metrics = Exposition(llm, model_names[0], requests, llm.hooks)
     app.state.server = ServerState(
-        llm, model_names, lifecycle, metrics, settings.max_queue, settings.share_prefix_cache
+        llm, model_names, lifecycle, metrics, settings.max_queue, settings.share_prefix_cache, settings
     )
     return requests

@@ -9,14 +9,16 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.server.errors import APIError
-from engine.server.keys import ApiKey, KeyRing
+from engine.server.keys import AdminKey, ApiKey, KeyRing
 from engine.server.lifecycle import Lifecycle, Phase
 from engine.server.refusal import refuse
 
-OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+OPEN_PATHS = frozenset({"/health", "/load", "/metrics", "/ready", "/version"})
 """Answered always and to everybody: what load balancers and monitors look at."""
 PAGE_METHODS = frozenset({"GET", "HEAD"})
 """With which everybody gets the pages of plugins that are marked `without_key`."""
+ADMIN_PATH = "/admin"
+"""What lies below it is for whoever has the administrator's key, and for nobody else."""
 STARTING_RETRY_SECONDS = 5
 
 
@@ -29,6 +31,7 @@ class Gate:
         keys: those that fit; an empty ring lets everybody in.
         shutdown_timeout: seconds that the server may take to leave; a refused client is told to come back then.
         pages: paths of plugins that everybody may get.
+        admin: the administrator's key; without one, nobody may administer.
     """
 
     def __init__(
@@ -38,19 +41,29 @@ class Gate:
         lifecycle: Lifecycle,
         keys: KeyRing,
         shutdown_timeout: float,
+        admin: AdminKey | None = None,
         pages: Collection[str] = (),
     ) -> None:
         self._app, self._lifecycle = app, lifecycle
-        self._keys = keys
+        self._keys, self._admin = keys, admin or AdminKey()
         self._pages = frozenset(pages)
         self._leaving_seconds = max(1, math.ceil(shutdown_timeout))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; see ASGI."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_page(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             return await self._app(scope, receive, send)
-        key = self._key(scope)
-        error = self._refusal(key)
+        administers = scope["path"] == ADMIN_PATH or scope["path"].startswith(ADMIN_PATH + "/")
+        if self._is_page(scope) and not administers:
+            return await self._app(scope, receive, send)
+        headers = dict(reversed(scope["headers"]))  # of several with one name the first counts
+        sent = headers.get(b"authorization", b""), headers.get(b"x-api-key")
+        key = self._keys.find(*sent) if self._keys else None
+        error = self._no_administrator(sent, key) if administers else self._no_key(key)
+        error = error or self._not_serving()
+        if administers:
+            key = None
+            scope.setdefault("state", {}).update(administers=error is None)
         if error is None and key is not None:
             error = key.usage.enter()
         if error is not None:
@@ -68,26 +81,36 @@ class Gate:
     def _is_page(self, scope: Scope) -> bool:
         return scope["path"] in self._pages and scope["method"] in PAGE_METHODS
 
-    def _key(self, scope: Scope) -> ApiKey | None:
-        """Whose request this is; None where no key is asked for, or none fits."""
-        if not self._keys:
-            return None
-        headers = dict(reversed(scope["headers"]))  # of several with one name the first counts
-        return self._keys.find(headers.get(b"authorization", b""), headers.get(b"x-api-key"))
-
-    def _refusal(self, key: ApiKey | None) -> APIError | None:
+    def _no_key(self, key: ApiKey | None) -> APIError | None:
         if self._keys and key is None:
-            return APIError(
-                401,
-                "no valid API key was sent; send one as 'Authorization: Bearer <key>'",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            return _unknown("no valid API key was sent")
+        return None
+
+    def _no_administrator(self, sent: tuple[bytes, bytes | None], key: ApiKey | None) -> APIError | None:
+        if not self._admin:
+            found = "this server has no routes for administrators; start it with --admin-key to have them"
+            return APIError(403, found, code="admin_disabled")
+        if self._admin.fits(*sent):
+            return None
+        if key is not None:
+            return APIError(403, "an API key does not open this; send the administrator's", code="admin_key_required")
+        return _unknown("the administrator's key was not sent")
+
+    def _not_serving(self) -> APIError | None:
         if self._lifecycle.phase is Phase.STARTING:
             return _later("the model is being loaded", STARTING_RETRY_SECONDS, "starting")
         if self._lifecycle.phase is Phase.DRAINING:
             return _later("the server is shutting down", self._leaving_seconds, "shutting_down")
         return None
+
+
+def _unknown(why: str) -> APIError:
+    return APIError(
+        401,
+        f"{why}; send one as 'Authorization: Bearer <key>'",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
 
 
 def _later(why: str, seconds: int, code: str) -> APIError:

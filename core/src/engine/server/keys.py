@@ -45,6 +45,30 @@ class ApiKey:
         return "key " + self.digest.hex()
 
 
+class AdminKey:
+    """The key of the routes for administrators.
+
+    Args:
+        key: None where there is none; then no key fits.
+
+    Raises:
+        ConfigError: it is blank.
+    """
+
+    def __init__(self, key: str | None = None) -> None:
+        if key is not None and not key.strip():
+            raise ConfigError("set --admin-key", "it is blank", "make a long random one")
+        self.digest = None if key is None else _digest(key.strip().encode())
+
+    def __bool__(self) -> bool:
+        """Whether there is one."""
+        return self.digest is not None
+
+    def fits(self, authorization: bytes, x_api_key: bytes | None = None) -> bool:
+        """Whether these headers bring it; see `KeyRing.find`."""
+        return self.digest is not None and hmac.compare_digest(_sent(authorization, x_api_key), self.digest)
+
+
 class KeyRing:
     """The keys of a server.
 
@@ -52,13 +76,20 @@ class KeyRing:
         keys: without a file.
         path: of the file, see `read_key_file`; None for none.
         limits: of every key for which the file does not say otherwise.
+        admin: the administrator's key, which must be none of these.
 
     Raises:
-        ConfigError: the file cannot be read, or is no file of keys.
+        ConfigError: the file cannot be read, or is no file of keys; or the administrator's key is among them.
     """
 
-    def __init__(self, keys: Sequence[str] = (), path: str | None = None, limits: KeyLimits | None = None) -> None:
-        self._path, self._limits = path, limits or KeyLimits()
+    def __init__(
+        self,
+        keys: Sequence[str] = (),
+        path: str | None = None,
+        limits: KeyLimits | None = None,
+        admin: AdminKey | None = None,
+    ) -> None:
+        self._path, self._limits, self._admin = path, limits or KeyLimits(), admin
         self._given = [_Entry(key) for key in keys]
         self._keys: dict[bytes, ApiKey] = {}
         self._seen = self._state()
@@ -71,10 +102,9 @@ class KeyRing:
     def find(self, authorization: bytes, x_api_key: bytes | None = None) -> ApiKey | None:
         """Whose headers these are; `x_api_key`, as Anthropic's clients send it, counts where there is one. Compared by
         digest, with every key, in constant time: the time tells nothing of any."""
-        scheme, _, key = (b"bearer", b"", x_api_key) if x_api_key is not None else authorization.partition(b" ")
-        digest = _digest(key.strip())
+        digest = _sent(authorization, x_api_key)
         found = [known for known in self._keys.values() if hmac.compare_digest(digest, known.digest)]
-        return found[0] if found and scheme.lower() == b"bearer" else None
+        return found[0] if found else None
 
     async def watch(self) -> None:
         """Read the file again whenever it has changed, until cancelled."""
@@ -87,18 +117,24 @@ class KeyRing:
         if self._path is None or (state := self._state()) == self._seen:
             return
         self._seen = state
+        before = set(self._keys)
         try:
-            entries = read_key_file(self._path)
+            self._take(read_key_file(self._path))
         except ConfigError as error:
             log.error("the API keys stay as they were: %s", error)
             return
-        before = set(self._keys)
-        self._take(entries)
         gone, come = len(before - set(self._keys)), len(set(self._keys) - before)
         log.warning("read the API keys again: %d in all, %d new, %d gone", len(self._keys), come, gone)
 
     def _take(self, entries: Iterable[_Entry]) -> None:
-        """What a key has used stays with it, also under other limits."""
+        """What a key has used stays with it, also under other limits. Raises ConfigError; nothing has changed then."""
+        entries = list(entries)
+        if self._admin and any(self._admin.digest == _digest(entry.key.encode()) for entry in (*self._given, *entries)):
+            raise ConfigError(
+                "use one key for both --admin-key and the API",
+                "whoever has it could administer the server",
+                "make another for administrators",
+            )
         keys: dict[bytes, ApiKey] = {}
         for entry in (*self._given, *entries):
             digest, known = _digest(entry.key.encode()), self._keys.get(_digest(entry.key.encode()))
@@ -173,6 +209,14 @@ def _entry(asked: str, place: int, entry: Any) -> _Entry:
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ConfigError(asked, f"{field} of entry {place} is {value!r}", "write a whole number from 1 on")
     return _Entry(key.strip(), name, fields.get("requests_per_minute"), fields.get("max_concurrent_requests"))
+
+
+def _sent(authorization: bytes, x_api_key: bytes | None) -> bytes:
+    """The digest of the key that a request brings; one that no key has where it brings none."""
+    if x_api_key is not None:
+        return _digest(x_api_key.strip())
+    scheme, _, key = authorization.partition(b" ")
+    return _digest(key.strip()) if scheme.lower() == b"bearer" else b""
 
 
 def _digest(key: bytes) -> bytes:

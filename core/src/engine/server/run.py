@@ -20,7 +20,7 @@ from engine.frontend.plugin_record import record_start
 from engine.frontend.statistics import StatisticsLog
 from engine.server.certificate import check_certificate
 from engine.server.descriptors import allow_connections
-from engine.server.keys import KeyRing
+from engine.server.keys import AdminKey, KeyRing
 from engine.server.lifecycle import ACCESS_LOG, Lifecycle, Phase
 from engine.server.limits import KeyLimits
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
@@ -53,10 +53,12 @@ def serve(config: EngineConfig, settings: ServerConfig) -> int:
 
 def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -> int:
     allow_connections(settings.max_connections)
+    admin = AdminKey(settings.admin_key)
     keys = KeyRing(
         settings.api_key or (),
         settings.api_key_file,
         KeyLimits(settings.requests_per_minute, settings.max_concurrent_requests),
+        admin,
     )
     if (limited := settings.requests_per_minute or settings.max_concurrent_requests) and not keys:
         raise ConfigError(
@@ -80,7 +82,7 @@ def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -
 
         lifecycle = Lifecycle()
         uvicorn_settings = uvicorn.Config(
-            create_app(llm, (llm.model_name,), settings, lifecycle, keys),
+            create_app(llm, (llm.model_name,), settings, lifecycle, keys, admin),
             http=bounded_protocol(settings.header_timeout, settings.write_timeout, settings.max_connections),
             log_level="warning",
             access_log=False,

@@ -8,6 +8,7 @@ from typing import cast
 
 from fastapi import Request
 
+from engine.config.server import ServerConfig
 from engine.frontend.async_llm import AsyncLLM
 from engine.server.errors import APIError
 from engine.server.lifecycle import Lifecycle
@@ -27,6 +28,7 @@ class ServerState:
         metrics: for `/metrics`.
         max_queue: most sequences that may wait.
         share_prefix_cache: requests with different API keys may find each other's cached prompts.
+        settings: of the server; None: not told.
         created: seconds, for `/v1/models`.
     """
 
@@ -36,6 +38,7 @@ class ServerState:
     metrics: Exposition
     max_queue: int
     share_prefix_cache: bool = False
+    settings: ServerConfig | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:

@@ -59,6 +59,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         hook_plugins: those that listen in the core and in workers, which every process checks as it does `choices`;
             None: nobody said, and nothing is checked.
         plugins: the list of plugins that may be used, as `--plugins` has it; "": all that are installed.
+        profile_dir: where profiles go that are taken between steps; None: none are taken.
     """
 
     choices: tuple[Choice, ...]
@@ -84,6 +85,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     hook_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     hook_plugins: tuple[Choice, ...] | None = None
     plugins: str = ""
+    profile_dir: str | None = None
 
 
 class BrokenPlugin(msgspec.Struct, frozen=True, kw_only=True):
