@@ -48,7 +48,7 @@ EXTRA_MODULES = (
 )
 """Modules beside the interfaces that plugin authors and users meet by name."""
 
-REQUEST_MODULES = ("engine.server.protocol", "engine.server.pooling_protocol")
+REQUEST_MODULES = ("engine.server.protocol", "engine.server.messages_protocol", "engine.server.pooling_protocol")
 """Where the bodies of requests are declared."""
 
 _HELP_WIDTH = 110
@@ -319,32 +319,28 @@ def requests_page() -> str:
     """The fields of the server's request bodies, inherited ones included."""
     modules = [importlib.import_module(name) for name in REQUEST_MODULES]
     meanings: dict[str, str] = arguments(class_docstrings("engine.types.params")["SamplingParams"])
-    docstrings: dict[str, str] = {}
-    for name in REQUEST_MODULES:
-        docstrings |= class_docstrings(name)
     lines = ["# Requests", "", prose(modules[0].__doc__), ""]
-    for module in modules:
-        for name, docstring in class_docstrings(module.__name__).items():
-            if name in ("Body", "SamplingBody", "PoolingBody", "InputBody"):
-                continue
-            body = getattr(module, name)
-            own = dict(meanings)
-            for base in reversed(body.__mro__):
-                own |= arguments(docstrings.get(base.__name__))
-            annotations: dict[str, str] = {}
-            for base in reversed(body.__mro__):
-                annotations |= {n: str(t) for n, t in vars(base).get("__annotations__", {}).items()}
-            rows = [
-                (
-                    code(field),
-                    code(_ANNOTATED.sub(r"\1", annotations[field]).removesuffix(" | None")),
-                    "required" if info.is_required() else "" if info.default is None else code(repr(info.default)),
-                    cell(own.get(field, "")),
-                )
-                for field, info in body.model_fields.items()
-            ]
-            lines += [f"## {name}", "", prose(docstring.partition("\n")[0]), ""]
-            lines += table(("field", "type", "default", "meaning"), rows)
+    bodies = {getattr(m, name): text for m in modules for name, text in class_docstrings(m.__name__).items()}
+    for body, docstring in bodies.items():
+        name, own = body.__name__, dict(meanings)
+        if name in ("Body", "SamplingBody", "PoolingBody", "InputBody"):
+            continue
+        for base in reversed(body.__mro__):
+            own |= arguments(bodies.get(base))
+        annotations: dict[str, str] = {}
+        for base in reversed(body.__mro__):
+            annotations |= {n: str(t) for n, t in vars(base).get("__annotations__", {}).items()}
+        rows = [
+            (
+                code(field),
+                code(_ANNOTATED.sub(r"\1", annotations[field]).removesuffix(" | None")),
+                "required" if info.is_required() else "" if info.default is None else code(repr(info.default)),
+                cell(own.get(field, "")),
+            )
+            for field, info in body.model_fields.items()
+        ]
+        lines += [f"## {name}", "", prose(docstring.partition("\n")[0]), ""]
+        lines += table(("field", "type", "default", "meaning"), rows)
     return "\n".join(lines)
 
 

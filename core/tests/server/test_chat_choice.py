@@ -10,6 +10,7 @@ import pytest
 from engine.builtin.reasoning_parsers.think import Qwen3Parser
 from engine.builtin.tool_parsers.hermes import HermesText
 from engine.server.chat_choice import ChatChoice
+from engine.server.completion_reader import CompletionReader
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, "x"]}}</tool_call>'
 OTHER = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
@@ -17,7 +18,8 @@ TEXT = f"<think>\nHm.\n</think>\n\nLet me see.\n{CALL}\n{OTHER}"
 
 
 def choice(*, thoughts: bool = True, tools: bool = True, parallel: bool = True) -> ChatChoice:
-    return ChatChoice(Qwen3Parser(None).stream("") if thoughts else None, HermesText() if tools else None, parallel)
+    thinking = Qwen3Parser(None).stream("") if thoughts else None
+    return ChatChoice(CompletionReader(thinking, HermesText() if tools else None, parallel))
 
 
 def gathered(made: ChatChoice, pieces: list[str]) -> dict[str, Any]:

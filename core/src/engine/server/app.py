@@ -21,7 +21,7 @@ from engine.server.lifecycle import Lifecycle
 from engine.server.plugins import add_routes, wrap
 from engine.server.prometheus import Exposition
 from engine.server.request_id import RequestIds
-from engine.server.routes import administration, chat, completions, models, operations, pooling, tokenization
+from engine.server.routes import administration, chat, completions, messages, models, operations, pooling, tokenization
 from engine.server.state import ServerState
 
 
@@ -46,7 +46,7 @@ def create_app(
         return Response(status_code=499)  # nobody reads it; the access log does
 
     app.add_exception_handler(ClientGone, on_gone)
-    for routes in (operations, administration, models, completions, chat, pooling, tokenization):
+    for routes in (operations, administration, models, completions, chat, messages, pooling, tokenization):
         app.include_router(routes.router)
     pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
     limited = BodyLimit(wrap(cast(ASGIApp, app), llm.hooks), max_body=settings.max_body, timeout=settings.body_timeout)

@@ -33,14 +33,14 @@ class BodyLimit:
             return await self._app(scope, receive, send)
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), None)
         if declared is not None and int(declared) > self._max_body:
-            return await refuse(receive, send, self._too_large(f"has {int(declared)} bytes"), close=True)
+            return await refuse(scope, receive, send, self._too_large(f"has {int(declared)} bytes"), close=True)
         try:
             async with asyncio.timeout(self._timeout):
                 body = await self._read(receive)
         except TimeoutError:
-            return await refuse(receive, send, self._too_slow(), close=True)
+            return await refuse(scope, receive, send, self._too_slow(), close=True)
         except APIError as error:
-            return await refuse(receive, send, error, close=True)
+            return await refuse(scope, receive, send, error, close=True)
         if body is not None:
             await self._app(scope, _replay(body, receive), send)
 

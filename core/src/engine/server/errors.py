@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from engine.server.error_shape import shaped
 from engine.server.json import JSON
 from engine.server.request_id import request_id
 from engine.types.errors import (
@@ -99,7 +100,10 @@ def _parameter(error: EngineError) -> str | None:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the app in OpenAI's shape."""
+    """Answer every error of the app, in the shape of its route."""
+
+    def answer(request: Request, status: int, content: Any, headers: Mapping[str, str] | None = None) -> JSON:
+        return JSON(shaped(request.scope, status, content), status, headers=None if headers is None else dict(headers))
 
     async def on_error(request: Request, error: Exception) -> JSON:
         status, content = describe(error, request_id(request))
@@ -108,18 +112,18 @@ def install(app: FastAPI) -> None:
             headers = {"x-should-retry": "false"}  # or OpenAI's client would try again, where time is up
         if isinstance(error, RequestRefusedError):
             headers = retry_after(error)
-        return JSON(content, status, headers=headers)
+        return answer(request, status, content, headers)
 
     async def on_http(request: Request, error: Exception) -> JSON:
         assert isinstance(error, HTTPException)
         message = error.detail
         if error.status_code == 404:
             message = f"no such route: {request.method} {request.url.path[:200]}"
-        return JSON(body(error.status_code, message), error.status_code, headers=error.headers)
+        return answer(request, error.status_code, body(error.status_code, message), error.headers)
 
-    async def on_validation(_: Request, error: Exception) -> JSON:
+    async def on_validation(request: Request, error: Exception) -> JSON:
         assert isinstance(error, RequestValidationError)
-        return JSON(validation_body(error), 400)
+        return answer(request, 400, validation_body(error))
 
     app.add_exception_handler(APIError, on_error)
     app.add_exception_handler(EngineError, on_error)

@@ -67,7 +67,7 @@ class Gate:
         if error is None and key is not None:
             error = key.usage.enter()
         if error is not None:
-            return await refuse(receive, send, error, close=True)
+            return await refuse(scope, receive, send, error, close=True)
         if key is not None:
             scope.setdefault("state", {}).update(api_key=key.name, cache_salt=key.cache_salt)
         self._lifecycle.enter()

@@ -128,7 +128,7 @@ class Guarded:
         if self._layer is None:
             if scope["path"] in OPEN_PATHS:
                 return await self._inner(scope, receive, send)
-            return await _answer(receive, send, self._missing())
+            return await _answer(scope, receive, send, self._missing())
         begun = False
 
         async def watched(message: Message) -> None:
@@ -142,7 +142,7 @@ class Guarded:
             if begun:  # also what a route raised: its answer is out
                 raise
             known = isinstance(error, (RequestRefusedError, HookFailedError))
-            await _answer(receive, send, error if known else self._implementation.failed(error))
+            await _answer(scope, receive, send, error if known else self._implementation.failed(error))
 
     def _missing(self) -> HookFailedError:
         return HookFailedError(
@@ -152,8 +152,8 @@ class Guarded:
         )
 
 
-async def _answer(receive: Receive, send: Send, error: Exception) -> None:
+async def _answer(scope: Scope, receive: Receive, send: Send, error: Exception) -> None:
     assert isinstance(error, EngineError)
     status, content = describe(error)
     headers = retry_after(error)
-    await refuse(receive, send, APIError(status, content["error"]["message"], code=error.code, headers=headers))
+    await refuse(scope, receive, send, APIError(status, content["error"]["message"], code=error.code, headers=headers))

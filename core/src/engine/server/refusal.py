@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 
 import orjson
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from engine.server import errors
+from engine.server.error_shape import shaped
 
 LINGER_BYTES = 2**20
 LINGER_SECONDS = 1.0
@@ -16,16 +17,16 @@ LINGER_SECONDS = 1.0
 client's system drop the answer that it has not read yet."""
 
 
-async def refuse(receive: Receive, send: Send, error: errors.APIError, *, close: bool = False) -> None:
+async def refuse(scope: Scope, receive: Receive, send: Send, error: errors.APIError, *, close: bool = False) -> None:
     """Answer with an error.
 
     Args:
-        receive, send: of the request, whose body has not been read to its end.
+        scope, receive, send: of the request, whose body has not been read to its end.
         error: what to say.
         close: end the connection, and do not wait for the rest of the body.
     """
     status, content = errors.describe(error)
-    body = orjson.dumps(content)
+    body = orjson.dumps(shaped(scope, status, content))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
     if close:

@@ -12,9 +12,11 @@ from typing import cast
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.server.error_shape import speaks_anthropic
 from engine.server.lifecycle import ACCESS_LOG
 
 HEADER = b"x-request-id"
+ANTHROPIC_HEADER = b"request-id"
 _VALID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
 
 log = logging.getLogger(ACCESS_LOG)
@@ -54,7 +56,8 @@ class RequestIds:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self.responses[status] += 1
-                message["headers"] = [*message.get("headers", ()), (HEADER, identity)]
+                names = (HEADER, ANTHROPIC_HEADER) if speaks_anthropic(scope) else (HEADER,)
+                message["headers"] = [*message.get("headers", ()), *((name, identity) for name in names)]
             await send(message)
 
         try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 from fastapi.responses import StreamingResponse
@@ -28,23 +28,50 @@ def event(content: Any) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-async def guarded(events: AsyncGenerator[bytes], request_id: str) -> AsyncIterator[bytes]:
-    """The events, then DONE. An error in mid-stream becomes an event in OpenAI's shape, and the end."""
+def named_event(name: str, content: Any) -> bytes:
+    """One event with a name and a JSON body."""
+    return b"event: " + name.encode() + b"\n" + event(content)
+
+
+class Dialect(NamedTuple):
+    """How a protocol tells of an error in mid-stream, and of the end.
+
+    Args:
+        error: makes an event of an exception and the request's id.
+        end: the last event; b"" for none.
+    """
+
+    error: Callable[[Exception, str], bytes]
+    end: bytes
+
+
+OPENAI = Dialect(lambda error, request_id: event(errors.describe(error, request_id)[1]), DONE)
+
+
+async def guarded(events: AsyncGenerator[bytes], request_id: str, dialect: Dialect = OPENAI) -> AsyncIterator[bytes]:
+    """The events, then the end. An error in mid-stream becomes an event, and the end."""
     try:
         async with contextlib.aclosing(events):
             async for chunk in events:
                 yield chunk
     except Exception as error:
-        yield event(errors.describe(error, request_id)[1])
-    yield DONE
+        yield dialect.error(error, request_id)
+    if dialect.end:
+        yield dialect.end
 
 
 class EventStream(StreamingResponse):
     """Streams events; closes `sources` at its end, however it ends: also when the client left before the first byte."""
 
-    def __init__(self, events: AsyncGenerator[bytes], sources: Iterable[Closable], request_id: str) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        sources: Iterable[Closable],
+        request_id: str,
+        dialect: Dialect = OPENAI,
+    ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(guarded(events, request_id), media_type="text/event-stream", headers=headers)
+        super().__init__(guarded(events, request_id, dialect), media_type="text/event-stream", headers=headers)
         self._sources = sources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

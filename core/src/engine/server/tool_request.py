@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 Choice = Literal["none", "auto", "required", "named"]
+Tools = tuple[FunctionTool, ...]
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,46 @@ def tool_request(tools: Sequence[Mapping[str, Any]] | None, choice: Any, paralle
         if tools is not None:
             raise _bad("tools", "is empty", "send at least one, or leave it out")
         return ToolRequest()
-    if len(tools) > MAX_TOOLS:
-        raise _bad("tools", f"holds {len(tools)} tools", f"send up to {MAX_TOOLS}")
-    read = tuple(_tool(i, tool) for i, tool in enumerate(tools))
-    names = [tool.name for tool in read]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise _bad(f"tools.{i}.function.name", f"is {name!r} once more", "give every tool a name of its own")
-    kind, name = _choice(choice, names)
+    read = read_tools(tools, _tool)
+    check_names(read, ".function")
+    kind, name = _choice(choice, read)
     return ToolRequest(read, tuple(dict(tool) for tool in tools), kind, name, parallel is not False)
 
 
-def _choice(choice: Any, names: Sequence[str]) -> tuple[Choice, str]:
+def read_tools(tools: Sequence[Mapping[str, Any]], read: Callable[[int, Mapping[str, Any]], FunctionTool]) -> Tools:
+    """Read each (`read` gets its place, too), not more than may be offered."""
+    if len(tools) > MAX_TOOLS:
+        raise _bad("tools", f"holds {len(tools)} tools", f"send up to {MAX_TOOLS}")
+    return tuple(read(i, tool) for i, tool in enumerate(tools))
+
+
+def check_names(tools: Tools, below: str = "") -> None:
+    """That every tool has a name of its own; it stands `below` the tool."""
+    seen: set[str] = set()
+    for i, tool in enumerate(tools):
+        if tool.name in seen:
+            raise _bad(f"tools.{i}{below}.name", f"is {tool.name!r} once more", "give every tool a name of its own")
+        seen.add(tool.name)
+
+
+def check_chosen(name: str, tools: Tools) -> str:
+    """That the name which `tool_choice` gives is a tool's."""
+    names = [tool.name for tool in tools]
+    if name not in names:
+        near = did_you_mean(name[:64], names) or f"the tools are {', '.join(names[:20])}"
+        raise _bad("tool_choice", f"names the function {_short(name)}, which is not among the tools", near)
+    return name
+
+
+def chat_form(tool: FunctionTool) -> dict[str, Any]:
+    """A tool in the form that chat templates take."""
+    function: dict[str, Any] = {"name": tool.name, "parameters": dict(tool.parameters)}
+    if tool.description:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Any, tools: Tools) -> tuple[Choice, str]:
     if choice is None:
         return "auto", ""
     if choice in ("none", "auto", "required"):
@@ -81,11 +110,7 @@ def _choice(choice: Any, names: Sequence[str]) -> tuple[Choice, str]:
         raise _bad("tool_choice", f"is {_short(choice)}", hint)
     for unknown in [*(choice.keys() - {"type", "function"}), *(function.keys() - {"name"})]:
         raise _bad("tool_choice", f"has the key {_short(unknown)}, which is not supported", hint)
-    name = function["name"]
-    if name not in names:
-        near = did_you_mean(name[:64], names) or f"the tools are {', '.join(names[:20])}"
-        raise _bad("tool_choice", f"names the function {_short(name)}, which is not among the tools", near)
-    return "named", name
+    return "named", check_chosen(function["name"], tools)
 
 
 def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
@@ -96,27 +121,31 @@ def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
     if not isinstance(function, Mapping):
         raise _bad(f"{where}.function", f"is {_short(function)}", "send an object with a name and parameters")
     for unknown in tool.keys() - {"type", "function"}:
-        raise _bad(f"{where}.{unknown}"[:100], "is not supported", "leave it out")
-    for unknown in function.keys() - {"name", "description", "parameters", "strict"}:
-        raise _bad(f"{where}.function.{unknown}"[:100], "is not supported", "leave it out")
+        raise _unsupported(f"{where}.{unknown}"[:100])
+    return function_tool(function, f"{where}.function")
+
+
+def function_tool(function: Mapping[str, Any], where: str, schema: str = "parameters") -> FunctionTool:
+    """Read name, description, `strict`, and the arguments' schema, which is called `schema`, of an object that holds
+    nothing else; `where` it stands is for errors."""
+    for unknown in function.keys() - {"name", "description", schema, "strict"}:
+        raise _unsupported(f"{where}.{unknown}"[:100])
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _bad(
-            f"{where}.function.name", f"is {_short(name)}", "send up to 128 letters, digits and any of _ - . : /"
-        )
+        raise _bad(f"{where}.name", f"is {_short(name)}", "send up to 128 letters, digits and any of _ - . : /")
     if not isinstance(description, str | None):
-        raise _bad(f"{where}.function.description", f"is {_short(description)}", "send a text")
-    strict, parameters = function.get("strict"), function.get("parameters")
+        raise _bad(f"{where}.description", f"is {_short(description)}", "send a text")
+    strict, parameters = function.get("strict"), function.get(schema)
     if not isinstance(strict, bool | None):
-        raise _bad(f"{where}.function.strict", f"is {_short(strict)}", "send true or false")
+        raise _bad(f"{where}.strict", f"is {_short(strict)}", "send true or false")
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, Mapping):
-        raise _bad(f"{where}.function.parameters", f"is {_short(parameters)}", "send a JSON schema of an object")
+        raise _bad(f"{where}.{schema}", f"is {_short(parameters)}", "send a JSON schema of an object")
     if parameters.get("type", "object") != "object":
         kind = _short(parameters["type"])
-        raise _bad(f"{where}.function.parameters.type", f"is {kind}", 'send "object": arguments are one')
-    _check_schema(parameters, f"{where}.function.parameters")
+        raise _bad(f"{where}.{schema}.type", f"is {kind}", 'send "object": arguments are one')
+    _check_schema(parameters, f"{where}.{schema}")
     return FunctionTool(name=name, description=description or "", parameters=parameters, strict=strict is True)
 
 
@@ -157,3 +186,9 @@ def _short(value: Any) -> str:
 
 def _bad(where: str, found: str, remedy: str) -> APIError:
     return APIError(400, f"{where} {found}; {remedy}", param=where.partition(".")[0])
+
+
+def _unsupported(where: str) -> APIError:
+    return APIError(
+        400, f"{where} is not supported; leave it out", param=where.partition(".")[0], code="unsupported_parameter"
+    )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import reprlib
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
@@ -22,18 +21,11 @@ from engine.server.json import JSON, JSONRoute
 from engine.server.protocol import ROLES, ChatBody
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
-from engine.server.tool_constraint import Plan, plan_calls
-from engine.server.tool_request import ToolRequest, tool_request
+from engine.server.tool_request import tool_request
+from engine.server.turn import Conversation, prepare
 from engine.types.outputs import CompletionOutput, RequestOutput
-from engine.types.params import SamplingParams
-
-if TYPE_CHECKING:
-    from engine.interfaces.reasoning_parser import ReasoningParser, ReasoningParserCard
-    from engine.interfaces.tool_parser import ToolParserCard
 
 NewChoice = Callable[[], ChatChoice]
-PROMPT_END = 4096
-"""Characters of the prompt's end that a reasoning parser looks at."""
 router = APIRouter(route_class=JSONRoute)
 
 
@@ -51,29 +43,19 @@ async def chat_completions(
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     params = body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
-    if tools.choice != "none" and not state.engine.renders_tools:
-        raise APIError(
-            400,
-            "tools: the model's chat template has no place for them, so that the model would not see them; leave them "
-            "out, or serve a model that was made for tools",
-            param="tools",
-        )
-    plan = plan_calls(tools, state.engine.tool_parser, state.engine.plan.grammar)
-    params = _with_tools(body, params, plan, state)
-    state.check_queue()
-    prompt = await state.engine.render_chat(
-        body.messages,
-        tools=tools.given if tools.choice != "none" else None,
+    conversation = Conversation(
+        messages=body.messages,
+        tools=tools,
         add_generation_prompt=body.add_generation_prompt,
         variables=body.chat_template_kwargs,
     )
-    end = prompt["prompt"][-PROMPT_END:]
-    params = _after_thoughts(params, state, end)
-    reader = _reader(state.engine.reasoning_parser, plan, tools, end)
+    turn = await prepare(state, conversation, params, special_tokens_set=body.skip_special_tokens is not None)
+    params = turn.params
+    reader = None if turn.plain else lambda: ChatChoice(turn.reader())
     identity = engine_id(request, "chatcmpl")
     streams = await submit(
         state,
-        [prompt],
+        [turn.prompt],
         params,
         identity,
         stream=body.stream,
@@ -87,47 +69,6 @@ async def chat_completions(
         return sse.EventStream(events, streams, request_id(request))
     (output,) = await until_disconnect(request, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
-
-
-def _with_tools(body: ChatBody, params: SamplingParams, plan: Plan, state: ServerState) -> SamplingParams:
-    """The parameters with the constraint that makes sure of calls, and special tokens where calls begin with some."""
-    if plan.stream is None:
-        return params
-    if params.structured_outputs is not None:
-        name = params.structured_outputs.asked_as or "structured_outputs"
-        raise APIError(
-            400,
-            f"{name}: it constrains the whole text, so that the model could not call its tools; leave it out, "
-            'or send tool_choice "none"',
-            param=name,
-        )
-    params = msgspec.structs.replace(params, structured_outputs=plan.constraint)
-    parser = state.engine.plan.tool_parser
-    marked = parser is not None and cast("type[ToolParserCard]", parser.card).reads_special_tokens
-    if body.skip_special_tokens is None and marked:
-        params = msgspec.structs.replace(params, skip_special_tokens=False)
-    return params
-
-
-def _after_thoughts(params: SamplingParams, state: ServerState, prompt: str) -> SamplingParams:
-    """The parameters; where the answer begins with thoughts, with a constraint that begins when these have ended."""
-    parser, selection = state.engine.reasoning_parser, state.engine.plan.reasoning_parser
-    if params.structured_outputs is None or parser is None or selection is None or not parser.stream(prompt).thinking:
-        return params
-    end = state.engine.tokenizer.encode(cast("type[ReasoningParserCard]", selection.card).end, add_special_tokens=False)
-    constraint = msgspec.structs.replace(params.structured_outputs, start_after=end)
-    return msgspec.structs.replace(params, structured_outputs=constraint)
-
-
-def _reader(reasoning: ReasoningParser | None, plan: Plan, tools: ToolRequest, prompt: str) -> NewChoice | None:
-    """What makes a reader for each completion; None where a completion's text is the message's content as it is."""
-    if reasoning is None and plan.stream is None:
-        return None
-    return lambda: ChatChoice(
-        reasoning.stream(prompt) if reasoning is not None else None,
-        plan.stream() if plan.stream is not None else None,
-        tools.parallel,
-    )
 
 
 def _check_roles(body: ChatBody) -> None:

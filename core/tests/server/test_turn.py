@@ -1,4 +1,4 @@
-"""What tools and thoughts change about a chat request's sampling parameters."""
+"""What tools and thoughts change about a request's sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from engine.builtin.reasoning_parsers.think import Qwen3Parser
 from engine.builtin.tool_parsers.card import Hermes, Mistral
 from engine.builtin.tool_parsers.hermes import HermesText
 from engine.server.errors import APIError
-from engine.server.protocol import ChatBody
-from engine.server.routes.chat import _after_thoughts, _with_tools
 from engine.server.tool_constraint import Plan
+from engine.server.turn import after_thoughts, with_tools
 from engine.types.params import SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
 
@@ -30,31 +29,27 @@ def state(parser: type = Hermes) -> Any:
     return SimpleNamespace(engine=engine)
 
 
-def body(**more: Any) -> ChatBody:
-    return ChatBody.model_validate({"messages": [], **more})
-
-
 def test_special_tokens_are_shown_where_calls_begin_with_some() -> None:
-    plan = Plan(HermesText)
-    assert _with_tools(body(), SamplingParams(), plan, state()).skip_special_tokens
-    assert not _with_tools(body(), SamplingParams(), plan, state(Mistral)).skip_special_tokens
-    asked = body(skip_special_tokens=True)
-    assert _with_tools(asked, SamplingParams(), plan, state(Mistral)).skip_special_tokens, "the client's word counts"
-    assert _with_tools(body(), SamplingParams(), Plan(), state(Mistral)) == SamplingParams()
+    plan, params = Plan(HermesText), SamplingParams()
+    assert with_tools(params, plan, state()).skip_special_tokens
+    assert not with_tools(params, plan, state(Mistral)).skip_special_tokens
+    asked = with_tools(params, plan, state(Mistral), special_tokens_set=True)
+    assert asked.skip_special_tokens, "the client's word counts"
+    assert with_tools(params, Plan(), state(Mistral)) == params
 
 
 def test_two_constraints() -> None:
-    assert _with_tools(body(), SamplingParams(), Plan(HermesText, CONSTRAINT), state()).structured_outputs == CONSTRAINT
+    assert with_tools(SamplingParams(), Plan(HermesText, CONSTRAINT), state()).structured_outputs == CONSTRAINT
     for name in ("", "response_format"):
         other = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True, asked_as=name))
         with pytest.raises(APIError, match="could not call its tools") as caught:
-            _with_tools(body(), other, Plan(HermesText), state())
+            with_tools(other, Plan(HermesText), state())
         assert caught.value.param == (name or "structured_outputs")
 
 
 def test_a_constraint_waits_for_thoughts_that_the_prompt_has_opened() -> None:
     params = SamplingParams(structured_outputs=CONSTRAINT)
-    later = _after_thoughts(params, state(), "assistant\n<think>\n").structured_outputs
+    later = after_thoughts(params, state(), "assistant\n<think>\n").structured_outputs
     assert later is not None and later.start_after == [len("</think>"), 0] and later.json_object
-    assert _after_thoughts(params, state(), "assistant\n") == params and CONSTRAINT.start_after is None
-    assert _after_thoughts(SamplingParams(), state(), "<think>") == SamplingParams()
+    assert after_thoughts(params, state(), "assistant\n") == params and CONSTRAINT.start_after is None
+    assert after_thoughts(SamplingParams(), state(), "<think>") == SamplingParams()

@@ -1,0 +1,262 @@
+"""`/v1/messages` by Anthropic's official client, unmodified."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import anthropic
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from .conftest import Server
+
+USER: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+ASKED: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+BODY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 64}
+OPTIONS: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "extra_body": {"temperature": 0}}
+"""The same: this client has no temperature of its own any more."""
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"name": "get_weather", "description": "Get the weather", "input_schema": SCHEMA}
+TIME: Any = {"name": "get_time", "description": "Get the time", "input_schema": SCHEMA}
+
+
+@pytest.fixture
+def claude(server: Server) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.address, api_key="none", max_retries=0, timeout=60)
+
+
+def chat(server: Server, messages: list[Any], **options: Any) -> Any:
+    return server.client().chat.completions.create(messages=messages, **(BODY | options))
+
+
+def events_of(server: Server, **body: Any) -> list[tuple[str, Any]]:
+    """(name, data) of each event, as they come over the wire."""
+    answer = httpx.post(server.address + "/v1/messages", json={**BODY, **body, "stream": True}, timeout=60)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for part in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, data = part.split("\n")
+        events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    assert all(name == data["type"] for name, data in events)
+    return events
+
+
+def test_a_message(server: Server, claude: anthropic.Anthropic) -> None:
+    """As chat answers; also where blocks and messages in a row say the same."""
+    system = "Answer briefly."
+    expected = chat(server, [{"role": "system", "content": system}, *USER])
+    message = claude.messages.create(messages=USER, system=system, metadata={"user_id": "u"}, **OPTIONS)
+    assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
+    assert message.stop_reason == "end_turn" and message._request_id
+    (block,) = message.content
+    assert block.type == "text" and block.text == expected.choices[0].message.content and "Paris" in block.text
+    usage = message.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == expected.usage.prompt_tokens
+    assert usage.output_tokens == expected.usage.completion_tokens
+    marked = {"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}
+    blocks: list[Any] = [{"role": "user", "content": [{"type": "text", "text": USER[0]["content"]}]}]
+    again = claude.messages.create(messages=blocks, system=[marked], **OPTIONS)
+    assert again.content[0].text == block.text and again.usage.cache_read_input_tokens > 0
+
+
+def test_stop_sequence_and_length(claude: anthropic.Anthropic) -> None:
+    whole = claude.messages.create(messages=USER, **OPTIONS).content[0].text
+    word = whole.split()[2]
+    stopped = claude.messages.create(messages=USER, stop_sequences=[word], **OPTIONS)
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+    assert stopped.content[0].text == whole[: whole.index(word)]
+    cut = claude.messages.create(messages=USER, **{**OPTIONS, "max_tokens": 2})
+    assert (cut.stop_reason, cut.stop_sequence, cut.usage.output_tokens) == ("max_tokens", None, 2)
+
+
+def test_the_beginning_of_an_answer(claude: anthropic.Anthropic) -> None:
+    whole = claude.messages.create(messages=USER, **OPTIONS).content[0].text
+    for cut in (whole.index(" "), whole.rindex(" ")):
+        begun = [*USER, {"role": "assistant", "content": whole[:cut]}]
+        goes_on = claude.messages.create(messages=begun, **OPTIONS).content[0].text
+        assert whole[:cut] + goes_on == whole
+
+
+def test_streamed(claude: anthropic.Anthropic) -> None:
+    whole = claude.messages.create(messages=USER, **OPTIONS)
+    with claude.messages.stream(messages=USER, **OPTIONS) as stream:
+        pieces = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert len(pieces) > 2 and "".join(pieces) == whole.content[0].text == final.content[0].text
+    assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
+
+
+def test_the_events(server: Server) -> None:
+    """Their order and content, as Anthropic documents them."""
+    events = events_of(server, messages=USER)
+    names = [name for name, _ in events]
+    assert names[:3] == ["message_start", "content_block_start", "ping"]
+    assert set(names[3:-3]) == {"content_block_delta"}
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    start = events[0][1]["message"]
+    assert (start["content"], start["stop_reason"], start["usage"]["output_tokens"]) == ([], None, 0)
+    assert events[1][1]["index"] == 0
+    assert events[1][1]["content_block"] == {"type": "text", "text": "", "citations": None}
+    assert {data["delta"]["type"] for name, data in events if name == "content_block_delta"} == {"text_delta"}
+    assert events[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert events[-2][1]["usage"]["output_tokens"] > 2
+
+
+def test_tools_in_two_turns(server: Server, claude: anthropic.Anthropic) -> None:
+    first = claude.messages.create(messages=ASKED, tools=[WEATHER, TIME], **OPTIONS)
+    assert first.stop_reason == "tool_use"
+    (call,) = first.content
+    assert call.type == "tool_use" and call.id.startswith("toolu_")
+    assert (call.name, call.input) == ("get_weather", {"city": "Rome"})
+    told = json.dumps({"temperature": 21, "condition": "sunny"})
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": told}]}
+    messages = [*ASKED, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    second = claude.messages.create(messages=messages, tools=[WEATHER, TIME], **OPTIONS)
+    assert second.content[0].text == "It is sunny and 21 degrees in Rome." and second.stop_reason == "end_turn"
+    counted = claude.messages.count_tokens(model="tiny", messages=messages, tools=[WEATHER, TIME])
+    assert counted.input_tokens == second.usage.input_tokens + second.usage.cache_read_input_tokens
+
+
+def test_tools_streamed(server: Server, claude: anthropic.Anthropic) -> None:
+    with claude.messages.stream(messages=ASKED, tools=[WEATHER], **OPTIONS) as stream:
+        deltas = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    assert json.loads("".join(deltas)) == {"city": "Rome"} and len(deltas) > 2
+    assert final.content[0].input == {"city": "Rome"} and final.stop_reason == "tool_use"
+    names = [(name, data.get("index")) for name, data in events_of(server, messages=ASKED, tools=[WEATHER])]
+    assert names[:4] == [
+        ("message_start", None),
+        ("content_block_start", 0),
+        ("ping", None),
+        ("content_block_delta", 0),
+    ]
+
+
+def test_tool_choice(claude: anthropic.Anthropic) -> None:
+    hidden = claude.messages.create(messages=ASKED, tools=[WEATHER], tool_choice={"type": "none"}, **OPTIONS)
+    assert hidden.stop_reason == "end_turn" and hidden.content[0].type == "text"
+    pytest.importorskip("engine_xgrammar", reason="no grammar driver that enforces schemas is installed")
+    forced = {"messages": USER, "tools": [WEATHER, TIME], **OPTIONS}
+    one = claude.messages.create(tool_choice={"type": "any", "disable_parallel_tool_use": True}, **forced)
+    assert (
+        one.stop_reason == "tool_use" and len(one.content) == 1 and one.content[0].name in ("get_weather", "get_time")
+    )
+    named = claude.messages.create(tool_choice={"type": "tool", "name": "get_time"}, **forced)
+    assert [block.name for block in named.content] == ["get_time"] and named.stop_reason == "tool_use"
+    with claude.messages.stream(tool_choice={"type": "tool", "name": "get_time"}, **forced) as stream:
+        assert stream.get_final_message().content[0].input == named.content[0].input
+
+
+def test_an_answer_of_a_schema(claude: anthropic.Anthropic) -> None:
+    pytest.importorskip("engine_xgrammar", reason="no grammar driver that enforces schemas is installed")
+
+    class Place(BaseModel):
+        city: Literal["Paris", "Rome"]
+        large: bool
+
+    parsed = claude.messages.parse(messages=USER, output_format=Place, **OPTIONS).parsed_output
+    assert isinstance(parsed, Place)
+
+
+def test_asynchronously(server: Server, claude: anthropic.Anthropic) -> None:
+    expected = claude.messages.create(messages=USER, **OPTIONS).content[0].text
+
+    async def ask() -> list[str]:
+        async with anthropic.AsyncAnthropic(base_url=server.address, api_key="none", max_retries=0) as client:
+
+            async def streamed() -> str:
+                async with client.messages.stream(messages=USER, **OPTIONS) as stream:
+                    return await stream.get_final_text()
+
+            message = client.messages.create(messages=USER, **OPTIONS)
+            return [(await message).content[0].text, *await asyncio.gather(*(streamed() for _ in range(4)))]
+
+    assert asyncio.run(ask()) == [expected] * 5
+
+
+def test_a_client_that_leaves(server: Server, claude: anthropic.Anthropic) -> None:
+    story: list[Any] = [{"role": "user", "content": "Tell me a long story."}]
+    with claude.messages.stream(messages=story, model="tiny", max_tokens=2000) as stream:
+        next(iter(stream.text_stream))
+    server.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"container": "c"}, "container"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget_tokens"),
+        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, "ttl"),
+        ({"output_config": {"effort": "low"}}, "effort"),
+        ({"tools": [{**WEATHER, "input_examples": []}]}, "tools.0.input_examples"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{**WEATHER, "input_schema": {"type": "array"}}]}, "tools.0.input_schema.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "get_wether"}, "tools": [WEATHER]}, "get_weather"),
+        ({"tool_choice": {"type": "auto", "name": "get_weather"}, "tools": [WEATHER]}, "name"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x", "name": "n"}]}, "messages.0.name"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]}, "tool_use_id"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "no message of the user"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(claude: anthropic.Anthropic, body: dict[str, Any], told: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        claude.messages.create(model="tiny", max_tokens=64, messages=USER, extra_body=body)
+    error = caught.value.body
+    assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error" and error["request_id"]
+    assert told in error["error"]["message"]
+
+
+def test_errors_are_anthropics(server: Server, claude: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        claude.messages.create(messages=USER, **{**OPTIONS, "model": "other"})
+    assert missing.value.body["error"]["type"] == "not_found_error"
+    answer = httpx.post(server.address + "/v1/messages/batches", json={})
+    assert answer.status_code == 404 and answer.json()["error"]["type"] == "not_found_error"
+    answer = httpx.post(server.address + "/v1/messages", json={"messages": USER, "max_token": 1})
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("unsupported_parameter", "max_token")
+    timed = httpx.post(server.address + "/v1/messages", json={**BODY, "messages": USER, "timeout": 1e-4}, timeout=60)
+    assert timed.status_code == 504 and timed.json()["error"]["type"] == "timeout_error"
+    name, data = events_of(server, messages=USER, timeout=1e-4)[-1]
+    assert name == "error" and data["error"]["type"] == "timeout_error"
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[Server]:
+    """A server that takes what comes before `</think>` for thoughts, and asks for a key."""
+    running = Server("tiny", "--reasoning-parser", "deepseek_r1", "--api-key", "secret", "--max-model-len", "256")
+    yield running
+    assert running.stop() == 0, "".join(running.lines)
+
+
+def test_thoughts_keys_and_a_full_context(thinker: Server) -> None:
+    stranger = anthropic.Anthropic(base_url=thinker.address, api_key="none", max_retries=0)
+    with pytest.raises(anthropic.AuthenticationError) as caught:
+        stranger.messages.create(messages=USER, **OPTIONS)
+    assert caught.value.body["error"]["type"] == "authentication_error"
+    client = anthropic.Anthropic(base_url=thinker.address, api_key="secret", max_retries=0)
+    message = client.messages.create(messages=USER, **OPTIONS)
+    (block,) = message.content
+    assert block.type == "thinking" and "Paris" in block.thinking and block.signature
+    with client.messages.stream(messages=USER, **OPTIONS) as stream:
+        thoughts = [event.thinking for event in stream if event.type == "thinking"]
+        final = stream.get_final_message()
+    assert "".join(thoughts) == block.thinking and final.content[0] == block
+    back = [*USER, {"role": "assistant", "content": message.content}, {"role": "user", "content": "Thank you!"}]
+    assert client.messages.create(messages=back, **OPTIONS).content
+    for more, told in (({"thinking": {"type": "disabled"}}, "no switch"), ({}, "thoughts")):
+        begun = [*USER, {"role": "assistant", "content": "The"}]
+        with pytest.raises(anthropic.BadRequestError, match=told):
+            client.messages.create(messages=begun if not more else USER, **OPTIONS, **more)
+    long = [{"role": "user", "content": "Tell me a long story. " * 30}]
+    full = client.messages.create(model="tiny", max_tokens=8192, messages=long, extra_body={"seed": 1})
+    assert full.stop_reason in ("model_context_window_exceeded", "end_turn")
