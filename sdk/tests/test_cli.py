@@ -12,7 +12,6 @@ from engine.cli.main import main
     [
         ("hooks", "there is no suite for it", "run its own tests"),
         ("atention", "there is no such point", "did you mean 'attention'"),
-        ("model", "this version of the kit has no suite for it", "there are suites for: attention"),
         ("zzz", "there is no such point", "there are suites for: attention"),
     ],
 )

@@ -151,8 +151,8 @@ def test_structured_outputs(client: openai.OpenAI) -> None:
     )
     assert "".join(event.choices[0].text for event in stream if event.choices) in texts
     for wrong, message in (
-        ({"regex": "a+"}, "structured_outputs.regex"),
-        ({"json": {"type": "object"}}, "structured_outputs.json"),
+        ({"regex": "a("}, "structured_outputs.regex"),
+        ({"json": {"type": "objec"}}, "structured_outputs.json"),
         ({"choice": ["a"], "regex": "a"}, "exactly one"),
         ({"choices": ["a"]}, "choice"),
         ({"choice": "a"}, "list"),

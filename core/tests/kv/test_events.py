@@ -28,6 +28,7 @@ class Hooks:
 
     def __init__(self) -> None:
         self.calls: list[list[KVEvent]] = []
+        self.failures: dict[tuple[str, str], int] = {}
 
     def kv_events(self, events: list[KVEvent]) -> None:
         assert events
