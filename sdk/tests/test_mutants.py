@@ -8,6 +8,8 @@ import pytest
 from engine_sdk.conformance import SUITES
 from engine_sdk.conformance.report import run_file
 
+SOME = ("attention", "evictor", "grammar", "scheduling_policy")
+"""Points whose mutants are tried each time; the others' take longer, and are tried with the slow tests."""
 each_point = pytest.mark.parametrize("point", mutants.points())
 
 
@@ -21,7 +23,9 @@ def test_the_page_names_every_mutant(point):
     assert {name: fault for name, (fault, _) in mutants.page()[point].items()} == mutants.faults(point)
 
 
-@each_point
+@pytest.mark.parametrize(
+    "point", [point if point in SOME else pytest.param(point, marks=pytest.mark.slow) for point in mutants.points()]
+)
 def test_each_mutant_is_caught_by_the_test_that_the_page_names(point):
     named = [f"Test{name}::{test}" for name, (_, test) in mutants.page()[point].items()]
     report = run_file(mutants.path_of(point), only=named)

@@ -50,8 +50,9 @@ def quiet() -> str:
 @pytest.mark.parametrize(
     ("fate", "size"),
     [
-        ("killed", 1), ("stopped", 1), ("loops", 1), ("has no memory", 1), ("out of the vocabulary", 1), ("nothing", 1),
-        pytest.param("killed", 2, marks=pytest.mark.slow), pytest.param("sleeps", 2, marks=pytest.mark.slow),
+        ("killed", 1), ("stopped", 1), ("out of the vocabulary", 1),
+        *(pytest.param(fate, 1, marks=pytest.mark.slow) for fate in ("loops", "has no memory", "nothing")),
+        *(pytest.param(fate, 2, marks=pytest.mark.slow) for fate in ("killed", "sleeps")),
     ],
 )  # fmt: skip
 def test_every_client_is_told(faulty: Faulty, nothing_left: Path, quiet: str, fate: str, size: int) -> None:

@@ -156,13 +156,16 @@ def test_it_is_upgraded_and_removed(house: House, moon: Path, tmp_path: Path) ->
     ("file", "text", "found"),
     [
         ("card.py", "raise RuntimeError('the moon has set')", "the moon has set"),
-        ("card.py", "class Moon(", "SyntaxError"),
-        ("card.py", "import a_library_that_nobody_has", "a_library_that_nobody_has"),
+        pytest.param("card.py", "class Moon(", "SyntaxError", marks=pytest.mark.slow),
+        pytest.param(
+            "card.py", "import a_library_that_nobody_has", "a_library_that_nobody_has", marks=pytest.mark.slow
+        ),
         ("hooks.py", "raise RuntimeError('the moon is deaf')", "the moon is deaf"),
-        (
+        pytest.param(
             "hooks.py",
             "from engine.plugin import hookimpl\n\n\n@hookimpl\ndef step_dome(stats): ...\n\n\nListener = 3",
             "",
+            marks=pytest.mark.slow,
         ),
     ],
 )

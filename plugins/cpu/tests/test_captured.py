@@ -96,6 +96,7 @@ def test_under_pressure() -> None:
     both(range(20, 26), (1, 2, 4), dtype="bfloat16", max_num_seqs=4, num_kv_pages=14, max_num_batched_tokens=24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level(native: Any, level: str) -> None:
     if level not in native.levels():

@@ -39,6 +39,7 @@ class TestAttentionAvx512(AttentionConformance):
     driver, options = "cpu", {"level": "avx512"}
 
 
+@pytest.mark.slow
 class TestAttentionAvx512Bf16(AttentionConformance):
     driver, options = "cpu", {"level": "avx512_bf16"}
 
@@ -71,6 +72,7 @@ class TestOpsAvx512(OpsConformance):
     driver, options = "cpu", {"level": "avx512"}
 
 
+@pytest.mark.slow
 class TestOpsAvx512Bf16(OpsConformance):
     driver, options = "cpu", {"level": "avx512_bf16"}
 
