@@ -4,8 +4,7 @@
 # compiler does not know is left out, and is never chosen.
 include(CheckCXXCompilerFlag)
 
-set(CPU_LEVELS "avx2;avx512;avx512_vnni;avx512_bf16;avx512_amx;neon;neon_bf16" CACHE STRING
-    "levels to build beside scalar, which always is; those of other processors are passed over")
+set(CPU_LEVELS "all" CACHE STRING "levels to build beside scalar, which always is; those of other processors are passed over")
 set(CPU_AMX "" CACHE STRING "for tests, of avx512_amx: `emulated` tiles; or `trapped`, as if every processor had them")
 set(CPU_SANITIZE "" CACHE STRING "sanitizers to build with, e.g. address,undefined")
 
@@ -32,8 +31,12 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|amd64|AMD64")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
   set(known_levels neon neon_bf16)
 endif()
+set(wanted_levels ${CPU_LEVELS})
+if(CPU_LEVELS STREQUAL "all")
+  set(wanted_levels ${known_levels})
+endif()
 set(levels scalar)
-foreach(level ${CPU_LEVELS})
+foreach(level ${wanted_levels})
   if(level IN_LIST known_levels)
     string(REPLACE ";" " " joined "${level_${level}_flags}")
     set(CMAKE_REQUIRED_FLAGS "${joined}")
