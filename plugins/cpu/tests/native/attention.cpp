@@ -58,10 +58,9 @@ public:
                 free.pop_back();
             }
         const std::size_t page = c.heads * 2 * c.block * c.size;
-        cache_ = Memory(pages * (page + 8) * engine_cpu::size_of(c.cached));
-        std::memset(cache_.data(), 0xff, cache_.bytes());  // NaN, where nobody writes
+        cache_ = Memory((pages * (page + 8) - 8) * engine_cpu::size_of(c.cached));  // NaN, where nobody writes
         paged_ = {c.cached, cache_.data(), (page + 8) * engine_cpu::size_of(c.cached), c.heads, c.size, c.block};
-        q_.emplace_back(c.dtype, tokens * (q_stride() + 3), random);
+        q_.emplace_back(c.dtype, tokens * (q_stride() + 3) - 3, random);
         k_.emplace_back(c.dtype, keys * c.heads * c.size, random);
         v_.emplace_back(c.dtype, keys * c.heads * c.size, random);
         for (std::size_t h = 0; h < c.heads * c.group; ++h) {
@@ -126,12 +125,7 @@ private:
     float scale() const { return 1.0f / std::sqrt(static_cast<float>(c_.size)); }
 
     // As the cache holds it.
-    double cached(const Array& x, std::size_t i) const {
-        if (c_.cached == x.dtype()) return x[i];
-        Array one(c_.cached, 1);
-        one.set(0, x[i]);
-        return one[0];
-    }
+    double cached(const Array& x, std::size_t i) const { return c_.cached == x.dtype() ? x[i] : rounded(c_.cached, x[i]); }
 
     void check_head(const Array& out, const Array& lse, std::size_t r, std::size_t t, std::size_t h, const char* what) const {
         const std::size_t n = keys_[r], size = c_.size, in_row = t - static_cast<std::size_t>(starts_[r]);

@@ -1,15 +1,21 @@
 #include "check.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 namespace self_test {
 namespace {
 
-constexpr std::size_t SHOWN = 20;  // failures
+constexpr std::size_t SHOWN = 20;   // failures
+constexpr std::size_t FRONT = 256;  // bytes in front of a memory
 
 std::string part_;
 std::size_t checks_ = 0, failures_ = 0;
@@ -20,13 +26,6 @@ std::uint16_t to_bf16(double value) {
     std::memcpy(&bits, &single, 4);
     if (std::isnan(value)) return 0x7fc0;
     return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-double from_half(std::uint16_t bits) {
-    const int exponent = bits >> 10 & 31;
-    const double mantissa = bits & 1023, sign = bits & 0x8000 ? -1 : 1;
-    if (exponent == 31) return mantissa != 0 ? NAN : sign * INFINITY;
-    return sign * (exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24));
 }
 
 }  // namespace
@@ -45,10 +44,31 @@ double Random::normal() {
     return radius * std::cos(2 * M_PI * uniform());
 }
 
+Memory::Memory(std::size_t bytes) : bytes_(bytes) {
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const std::size_t inside = (bytes + FRONT + page - 1) / page * page;
+    mapped_ = inside + page;
+    void* memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || mprotect(static_cast<std::uint8_t*>(memory) + inside, page, PROT_NONE) != 0) std::abort();
+    base_ = static_cast<std::uint8_t*>(memory);
+    start_ = base_ + inside - bytes;
+    std::memset(base_, 0xff, inside);
+}
+
+Memory::Memory(const Memory& other) : Memory(other.bytes_) { std::memcpy(start_, other.start_, bytes_); }
+
+Memory& Memory::operator=(Memory other) {
+    std::swap(bytes_, other.bytes_);
+    std::swap(mapped_, other.mapped_);
+    std::swap(base_, other.base_);
+    std::swap(start_, other.start_);
+    return *this;
+}
+
+Memory::~Memory() { munmap(base_, mapped_); }
+
 bool Memory::intact() const {
-    const auto one = [](std::uint8_t byte) { return byte == 0xff; };
-    const auto guard = static_cast<std::ptrdiff_t>(GUARD);
-    return std::all_of(memory_.begin(), memory_.begin() + guard, one) && std::all_of(memory_.end() - guard, memory_.end(), one);
+    return std::all_of(base_, start_, [](std::uint8_t byte) { return byte == 0xff; });
 }
 
 double Array::operator[](std::size_t i) const {
@@ -113,6 +133,22 @@ bool close(double found, double expected, double tolerance) {
 }
 
 double precision(DType dtype) { return dtype == DType::bfloat16 ? 0x1p-7 : 0x1p-23; }
+double rounded(DType dtype, double value) {
+    if (dtype == DType::float64) return value;
+    if (dtype == DType::float32) return static_cast<float>(value);
+    const std::uint32_t bits = static_cast<std::uint32_t>(to_bf16(value)) << 16;
+    float found;
+    std::memcpy(&found, &bits, 4);
+    return found;
+}
+
+double from_half(std::uint16_t bits) {
+    const int exponent = bits >> 10 & 31;
+    const double mantissa = bits & 1023, sign = bits & 0x8000 ? -1 : 1;
+    if (exponent == 31) return mantissa != 0 ? NAN : sign * INFINITY;
+    return sign * (exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24));
+}
+
 const char* name_of(DType dtype) { return dtype == DType::bfloat16 ? "bfloat16" : "float32"; }
 
 void begin(const std::string& part) {

@@ -26,26 +26,24 @@ private:
     std::uint64_t state_;
 };
 
-// Memory for `bytes`, between guards of ones: NaN in every float, so that what is read beyond an end is seen. The address
-// sanitizer has guards of its own.
+// Memory for `bytes`, of ones at first: NaN in every float. In front of it are more of them, which must stay; behind it is
+// memory that nobody may touch, so that who reads or writes beyond the end is ended.
 class Memory {
 public:
-    explicit Memory(std::size_t bytes) : memory_(bytes + 2 * GUARD, 0xff), bytes_(bytes) {}
+    explicit Memory(std::size_t bytes);
+    Memory(const Memory& other);
+    Memory& operator=(Memory other);
+    ~Memory();
     template <typename T = void>
     T* data() {
-        return reinterpret_cast<T*>(memory_.data() + GUARD);
+        return reinterpret_cast<T*>(start_);
     }
     std::size_t bytes() const { return bytes_; }
     bool intact() const;
 
 private:
-#if defined(__SANITIZE_ADDRESS__)
-    static constexpr std::size_t GUARD = 0;
-#else
-    static constexpr std::size_t GUARD = 256;
-#endif
-    std::vector<std::uint8_t> memory_;
-    std::size_t bytes_;
+    std::size_t bytes_, mapped_;
+    std::uint8_t *base_, *start_;
 };
 
 // Numbers of a dtype, NaN at first. What is put in is rounded to nearest even.
@@ -78,6 +76,10 @@ bool close(double found, double expected, double tolerance);
 
 // The step from a number of the dtype to the next, of the number: half of it is the error of rounding.
 double precision(DType dtype);
+// The number of the dtype (float64, float32, bfloat16) that is nearest.
+double rounded(DType dtype, double value);
+// A float16's number, of its bits.
+double from_half(std::uint16_t bits);
 const char* name_of(DType dtype);
 
 // Begins a part; returns how many checks the last one had. `failures()`: in all parts.

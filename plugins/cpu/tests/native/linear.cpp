@@ -30,7 +30,7 @@ struct Layer {
     Layer(const Layout& layout, DType dtype, bool biased, Random& random)
         : layout(layout),
           dtype(dtype),
-          x(dtype, MOST_ROWS * (layout.inputs + 3)),  // rows apart, with NaN between them
+          x(dtype, MOST_ROWS * (layout.inputs + 3) - 3),  // rows apart, with NaN between them
           bias(DType::float32, biased ? layout.panels() * PANEL : 0),
           stride(layout.inputs + 3),
           weight(layout.bytes()),
@@ -68,10 +68,10 @@ struct Layer {
             case Format::int4: {
                 const std::size_t size = layout.group_size, within = input % size;
                 const std::uint8_t* group = panel + input / size * (PANEL * 2 + size * 16);
-                Array scale(DType::float16, 1);
-                std::memcpy(scale.data(), group + lane * 2, 2);
+                std::uint16_t scale;
+                std::memcpy(&scale, group + lane * 2, 2);
                 const int both = group[PANEL * 2 + within / 4 * 64 + lane % 16 * 4 + within % 4];
-                return ((lane < 16 ? both & 15 : both >> 4) - 8) * scale[0];
+                return ((lane < 16 ? both & 15 : both >> 4) - 8) * from_half(scale);
             }
         }
         std::abort();
