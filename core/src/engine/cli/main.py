@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("engine.cli.generate:Generate", "generate text from a prompt, streamed to the terminal"),
     "chat": ("engine.cli.chat.command:ChatCommand", "talk to a model, loaded here or behind a server"),
     "serve": ("engine.cli.serve:Serve", "serve a model over HTTP, as OpenAI's clients expect it"),
+    "run-batch": ("engine.cli.run_batch:RunBatch", "answer a file of requests in OpenAI's batch format"),
     "config": ("engine.cli.config:Config", "print every setting, and where it was set"),
     "bench": ("engine.cli.bench:Bench", "measure latency, throughput, serving under load, or the scheduler alone"),
     "plugins": ("engine.cli.plugins:Plugins", "list points, drivers, where they come from, and what is configured"),

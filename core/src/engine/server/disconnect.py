@@ -26,9 +26,8 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
         raise ClientGone
     finally:
         watch.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # else what it raised meanwhile would be logged as lost
 
 
 async def _disconnected(request: Request) -> None:
