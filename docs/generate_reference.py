@@ -48,7 +48,12 @@ EXTRA_MODULES = (
 )
 """Modules beside the interfaces that plugin authors and users meet by name."""
 
-REQUEST_MODULES = ("engine.server.protocol", "engine.server.messages_protocol", "engine.server.pooling_protocol")
+REQUEST_MODULES = (
+    "engine.server.protocol",
+    "engine.server.responses_protocol",
+    "engine.server.messages_protocol",
+    "engine.server.pooling_protocol",
+)
 """Where the bodies of requests are declared."""
 
 _HELP_WIDTH = 110

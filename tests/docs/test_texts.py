@@ -12,14 +12,24 @@ import pytest
 
 from engine.config.names import resolve
 from engine.config.sources import CONFIG_VARIABLE, name_of
-from engine.server.routes import administration, chat, completions, messages, models, operations, pooling, tokenization
+from engine.server.routes import (
+    administration,
+    chat,
+    completions,
+    messages,
+    models,
+    operations,
+    pooling,
+    responses,
+    tokenization,
+)
 from engine.types import errors
 from tests.docs import commands
 from tests.docs.markdown import ROOT, blocks, links, name, pages, spans
 
 PAGES = pages()
 IDS = [name(page) for page in PAGES]
-ROUTES = (administration, chat, completions, messages, models, operations, pooling, tokenization)
+ROUTES = (administration, chat, completions, messages, models, operations, pooling, responses, tokenization)
 each_page = pytest.mark.parametrize("page", PAGES, ids=IDS)
 
 PLACES = (ROOT, ROOT / "core" / "src" / "engine")

@@ -144,6 +144,13 @@ SERVER_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("max_queue", "integer", 8192, "most sequences that wait for a place; what comes then is refused (429)"),
     Setting("max_body", "bytes", 32 * 2**20, "largest body of a request, e.g. 64MiB; larger ones are refused (413)"),
+    Setting(
+        "response_store_size",
+        "bytes",
+        256 * 2**20,
+        "most memory for the responses that /v1/responses keeps; the oldest make way; 0 keeps none",
+    ),
+    Setting("response_store_time", "number", 86400.0, "seconds that /v1/responses keeps a response"),
     Setting("body_timeout", "number", 60.0, "seconds in which a request's body has to arrive (else 408)"),
     Setting("header_timeout", "number", 20.0, "seconds in which a request's headers have to arrive"),
     Setting(

@@ -13,6 +13,7 @@ from engine.config.sources import Merged
 from engine.types.errors import ConfigError
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+BytesOrNone = Annotated[int, BeforeValidator(lambda value: 0 if value in (0, "0") else parse_bytes(value))]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -41,6 +42,8 @@ class ServerConfig(BaseModel):
     allowed_origins: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
     max_queue: Annotated[int, Field(ge=0)] = 8192
     max_body: Bytes = 32 * 2**20
+    response_store_size: BytesOrNone = 256 * 2**20
+    response_store_time: Seconds = 86400.0
     body_timeout: Seconds = 60.0
     header_timeout: Seconds = 20.0
     write_timeout: Seconds = 60.0

@@ -21,7 +21,18 @@ from engine.server.lifecycle import Lifecycle
 from engine.server.plugins import add_routes, wrap
 from engine.server.prometheus import Exposition
 from engine.server.request_id import RequestIds
-from engine.server.routes import administration, chat, completions, messages, models, operations, pooling, tokenization
+from engine.server.response_store import ResponseStore
+from engine.server.routes import (
+    administration,
+    chat,
+    completions,
+    messages,
+    models,
+    operations,
+    pooling,
+    responses,
+    tokenization,
+)
 from engine.server.state import ServerState
 
 
@@ -46,7 +57,7 @@ def create_app(
         return Response(status_code=499)  # nobody reads it; the access log does
 
     app.add_exception_handler(ClientGone, on_gone)
-    for routes in (operations, administration, models, completions, chat, messages, pooling, tokenization):
+    for routes in (operations, administration, models, completions, chat, messages, pooling, responses, tokenization):
         app.include_router(routes.router)
     pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
     limited = BodyLimit(wrap(cast(ASGIApp, app), llm.hooks), max_body=settings.max_body, timeout=settings.body_timeout)
@@ -70,6 +81,13 @@ def create_app(
     requests = RequestIds(inner, access_log=settings.access_log)
     metrics = Exposition(llm, model_names[0], requests, llm.hooks)
     app.state.server = ServerState(
-        llm, model_names, lifecycle, metrics, settings.max_queue, settings.share_prefix_cache, settings
+        llm,
+        model_names,
+        lifecycle,
+        metrics,
+        settings.max_queue,
+        settings.share_prefix_cache,
+        settings,
+        ResponseStore(settings.response_store_size, settings.response_store_time),
     )
     return requests

@@ -13,6 +13,7 @@ from engine.frontend.async_llm import AsyncLLM
 from engine.server.errors import APIError
 from engine.server.lifecycle import Lifecycle
 from engine.server.prometheus import Exposition
+from engine.server.response_store import ResponseStore
 
 QUEUE_RETRY_SECONDS = 1
 
@@ -29,6 +30,7 @@ class ServerState:
         max_queue: most sequences that may wait.
         share_prefix_cache: requests with different API keys may find each other's cached prompts.
         settings: of the server; None: not told.
+        responses: those that are kept.
         created: seconds, for `/v1/models`.
     """
 
@@ -39,6 +41,7 @@ class ServerState:
     max_queue: int
     share_prefix_cache: bool = False
     settings: ServerConfig | None = None
+    responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0.0))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:

@@ -1,0 +1,195 @@
+"""`/v1/responses`: OpenAI's newer protocol, whose responses the server may keep."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+
+from engine.server import sse
+from engine.server.blocks import Blocks
+from engine.server.choices import collect, submit
+from engine.server.disconnect import until_disconnect
+from engine.server.errors import APIError
+from engine.server.json import JSON, JSONRoute
+from engine.server.request_id import engine_id, request_id
+from engine.server.response_store import Owner, StoredResponse
+from engine.server.responses_answer import DIALECT, ResponseMaker
+from engine.server.responses_input import Item, conversation, items_of
+from engine.server.responses_protocol import ResponsesBody
+from engine.server.state import ServerState, state_of
+from engine.server.turn import prepare
+from engine.types.params import SamplingParams
+
+router = APIRouter(route_class=JSONRoute)
+State = Annotated[ServerState, Depends(state_of)]
+MAX_ITEMS = 100
+"""The most items of one page."""
+
+
+@router.post("/v1/responses")
+async def respond(body: ResponsesBody, request: Request, state: State) -> Response:
+    """Answer a conversation, which may go on from a stored response."""
+    model = state.check_model(body.model)
+    params = body.sampling_params()
+    store = _store(body, state)
+    before = _before(body, request, state)
+    items = items_of(body)
+    turn = await prepare(state, conversation(body, before, items), params)
+    streams = await submit(
+        state,
+        [turn.prompt],
+        turn.params,
+        engine_id(request, "resp"),
+        stream=body.stream,
+        priority=body.priority,
+        timeout=body.timeout,
+        request=request,
+    )
+    owner = _owner(request)
+
+    def finish(response: dict[str, Any]) -> None:
+        if store:
+            state.responses.put(owner, StoredResponse(response, before, items))
+
+    def count(text: str) -> int:
+        return len(state.engine.tokenizer.encode(text, add_special_tokens=False))
+
+    maker = ResponseMaker(_head(body, model, params, store), Blocks(turn.reader()), count, finish)
+    if body.stream:
+        name = request_id(request)
+        return sse.EventStream(maker.events(streams[0], name), streams, name, DIALECT)
+    (output,) = await until_disconnect(request, collect(streams))
+    return JSON(maker.whole(output))
+
+
+@router.get("/v1/responses/{identity}")
+async def retrieve(identity: str, request: Request, state: State) -> Response:
+    """A stored response."""
+    if request.query_params:
+        raise _unsupported(request)
+    return JSON(_stored(identity, request, state).response)
+
+
+@router.delete("/v1/responses/{identity}")
+async def delete(identity: str, request: Request, state: State) -> Response:
+    """Forget a stored response."""
+    if not state.responses.delete(_owner(request), identity):
+        raise _missing(identity)
+    return JSON({"id": identity, "object": "response", "deleted": True})
+
+
+@router.post("/v1/responses/{identity}/cancel")
+async def cancel(identity: str, request: Request, state: State) -> Response:
+    """Refused: what could be cancelled runs in the background, and nothing does here."""
+    _stored(identity, request, state)
+    raise APIError(400, "only a response that runs in the background can be cancelled; this one has ended")
+
+
+@router.get("/v1/responses/{identity}/input_items")
+async def input_items(
+    identity: str,
+    request: Request,
+    state: State,
+    order: Literal["asc", "desc"] = "desc",
+    limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = 20,
+    after: str | None = None,
+) -> Response:
+    """What a stored response answers, page by page."""
+    if set(request.query_params) - {"order", "limit", "after"}:
+        raise _unsupported(request)
+    stored = _stored(identity, request, state)
+    items = [_named(identity, i, item) for i, item in enumerate((*stored.before, *stored.items))]
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [i for i, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise APIError(400, f"after: there is no item {after[:200]!r}; send the last id of a page", param="after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return JSON({"object": "list", "data": page, "has_more": len(items) > limit, **ends})
+
+
+def _owner(request: Request) -> Owner:
+    """Whose responses these are: the API key's, by its digest."""
+    salt: Owner = request.scope["state"].get("cache_salt")
+    return salt
+
+
+def _store(body: ResponsesBody, state: ServerState) -> bool:
+    if body.store and not state.responses.max_bytes:
+        raise APIError(
+            400, "store: this server keeps no responses (--response-store-size 0); send false", param="store"
+        )
+    return bool(state.responses.max_bytes) if body.store is None else body.store
+
+
+def _before(body: ResponsesBody, request: Request, state: ServerState) -> list[Item]:
+    name = body.previous_response_id
+    if name is None:
+        return []
+    stored = state.responses.get(_owner(request), name)
+    if stored is None:
+        raise APIError(
+            400,
+            f"the response {name[:200]!r} is not here, or not any more; send the whole conversation as input",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return stored.conversation
+
+
+def _stored(identity: str, request: Request, state: ServerState) -> StoredResponse:
+    stored = state.responses.get(_owner(request), identity)
+    if stored is None:
+        raise _missing(identity)
+    return stored
+
+
+def _missing(identity: str) -> APIError:
+    return APIError(404, f"the response {identity[:200]!r} is not here, or not any more", code="response_not_found")
+
+
+def _unsupported(request: Request) -> APIError:
+    name = next(iter(request.query_params))[:64]
+    return APIError(400, f"the parameter {name!r} is not supported here", param=name, code="unsupported_parameter")
+
+
+def _named(identity: str, i: int, item: Item) -> dict[str, Any]:
+    """An item with its type and an id: the client's own, or one of its place."""
+    return {"type": "message", **item, "id": item.get("id") or f"item_{identity.removeprefix('resp_')}_{i}"}
+
+
+def _head(body: ResponsesBody, model: str, params: SamplingParams, store: bool) -> dict[str, Any]:
+    """The fields of a response that are known from its request."""
+    form = {"type": "text"} if body.text is None or body.text.format is None else body.text.format.dumped()
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": store,
+        "temperature": params.temperature,
+        "text": {"format": form},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_logprobs": 0,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
