@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -116,6 +117,44 @@ def test_stored_and_forgotten(client: openai.OpenAI) -> None:
         client.responses.retrieve(unstored.id)
 
 
+def test_in_the_background(client: openai.OpenAI, server: Server) -> None:
+    whole = client.responses.create(input=QUESTION, **OPTIONS)
+    made = client.responses.create(input=QUESTION, background=True, **OPTIONS)
+    assert made.status == "in_progress" and made.background and made.output == []
+    deadline = time.monotonic() + 30
+    while (found := client.responses.retrieve(made.id)).status == "in_progress":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert (found.status, found.output_text) == ("completed", whole.output_text)
+    assert client.responses.cancel(made.id).status == "completed", "it has ended"
+    goes_on = client.responses.create(input="Thanks", previous_response_id=made.id, **OPTIONS)
+    assert goes_on.usage.input_tokens > found.usage.total_tokens
+
+
+def test_cancelled(client: openai.OpenAI, server: Server) -> None:
+    """Nothing runs on, and nothing goes on from it; the same where it is deleted."""
+    long: dict[str, Any] = {"model": "tiny", "input": "Tell me a story.", "temperature": 1.9, "background": True}
+    seeded = {"extra_body": {"seed": 7, "min_p": 0.0}}
+    made = client.responses.create(**long, **seeded)
+    assert client.responses.cancel(made.id).status == "cancelled" == client.responses.retrieve(made.id).status
+    assert client.responses.cancel(made.id).status == "cancelled"
+    server.until_idle()
+    with pytest.raises(openai.BadRequestError, match="is cancelled"):
+        client.responses.create(input="Thanks", previous_response_id=made.id, **OPTIONS)
+    deleted = client.responses.create(**long, **seeded)
+    client.responses.delete(deleted.id)
+    server.until_idle()
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(deleted.id)
+    late = client.responses.create(**long, extra_body={"timeout": 1e-4})
+    server.until_idle()
+    deadline = time.monotonic() + 30
+    while (found := client.responses.retrieve(late.id)).status == "in_progress":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert found.status == "failed" and found.error.code == "request_timeout"
+
+
 def test_streamed(client: openai.OpenAI) -> None:
     whole = client.responses.create(input=QUESTION, **OPTIONS)
     with client.responses.stream(input=QUESTION, **OPTIONS) as stream:
@@ -213,7 +252,8 @@ def test_asynchronously(server: Server, client: openai.OpenAI) -> None:
     [
         ({"conversation": "c"}, "conversation", "not supported"),
         ({"reasoning": {"effort": "low"}}, "reasoning", "not supported"),
-        ({"background": True}, "background", "False"),
+        ({"background": True, "stream": True}, None, "background"),
+        ({"background": True, "store": False}, "store", "background"),
         ({"truncation": "auto"}, "truncation", "disabled"),
         ({"include": ["message.output_text.logprobs"]}, "include", "at most 0"),
         ({"text": {"verbosity": "low"}}, "verbosity", "not supported"),

@@ -46,6 +46,15 @@ def test_the_conversation_before_counts() -> None:
     assert nothing.get(None, "r") is None
 
 
+def test_one_in_the_place_of_another() -> None:
+    store = ResponseStore(10_000, 60)
+    store.put("a", stored("r", "x" * 500))
+    store.put("a", stored("r", "y"))
+    found, size = store.get("a", "r"), store.size
+    assert found is not None and found.response["output"][0]["text"] == "y"
+    assert store.delete("a", "r") and store.size == 0 < size < 500
+
+
 def test_they_end() -> None:
     clock = Clock()
     store = ResponseStore(10_000, 60, clock)

@@ -69,7 +69,7 @@ class Gate:
         if error is not None:
             return await refuse(scope, receive, send, error, close=True)
         if key is not None:
-            scope.setdefault("state", {}).update(api_key=key.name, cache_salt=key.cache_salt)
+            scope.setdefault("state", {}).update(api_key=key.name, cache_salt=key.cache_salt, key_usage=key.usage)
         self._lifecycle.enter()
         try:
             await self._app(scope, receive, send)

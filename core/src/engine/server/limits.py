@@ -60,6 +60,10 @@ class Usage:
         self.active += 1
         return None
 
+    def hold(self) -> None:
+        """A request that was counted in goes on beyond its answer: `leave` is called once more."""
+        self.active += 1
+
     def leave(self) -> None:
         """A request that was counted in has ended."""
         self.active -= 1

@@ -62,9 +62,10 @@ class ResponseStore:
         return sum(shelf.size for shelf in self._shelves.values())
 
     def put(self, owner: Owner, stored: StoredResponse) -> None:
-        """Keep a response. One that is larger than all room is not kept."""
+        """Keep a response, in the place of one with the same id. One that is larger than all room is not kept."""
         self._expire()
         size = sum(len(orjson.dumps(part)) for part in (stored.response, *stored.before, *stored.items))
+        self.delete(owner, stored.response["id"])
         shelf = self._shelves.setdefault(owner, _Shelf())
         shelf.entries[stored.response["id"]] = stored, size, self._clock() + self._seconds
         shelf.size += size

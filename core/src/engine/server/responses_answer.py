@@ -50,6 +50,19 @@ class ResponseMaker:
         self._ids: list[str] = []
         self._call_ids: list[str] = []
 
+    def begun(self) -> dict[str, Any]:
+        """The response before it is computed."""
+        return self._response("in_progress")
+
+    def cancelled(self) -> dict[str, Any]:
+        """The response that nobody wants any more."""
+        return self._response("cancelled")
+
+    def failed(self, error: Exception, request_id: str) -> dict[str, Any]:
+        """The response that could not be computed."""
+        told = errors.describe(error, request_id)[1]["error"]
+        return self._response("failed", error={"code": told["code"] or "server_error", "message": told["message"]})
+
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         """The response to a finished request."""
         (completion,) = output.outputs
@@ -58,8 +71,8 @@ class ResponseMaker:
 
     async def events(self, outputs: AsyncIterator[RequestOutput], request_id: str) -> AsyncGenerator[bytes]:
         """The response as it comes. What goes wrong on the way is told as a failed response."""
-        yield self._event("response.created", response=self._response("in_progress"))
-        yield self._event("response.in_progress", response=self._response("in_progress"))
+        yield self._event("response.created", response=self.begun())
+        yield self._event("response.in_progress", response=self.begun())
         try:
             async for output in outputs:
                 for completion in output.outputs:
@@ -69,9 +82,7 @@ class ResponseMaker:
                         made = self._end(output, completion)
                         yield self._event(f"response.{made['status']}", response=made)
         except Exception as error:
-            told = errors.describe(error, request_id)[1]["error"]
-            failure = {"code": told["code"] or "server_error", "message": told["message"]}
-            yield self._event("response.failed", response=self._response("failed", error=failure))
+            yield self._event("response.failed", response=self.failed(error, request_id))
 
     def _told(self, completion: CompletionOutput) -> Iterator[Event]:
         self._num_tokens += len(completion.token_ids)

@@ -82,7 +82,7 @@ class ResponsesBody(Body):
         metadata: up to 16 texts by name, given back with the response.
         service_tier: taken: all requests are served alike.
         user, safety_identifier, prompt_cache_key: taken, given back and used for nothing: prompts are cached anyway.
-        background: only false.
+        background: answer at once, and compute the response while nobody waits; not with stream, nor without store.
         include: only an empty list.
         seed, top_k, min_p, repetition_penalty, priority, timeout, chat_template_kwargs: ours, as with chat completions.
     """
@@ -107,7 +107,7 @@ class ResponsesBody(Body):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    background: Literal[False] | None = None
+    background: bool | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
     seed: int | None = None
     top_k: int | None = None
@@ -121,6 +121,8 @@ class ResponsesBody(Body):
     def _stream_options_need_stream(self) -> ResponsesBody:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed with stream=true")
+        if self.background and self.stream:
+            raise ValueError("background is not supported with stream=true; send one of them")
         return self
 
     def sampling_params(self) -> SamplingParams:

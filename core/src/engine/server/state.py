@@ -10,6 +10,7 @@ from fastapi import Request
 
 from engine.config.server import ServerConfig
 from engine.frontend.async_llm import AsyncLLM
+from engine.server.background import Background
 from engine.server.errors import APIError
 from engine.server.lifecycle import Lifecycle
 from engine.server.prometheus import Exposition
@@ -31,6 +32,7 @@ class ServerState:
         share_prefix_cache: requests with different API keys may find each other's cached prompts.
         settings: of the server; None: not told.
         responses: those that are kept.
+        background: what runs there.
         created: seconds, for `/v1/models`.
     """
 
@@ -42,7 +44,11 @@ class ServerState:
     share_prefix_cache: bool = False
     settings: ServerConfig | None = None
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0.0))
+    background: Background = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "background", Background(self.lifecycle))
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; None means the first. Raises a 404 APIError for a model that is not served."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
+from engine.frontend.request_stream import RequestStream
 from engine.server import sse
 from engine.server.blocks import Blocks
 from engine.server.choices import collect, submit
@@ -59,11 +62,45 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
         return len(state.engine.tokenizer.encode(text, add_special_tokens=False))
 
     maker = ResponseMaker(_head(body, model, params, store), Blocks(turn.reader()), count, finish)
+    name = request_id(request)
+    if body.background:
+        return JSON(_run_behind(maker, streams, finish, name, request, state))
     if body.stream:
-        name = request_id(request)
         return sse.EventStream(maker.events(streams[0], name), streams, name, DIALECT)
     (output,) = await until_disconnect(request, collect(streams))
     return JSON(maker.whole(output))
+
+
+def _run_behind(
+    maker: ResponseMaker,
+    streams: list[RequestStream],
+    finish: Callable[[dict[str, Any]], None],
+    name: str,
+    request: Request,
+    state: ServerState,
+) -> dict[str, Any]:
+    """Compute the response while nobody waits; it is kept as it stands, from now on."""
+
+    async def run() -> None:
+        try:
+            (output,) = await collect(streams)
+            maker.whole(output)
+        except Exception as error:
+            finish(maker.failed(error, name))
+        except asyncio.CancelledError:
+            finish(maker.cancelled())
+
+    def close() -> None:
+        for stream in streams:
+            stream.close()
+        kept = state.responses.get(_owner(request), begun["id"])
+        if kept is not None and kept.response["status"] == begun["status"]:  # it was cancelled before it began to run
+            finish(maker.cancelled())
+
+    begun = maker.begun()
+    finish(begun)
+    state.background.start(begun["id"], run(), request.scope["state"].get("key_usage"), close)
+    return begun
 
 
 @router.get("/v1/responses/{identity}")
@@ -76,17 +113,21 @@ async def retrieve(identity: str, request: Request, state: State) -> Response:
 
 @router.delete("/v1/responses/{identity}")
 async def delete(identity: str, request: Request, state: State) -> Response:
-    """Forget a stored response."""
-    if not state.responses.delete(_owner(request), identity):
-        raise _missing(identity)
+    """Forget a stored response; where it is being computed, that ends."""
+    _stored(identity, request, state)
+    await state.background.cancel(identity)
+    state.responses.delete(_owner(request), identity)
     return JSON({"id": identity, "object": "response", "deleted": True})
 
 
 @router.post("/v1/responses/{identity}/cancel")
 async def cancel(identity: str, request: Request, state: State) -> Response:
-    """Refused: what could be cancelled runs in the background, and nothing does here."""
-    _stored(identity, request, state)
-    raise APIError(400, "only a response that runs in the background can be cancelled; this one has ended")
+    """Stop computing a response in the background. One that was cancelled already stays so."""
+    stored = _stored(identity, request, state)
+    if not stored.response["background"]:
+        raise APIError(400, "only a response in the background can be cancelled, and this one is none")
+    await state.background.cancel(identity)
+    return JSON(_stored(identity, request, state).response)
 
 
 @router.get("/v1/responses/{identity}/input_items")
@@ -122,6 +163,10 @@ def _owner(request: Request) -> Owner:
 
 
 def _store(body: ResponsesBody, state: ServerState) -> bool:
+    if body.background and body.store is False:
+        raise APIError(
+            400, "background: a response that is not stored could not be got; send store=true", param="store"
+        )
     if body.store and not state.responses.max_bytes:
         raise APIError(
             400, "store: this server keeps no responses (--response-store-size 0); send false", param="store"
@@ -141,6 +186,9 @@ def _before(body: ResponsesBody, request: Request, state: ServerState) -> list[I
             param="previous_response_id",
             code="previous_response_not_found",
         )
+    if stored.response["status"] not in ("completed", "incomplete"):
+        found = f"the response {name[:200]!r} is {stored.response['status']}"
+        raise APIError(400, f"{found}; go on from one that has come to its end", param="previous_response_id")
     return stored.conversation
 
 
@@ -173,7 +221,7 @@ def _head(body: ResponsesBody, model: str, params: SamplingParams, store: bool) 
         "object": "response",
         "created_at": int(time.time()),
         "model": model,
-        "background": False,
+        "background": body.background is True,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
