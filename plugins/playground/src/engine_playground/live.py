@@ -1,0 +1,38 @@
+"""What the engine does now, as the page shows it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from engine_playground.page_cells import summary
+
+if TYPE_CHECKING:
+    from engine.interfaces.engine_view import EngineView
+    from engine.types.hooks import EngineInfo
+    from engine_playground.plugin import PlaygroundOptions
+
+
+async def live(engine: EngineView, info: EngineInfo | None, options: PlaygroundOptions) -> bytes:
+    """JSON: `engine` and `drivers` as hooks were told, `stats` as the cores told last (counters since their start, so
+    that the page takes the differences), `pages` of each core now, `time` on a clock that only grows.
+
+    Raises EngineDeadError where the last core has died.
+    """
+    pages = await engine.page_maps()
+    told: dict[str, Any] = {} if info is None else msgspec.to_builtins(info)
+    content = {
+        "time": time.monotonic(),
+        "refresh": options.refresh,
+        "drivers": told.pop("drivers", []),
+        "engine": told or None,
+        "stats": engine.stats(),
+        "pages": [
+            summary(np.frombuffer(one.holders, np.uint8), np.frombuffer(one.cached, np.uint8), options.cells)
+            for one in pages
+        ],
+    }
+    return msgspec.json.encode(content)
