@@ -13,8 +13,9 @@ from engine.cli.flags import (
     add_engine_flags,
     add_positional_model,
     add_server_flags,
-    merged_settings,
+    command_settings,
     name_positional_model,
+    warn,
 )
 from engine.config.declaration import SERVER_SETTINGS, SETTINGS
 from engine.plugin.command import Command
@@ -48,9 +49,9 @@ class Bench(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         measure = _KINDS[arguments.kind][0]
         name_positional_model(arguments, "measure")
-        merged = merged_settings(arguments)
+        merged = command_settings(arguments)
         for warning in merged.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(warning)
         report = measure(arguments, merged)
         command = shlex.join(["engine", *sys.argv[1:]])
         report.figures = {**report.figures, "command": command}

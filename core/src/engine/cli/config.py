@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from engine.cli.flags import (
     add_engine_flags,
     add_positional_model,
     add_server_flags,
-    merged_settings,
+    command_settings,
     name_positional_model,
+    warn,
 )
 from engine.plugin.command import Command
 from engine.types.errors import EngineError
@@ -31,9 +31,9 @@ class Config(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         name_positional_model(arguments, "show the settings for")
-        merged = merged_settings(arguments)
+        merged = command_settings(arguments)
         for warning in merged.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(warning)
 
         from engine.cli.config_tree import as_json, as_yaml, resolve
         from engine.config.server import ServerConfig

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from engine.cli.flags import add_plugin_flags, merged_settings
+from engine.cli.flags import add_plugin_flags, command_settings
 from engine.frontend.plugin_record import PluginRecord, key
 from engine.plugin.command import Command
 from engine.plugin.discovery import Candidate, Registry, duplicate
@@ -61,7 +61,7 @@ class Doctor(Command):
         add_plugin_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        registry = Registry.discover(plugins=merged_settings(arguments).plugin_list)
+        registry = Registry.discover(plugins=command_settings(arguments).plugin_list)
         candidates = [candidate for group in _groups() for candidate in registry.candidates(group)]
         found = _of_cards(candidates, arguments.timeout)
         _record(found)

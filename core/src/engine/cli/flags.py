@@ -101,6 +101,16 @@ def name_positional_model(arguments: argparse.Namespace, doing: str) -> None:
     setattr(arguments, _PREFIX + "model", positional)
 
 
+def command_settings(namespace: argparse.Namespace) -> Merged:
+    """`merged_settings`, for the command that the process was started for: from here on it logs as they say."""
+    merged = merged_settings(namespace)
+    if merged.section("settings").get("log_format") == "json":
+        from engine.types.json_log import log_as
+
+        log_as("json")
+    return merged
+
+
 def merged_settings(namespace: argparse.Namespace) -> Merged:
     """The flags of a parsed command line, merged with the config file and the environment.
 
@@ -115,6 +125,13 @@ def merged_settings(namespace: argparse.Namespace) -> Merged:
         name, _, value = text.partition("=")
         given[name] = _structured(value)
     return gather(given, config_file)
+
+
+def warn(text: str) -> None:
+    """Say what is odd about the settings."""
+    from engine.types.json_log import tell
+
+    tell("engine.config", text, f"warning: {text}")
 
 
 def _add_setting(group: argparse.ArgumentParser | argparse._ArgumentGroup, setting: Setting) -> None:

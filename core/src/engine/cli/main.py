@@ -46,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except EngineError as error:
-        print(_message(error), file=sys.stderr)
+        from engine.types.json_log import tell
+
+        fields = dict(zip(("code", "asked", "found", "remedy"), error.parts, strict=True))
+        tell("engine", str(error), _message(error), logging.ERROR, **fields)
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from engine.cli.flags import add_engine_flags, merged_settings
+from engine.cli.flags import add_engine_flags, command_settings, warn
 from engine.config.sources import Merged
 from engine.frontend.plugin_record import PluginRecord, Seen, key
 from engine.plugin.command import Command
@@ -48,7 +47,7 @@ class Plugins(Command):
         add_engine_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        merged = merged_settings(arguments)
+        merged = command_settings(arguments)
         registry = Registry.discover(plugins=merged.plugin_list)
         rows = table(registry, merged, PluginRecord().read())
         if getattr(arguments, "json", False):
@@ -62,7 +61,7 @@ class Plugins(Command):
         for problem in registry.problems:
             print(f"\n! {problem.distribution}: {problem.found}\n  to do: {problem.remedy}")
         for warning in merged.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(warning)
         return 0
 
 

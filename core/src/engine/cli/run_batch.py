@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from engine.cli.flags import add_engine_flags, merged_settings
+from engine.cli.flags import add_engine_flags, command_settings, warn
 from engine.plugin.command import Command
 from engine.types.errors import InvalidRequestError
 
@@ -29,9 +29,9 @@ class RunBatch(Command):
         add_engine_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        merged = merged_settings(arguments)
+        merged = command_settings(arguments)
         for warning in merged.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(warning)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
         from engine.config.settings import EngineConfig

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from engine.cli.flags import (
     add_engine_flags,
     add_positional_model,
     add_server_flags,
-    merged_settings,
+    command_settings,
     name_positional_model,
+    warn,
 )
 from engine.plugin.command import Command
 
@@ -27,9 +27,9 @@ class Serve(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         name_positional_model(arguments, "serve")
-        merged = merged_settings(arguments)
+        merged = command_settings(arguments)
         for warning in merged.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(warning)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
         from engine.config.server import ServerConfig

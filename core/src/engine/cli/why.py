@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 
-from engine.cli.flags import add_engine_flags, add_positional_model, merged_settings, name_positional_model
+from engine.cli.flags import add_engine_flags, add_positional_model, command_settings, name_positional_model
 from engine.cli.plugins import columns
 from engine.plugin.command import Command
 from engine.plugin.discovery import Registry
@@ -41,7 +41,7 @@ class Why(Command):
         from engine.config.settings import EngineConfig
         from engine.frontend.launch import launch
 
-        merged = merged_settings(arguments)
+        merged = command_settings(arguments)
         registry, config = Registry.discover(plugins=merged.plugin_list), EngineConfig.from_merged(merged)
         error: EngineError | None = None
         selections = []

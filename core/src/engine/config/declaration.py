@@ -91,6 +91,13 @@ SETTINGS: tuple[Setting, ...] = (
         600.0,
         "seconds without a sign of life after which a core in a process of its own is taken for hung and ended",
     ),
+    Setting(
+        "log_format",
+        "text",
+        "text",
+        "what commands and the processes of the engine log: lines for people, or a JSON object a line",
+        choices=("text", "json"),
+    ),
     Setting("profile_dir", "text", None, "folder for profiles that are taken while serving (default: none are taken)"),
     Setting("seed", "integer", 0, "seed of the requests that bring none of their own"),
     Setting(

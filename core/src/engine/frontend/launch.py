@@ -239,6 +239,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         hook_options=check_hook_options(registry, config.hook_options),
         hook_plugins=hook_choices(registry, ("core", "worker")),
         plugins=config.plugin_list.text,
+        log_format=config.log_format,
         profile_dir=None if config.profile_dir is None else str(Path(config.profile_dir).absolute()),
     )
     start = CoreStart(

@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 
 import msgspec
@@ -27,6 +26,7 @@ from engine.loop.engine_core import EngineCore
 from engine.types import wire
 from engine.types.child_process import take_start
 from engine.types.errors import EngineDeadError, EngineError
+from engine.types.json_log import log_as
 from engine.types.messages import (
     Abort,
     Add,
@@ -63,6 +63,7 @@ def main() -> int:
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)  # and so does a core that hangs, when the frontend ends it
     start: ProcessStart = take_start(ProcessStart, sys.argv[1])
+    log_as(start.core.worker.log_format)
 
     inbox: Inbox = queue.SimpleQueue()
     outbox: Outbox = queue.SimpleQueue()
@@ -85,7 +86,7 @@ def main() -> int:
         outbox.put(Failed(error.parts))
         code = 1
     except Exception as error:  # a bug, or the machine: the frontend must hear of it whatever it is
-        traceback.print_exc()
+        log.error("the engine core ends", exc_info=error)
         outbox.put(Failed(EngineDeadError("run the engine core", f"{type(error).__name__}: {error}").parts))
         code = 1
     finally:
@@ -175,7 +176,7 @@ def _send_loop(address: str, outbox: Outbox) -> None:
         try:
             data = wire.encode(message)
         except Exception as error:  # what a driver put into an output, say; without it requests would wait for ever
-            traceback.print_exc()
+            log.error("news could not be told to the frontend", exc_info=error)
             socket.send(
                 wire.encode(Failed(EngineDeadError("tell the frontend", f"{type(error).__name__}: {error}").parts))
             )

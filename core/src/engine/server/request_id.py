@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.server.error_shape import speaks_anthropic
 from engine.server.lifecycle import ACCESS_LOG
+from engine.types.json_log import REQUEST_ID
 
 HEADER = b"x-request-id"
 ANTHROPIC_HEADER = b"request-id"
@@ -60,6 +61,7 @@ class RequestIds:
                 message["headers"] = [*message.get("headers", ()), *((name, identity) for name in names)]
             await send(message)
 
+        context = REQUEST_ID.set(identity.decode())
         try:
             await self._app(scope, receive, send_with_id)
         finally:
@@ -67,7 +69,16 @@ class RequestIds:
                 seconds = time.perf_counter() - began
                 client = "{}:{}".format(*scope["client"]) if scope.get("client") else "-"
                 line = f"{client} {scope['method']} {scope['path']} {status or 'left'} {seconds:.3f} s"
-                log.info("%s %s", identity.decode(), line.encode("unicode_escape").decode())
+                fields = {
+                    "client": client,
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status or None,
+                    "seconds": round(seconds, 6),
+                }
+                shown = line.encode("unicode_escape").decode()
+                log.info("%s %s", identity.decode(), shown, extra={"fields": fields})
+            REQUEST_ID.reset(context)
 
 
 def request_id(request: Request) -> str:

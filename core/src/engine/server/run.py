@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from engine.server.keys import AdminKey, KeyRing
 from engine.server.lifecycle import ACCESS_LOG, Lifecycle, Phase
 from engine.server.limits import KeyLimits
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
+from engine.types.json_log import logs_json, tell
 
 if TYPE_CHECKING:
     import uvicorn
@@ -69,6 +69,7 @@ def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -
     llm = AsyncLLM(config)  # its process loads the model while this one imports the server
     try:
         import uvicorn
+        from uvicorn.config import LOGGING_CONFIG
 
         from engine.server.app import create_app
         from engine.server.http import bounded_protocol
@@ -86,6 +87,7 @@ def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -
             http=bounded_protocol(settings.header_timeout, settings.write_timeout, settings.max_connections),
             log_level="warning",
             access_log=False,
+            log_config=None if logs_json() else LOGGING_CONFIG,  # its own writes text
             timeout_graceful_shutdown=FAREWELL_SECONDS,
             lifespan="off",
             ssl_certfile=settings.ssl_certfile,
@@ -127,14 +129,15 @@ class _Run:
             self._on_signal()
         stopped = asyncio.ensure_future(self._stop.wait())
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
-        statistics = asyncio.ensure_future(StatisticsLog(self._llm).run())
+        statistics = asyncio.ensure_future(StatisticsLog(self._llm, _statistics()).run())
         watching = asyncio.ensure_future(self._keys.watch())
         try:
             if not await self._start(stopped):
                 return 0
             self._lifecycle.phase = Phase.SERVING
             assert self._llm.worker is not None
-            print(banner.render(self._llm.plan, self._llm.worker, _address(listener, self._settings)), flush=True)
+            address = _address(listener, self._settings)
+            _greet(banner.render(self._llm.plan, self._llm.worker, address), address)
             record_start(self._llm.plan, self._llm.worker, "engine serve")
             await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
             if self._dead is None:
@@ -213,7 +216,20 @@ async def _first(timeout: float, *events: Coroutine[Any, Any, Any]) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"engine: {text}", file=sys.stderr, flush=True)
+    tell("engine.server", text, f"engine: {text}")
+
+
+def _statistics() -> Callable[[str], None] | None:
+    """Who writes the lines of statistics; None: they are printed."""
+    return (lambda line: tell("engine.statistics", line, "", logging.INFO)) if logs_json() else None
+
+
+def _greet(text: str, address: str) -> None:
+    """The banner, on standard output; in the log where that is JSON, as all the rest is."""
+    if logs_json():
+        tell("engine.server", text, "", logging.INFO, address=address)
+    else:
+        print(text, flush=True)
 
 
 def _address(listener: socket.socket, settings: ServerConfig) -> str:

@@ -59,6 +59,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         hook_plugins: those that listen in the core and in workers, which every process checks as it does `choices`;
             None: nobody said, and nothing is checked.
         plugins: the list of plugins that may be used, as `--plugins` has it; "": all that are installed.
+        log_format: of the processes that are started for this engine, "text" or "json".
         profile_dir: where profiles go that are taken between steps; None: none are taken.
     """
 
@@ -85,6 +86,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     hook_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     hook_plugins: tuple[Choice, ...] | None = None
     plugins: str = ""
+    log_format: str = "text"
     profile_dir: str | None = None
 
 

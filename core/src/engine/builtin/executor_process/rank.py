@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import logging
 import os
 import signal
 import sys
 import time
-import traceback
 import zlib
 from collections import deque
 from typing import TYPE_CHECKING
@@ -35,10 +35,13 @@ from engine.builtin.executor_process.messages import (
 from engine.types import wire
 from engine.types.child_process import take_start
 from engine.types.errors import EngineDeadError, EngineError
+from engine.types.json_log import log_as
 from engine.types.plan import StepPlan
 
 if TYPE_CHECKING:
     from engine.interfaces.executor import StepFuture, Worker
+
+log = logging.getLogger("engine.executor")
 
 POLL_SECONDS = 0.0001
 
@@ -48,6 +51,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     faulthandler.enable()  # a crash says where
     start: RankStart = take_start(RankStart, sys.argv[1])
+    log_as(start.message.log_format)
     context = zmq.Context()
     orders, news = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket, address in ((orders, start.orders), (news, start.news)):
@@ -147,7 +151,7 @@ class Rank:
         """Tell, and wait to be ended: nothing can be computed any more."""
         if isinstance(error, EngineError):
             return self._tell(Failed(self._rank, error.parts, typed=True))
-        traceback.print_exception(error)
+        log.error("%s failed", what, exc_info=error)
         size = self._start.message.size
         dead = EngineDeadError(f"{what} on rank {self._rank} of {size}", f"{type(error).__name__}: {error}")
         self._tell(Failed(self._rank, dead.parts, typed=False))

@@ -10,8 +10,9 @@ from engine.cli.flags import (
     add_engine_flags,
     add_positional_model,
     add_server_flags,
-    merged_settings,
+    command_settings,
     name_positional_model,
+    warn,
 )
 from engine.cli.sampling_flags import add_sampling_flags, sampling_keywords
 from engine.plugin.command import Command
@@ -42,9 +43,9 @@ class ChatCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         name_positional_model(arguments, "chat with")
-        merged = merged_settings(arguments)
+        merged = command_settings(arguments)
         for warning in merged.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(warning)
         url: str | None = getattr(arguments, "url", None)
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         keywords = sampling_keywords(arguments, max_tokens=None)
