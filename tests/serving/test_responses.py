@@ -278,6 +278,22 @@ def test_what_is_refused(client: openai.OpenAI, body: dict[str, Any], param: str
     assert caught.value.param == param and told in str(caught.value)
 
 
+def test_what_is_nested_too_deep(server: Server) -> None:
+    """It can be read, and could not be written into the response."""
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+    tool = {**WEATHER, "parameters": {**SCHEMA, "default": deep}}
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": deep}}
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [call]}]
+    for path, body in (
+        ("responses", {"input": QUESTION, "tools": [tool]}),
+        ("responses", {"input": [{"role": "user", "content": "x", "id": deep}]}),
+        ("messages", {"messages": said, "max_tokens": 1}),
+    ):
+        assert httpx.post(f"{server.address}/v1/{path}", json=body).status_code == 400
+
+
 def test_what_cannot_be_asked_of_stored_ones(server: Server, client: openai.OpenAI) -> None:
     made = client.responses.create(input=QUESTION, **OPTIONS)
     for query in ("?stream=true", "/input_items?include=x", "/input_items?limit=1000", "/input_items?after=x"):

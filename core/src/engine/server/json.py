@@ -21,6 +21,17 @@ class JSON(Response):
         return orjson.dumps(content)
 
 
+def encoded(content: Any) -> bytes:
+    """What a client sent, as JSON again.
+
+    Raises RecursionError, which is answered with a 400, where it is nested so deep that it can be read but not written.
+    """
+    try:
+        return orjson.dumps(content)
+    except orjson.JSONEncodeError as error:
+        raise RecursionError(str(error)) from error
+
+
 class JSONRequest(Request):
     """A request whose JSON is read strictly."""
 

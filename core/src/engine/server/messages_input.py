@@ -6,8 +6,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
+from engine.server.json import encoded
 from engine.server.json_object import JSONObject, bad
 from engine.server.messages_protocol import CountTokensBody, ToolChoice
 from engine.server.tool_request import (
@@ -145,7 +144,7 @@ class _Messages:
         if not isinstance(given, Mapping):
             raise bad(f"{block.where}.input", f"is {_short(given)}", "send an object")
         self._names[identity] = name
-        function = {"name": name, "arguments": orjson.dumps(given).decode()}
+        function = {"name": name, "arguments": encoded(given).decode()}
         self._assistant("tool_calls", {"id": identity, "type": "function", "function": function})
 
     def _result(self, block: JSONObject) -> None:

@@ -97,8 +97,9 @@ class _Items:
 
     def take(self, item: JSONObject) -> None:
         """One item. Its id and status, which answers have, say nothing to the model."""
-        item.take("id")
-        item.take("status")
+        for name in ("id", "status"):
+            if not isinstance(value := item.take(name), str | None):
+                raise bad(f"{item.where}.{name}", f"is {reprlib.repr(value)}", "send a text, or leave it out")
         kind = item.take("type") or "message"
         match kind:
             case "message":
@@ -125,8 +126,8 @@ class _Items:
             self.messages.append({"role": role, "content": text})
 
     def _reasoning(self, item: JSONObject) -> None:
-        for part in item.take("summary") or ():  # beside the thoughts themselves it says nothing more
-            JSONObject(part, f"{item.where}.summary")
+        if (summary := item.take("summary")) is not None:  # beside the thoughts themselves it says nothing more
+            _texts(summary, f"{item.where}.summary", "summary_text")
         if (content := item.take("content")) is not None:
             text = _texts(content, f"{item.where}.content", "reasoning_text")
             self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})

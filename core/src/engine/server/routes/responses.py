@@ -17,7 +17,7 @@ from engine.server.blocks import Blocks
 from engine.server.choices import collect, submit
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
-from engine.server.json import JSON, JSONRoute
+from engine.server.json import JSON, JSONRoute, encoded
 from engine.server.request_id import engine_id, request_id
 from engine.server.response_store import Owner, StoredResponse
 from engine.server.responses_answer import DIALECT, ResponseMaker
@@ -39,6 +39,7 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
     model = state.check_model(body.model)
     params = body.sampling_params()
     store = _store(body, state)
+    encoded([body.tools, body.tool_choice, body.text and body.text.model_dump()])  # the response repeats them
     before = _before(body, request, state)
     items = items_of(body)
     turn = await prepare(state, conversation(body, before, items), params)
