@@ -226,6 +226,7 @@ def test_each_rank_divided_over_two_processes(server: Server) -> None:
     assert_gone([*cores, *workers[0]], directories, 5)
 
 
+@pytest.mark.slow
 def test_a_churn_of_coroutines_over_a_death() -> None:
     """Streams and whole answers, some of which are given up, while a rank is killed: what ends without an error is what
     a quiet core says, nobody waits for ever, and nothing is left in the core that lives."""

@@ -141,6 +141,7 @@ def test_it_is_selected_and_serves(house: House, moon: Path) -> None:
     assert "the moon of version 1.0 is new" in text and "the moon has seen a step" in text and "moon: asked" in text
 
 
+@pytest.mark.slow
 def test_it_is_upgraded_and_removed(house: House, moon: Path, tmp_path: Path) -> None:
     house.install(house.build(write(tmp_path / "later", "2.0")))
     server = house.serve("tiny", "--scheduling-policy=moon")

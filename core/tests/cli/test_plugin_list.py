@@ -89,6 +89,7 @@ def test_why_gives_the_verdict(program, moon):
     assert {c["driver"]: c["verdict"] for c in told["candidates"]}["broken"] == "denied"
 
 
+@pytest.mark.slow
 def test_doctor_does_not_look_at_it(program, moon):
     code, out, _ = program("plugins", "doctor", "--plugins", "engine")
     assert code == 0 and "denied, and not looked at (--plugins engine (flag --plugins)):" in out

@@ -99,6 +99,7 @@ def test_what_a_distribution_needs_and_lacks_is_shown_without_an_import(program,
     assert code == 1 and "incomplete: engine-moon 1.2" in out
 
 
+@pytest.mark.slow
 def test_what_doctor_found_broken_is_shown_until_doctor_finds_it_sound(program, tmp_path, monkeypatch):
     install(tmp_path, "sound", "broken")
     monkeypatch.syspath_prepend(str(tmp_path))
