@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from engine.plugin.known import how_to_install
 from engine.types.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ConstraintCheck:
             raise InvalidRequestError(
                 constraint.asked,
                 f"the grammar driver at work does not enforce it: {served}",
-                "pip install engine-xgrammar (or engine-llguidance, engine-outlines) and start without --grammar",
+                f"{how_to_install('grammar')} and start without --grammar",
             )
         self._card.verify(constraint)
 

@@ -37,3 +37,10 @@ def distribution_of(point: str, name: str) -> str:
 def known_names(point: str) -> tuple[str, ...]:
     """The drivers of a point that are known."""
     return tuple(name for points in DISTRIBUTIONS.values() for name in points.get(point, ()))
+
+
+def how_to_install(point: str) -> str:
+    """A pip line for the drivers of a point, the first that is known and the others, e.g. "pip install engine-a (or
+    engine-b)". The point has a known driver."""
+    first, *others = [dist for dist, points in DISTRIBUTIONS.items() if point in points]
+    return f"pip install {first}" + (f" (or {', '.join(others)})" if others else "")

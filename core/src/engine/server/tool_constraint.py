@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from engine.interfaces.tool_parser import CallForm, ToolParser, ToolStream
+from engine.plugin.known import how_to_install
 from engine.server.errors import APIError
 from engine.server.json_calls import ListedCalls, NamedCall, list_schema, schema_of
 from engine.server.tool_request import ToolRequest
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from engine.plugin import Selection
 
 NewStream = Callable[[], ToolStream]
-INSTALL = "install a grammar that does (pip install engine-xgrammar)"
+INSTALL = f"install a grammar that does: {how_to_install('grammar')}"
 
 
 class Plan(NamedTuple):
