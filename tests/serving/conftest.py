@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import httpx
 import openai
@@ -16,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 90
+HERE = Path(__file__).parent
 
 
 class Server:
@@ -112,7 +114,15 @@ class Server:
         return self.process.returncode
 
 
-@pytest.fixture(scope="module")
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests that share a server run in one process, so that it is started once."""
+    for item in items:
+        if HERE in item.path.parents and "server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("serving"))
+
+
+@pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """One server with the bundled model, in float64: a batch must not change an answer, not even by rounding."""
     running = Server("tiny", "--dtype", "float64", "--max-num-seqs", "64")

@@ -177,6 +177,45 @@ def test_error_types(client: openai.OpenAI, server) -> None:
     assert httpx.get(server.address + "/health").status_code == 200
 
 
+def test_what_is_taken_and_given_back(client: openai.OpenAI) -> None:
+    """Beside `user`, what other servers keep or sort by, and this one has no use for."""
+    options = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "temperature": 0}
+    plain = client.chat.completions.create(**options)
+    taken = client.chat.completions.create(
+        **options,
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+        safety_identifier="s",
+        prompt_cache_key="p",
+        user="u",
+    )
+    assert taken.choices == plain.choices and taken.metadata == {"a": "b"} and plain.metadata is None
+    for refused in ({"store": True}, {"service_tier": "priority"}, {"metadata": {str(i): "" for i in range(17)}}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**options, **refused)
+        assert caught.value.param == next(iter(refused))
+
+
+def test_async_streams(server) -> None:
+    """Chunk by chunk, and by the client's helper."""
+    options = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16, "temperature": 0}
+    expected = server.client().chat.completions.create(**options).choices[0].message.content
+
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=server.address + "/v1", api_key="none") as client:
+            chunks = await client.chat.completions.create(**options, stream=True)
+            text = "".join([c.choices[0].delta.content or "" async for c in chunks])
+            async with client.chat.completions.stream(**options) as stream:
+                deltas = "".join([event.delta async for event in stream if event.type == "content.delta"])
+                final = await stream.get_final_completion()
+            completion = await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, stream=True)
+            assert len([c async for c in completion]) > 4
+            return [text, deltas, final.choices[0].message.content]
+
+    assert asyncio.run(run()) == [expected] * 3
+
+
 def test_async_client(server) -> None:
     async def run() -> list[str]:
         async with openai.AsyncOpenAI(base_url=server.address + "/v1", api_key="none") as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from langchain_openai import OpenAIEmbeddings
 
 from engine import LLM, PoolingParams
 from tests.serving.conftest import Server
@@ -81,6 +83,31 @@ def test_the_official_client_embeds(embedder: Pair) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model="m", input="x", dimensions=10**6)
     assert caught.value.param == "dimensions" and "this model's vectors have" in caught.value.message
+
+
+def test_langchain_embeds(embedder: Pair) -> None:
+    expected = [output.outputs.embedding for output in embedder.llm.embed(TEXTS, use_tqdm=False)]
+    options: dict[str, Any] = {"api_key": "none", "max_retries": 0, "base_url": embedder.server.address + "/v1"}
+    # Otherwise it sends token ids, of OpenAI's own tokenizer.
+    embeddings = OpenAIEmbeddings(model="m", check_embedding_ctx_length=False, **options)
+    close(embeddings.embed_documents(TEXTS), expected)
+    close(embeddings.embed_query(TEXTS[0]), expected[0])
+    close(asyncio.run(embeddings.aembed_documents(TEXTS, chunk_size=2)), expected)
+    short = OpenAIEmbeddings(model="m", check_embedding_ctx_length=False, dimensions=16, **options)
+    params = PoolingParams(dimensions=16)
+    close(short.embed_query(TEXTS[0]), embedder.llm.embed(TEXTS[0], params, use_tqdm=False)[0].outputs.embedding)
+
+
+def test_the_asynchronous_client_embeds(embedder: Pair) -> None:
+    expected = [output.outputs.embedding for output in embedder.llm.embed(TEXTS, use_tqdm=False)]
+
+    async def ask() -> list[Any]:
+        options: dict[str, Any] = {"base_url": embedder.server.address + "/v1", "api_key": "none", "max_retries": 0}
+        async with openai.AsyncOpenAI(**options) as client:
+            answers = await asyncio.gather(*(client.embeddings.create(model="m", input=text) for text in TEXTS))
+            return [answer.data[0].embedding for answer in answers]
+
+    close(asyncio.run(ask()), expected)
 
 
 def test_base64_is_little_endian_float32(embedder: Pair) -> None:

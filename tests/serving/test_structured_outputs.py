@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -11,6 +12,8 @@ from typing import Any, Literal
 import openai
 import pytest
 from pydantic import BaseModel, Field
+
+from .conftest import Server
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me about a pet."}]
 COMMON: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1.0}
@@ -49,6 +52,68 @@ def test_streamed(client: openai.OpenAI) -> None:
     assert "content.delta" in events and "content.done" in events
     whole = client.chat.completions.parse(**options, response_format=Pet)
     assert final.choices[0].message.parsed == whole.choices[0].message.parsed
+
+
+def test_asynchronously(server: Server, client: openai.OpenAI) -> None:
+    options = {**COMMON, "seed": 5, "max_tokens": 400, "response_format": Pet}
+    expected = client.chat.completions.parse(**options).choices[0].message.parsed
+
+    async def ask() -> list[Pet | None]:
+        async with openai.AsyncOpenAI(base_url=server.address + "/v1", api_key="none", max_retries=0) as asking:
+            answer = await asking.chat.completions.parse(**options)
+            async with asking.chat.completions.stream(**options) as stream:
+                final = await stream.get_final_completion()
+            return [answer.choices[0].message.parsed, final.choices[0].message.parsed]
+
+    assert asyncio.run(ask()) == [expected] * 2
+
+
+class Colour(BaseModel):
+    """No call, and what the model would say to "Hello" is none."""
+
+    colour: Literal["red", "blue"]
+
+
+class GetWeather(BaseModel):
+    """Get the weather"""
+
+    city: str
+
+
+def test_parse_with_tools(client: openai.OpenAI) -> None:
+    """Calls, or an answer in the form that is asked for: with each the other is offered, too."""
+    tool = openai.pydantic_function_tool(GetWeather, name="get_weather")
+    options: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 200, "tools": [tool]}
+    weather: Any = [{"role": "user", "content": "What is the weather in Rome?"}]
+    called = client.chat.completions.parse(**options, messages=weather, response_format=Toy).choices[0]
+    with client.chat.completions.stream(**options, messages=weather, response_format=Toy) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    for choice in (called, streamed):
+        (call,) = choice.message.tool_calls
+        assert call.function.parsed_arguments == GetWeather(city="Rome") and choice.message.parsed is None
+        assert choice.finish_reason == "tool_calls"
+    hello: Any = [{"role": "user", "content": "Hello"}]
+    answered = client.chat.completions.parse(**options, messages=hello, response_format=Colour).choices[0]
+    with client.chat.completions.stream(**options, messages=hello, response_format=Colour) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    for choice in (answered, streamed):
+        assert isinstance(choice.message.parsed, Colour) and not choice.message.tool_calls
+        assert choice.finish_reason == "stop"
+    forced = client.chat.completions.parse(
+        **options, messages=MESSAGES, response_format=Toy, tool_choice="required", parallel_tool_calls=False
+    )
+    assert len(forced.choices[0].message.tool_calls) == 1
+
+
+@pytest.mark.parametrize("body", [{"choice": ["x y", "z"]}, {"regex": "[0-9]{3}"}, {"grammar": 'root ::= "ab" | "cd"'}])
+def test_other_constraints_beside_tools(client: openai.OpenAI, body: dict[str, Any]) -> None:
+    tool = openai.pydantic_function_tool(GetWeather, name="get_weather")
+    answer = client.chat.completions.create(
+        **{**COMMON, "messages": [{"role": "user", "content": "Hello"}]},
+        tools=[tool], seed=1, max_tokens=100, extra_body={"structured_outputs": body},
+    )  # fmt: skip
+    message = answer.choices[0].message
+    assert message.tool_calls or re.fullmatch("x y|z|[0-9]{3}|ab|cd", message.content)
 
 
 def test_several_choices_beside_free_ones(client: openai.OpenAI) -> None:

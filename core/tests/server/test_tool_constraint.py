@@ -10,12 +10,14 @@ import pytest
 
 from engine.builtin.tool_parsers.hermes import HermesParser
 from engine.builtin.tool_parsers.mistral import MistralParser
+from engine.builtin.tool_parsers.pythonic import PythonicParser
 from engine.interfaces.grammar import GrammarCard
 from engine.interfaces.tool_parser import whole
 from engine.server.errors import APIError
 from engine.server.tool_constraint import plan_calls
 from engine.server.tool_request import tool_request
 from engine.types.errors import InvalidRequestError
+from engine.types.structured_outputs import StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [
@@ -38,8 +40,15 @@ def grammar(*constraints: str, refuses: str = "") -> Any:
     return SimpleNamespace(card=Card, candidate=SimpleNamespace(name="some"))
 
 
-def plan(choice: Any, driver: Any, parser: Any = HermesParser, parallel: bool | None = None, tools: Any = TOOLS) -> Any:
-    return plan_calls(tool_request(tools, choice, parallel), parser(None) if parser else None, driver)
+def plan(
+    choice: Any,
+    driver: Any,
+    parser: Any = HermesParser,
+    parallel: bool | None = None,
+    tools: Any = TOOLS,
+    answer: StructuredOutputsParams | None = None,
+) -> Any:
+    return plan_calls(tool_request(tools, choice, parallel), parser(None) if parser else None, driver, answer)
 
 
 def read(stream: Any, text: str) -> Any:
@@ -124,3 +133,56 @@ def test_strict_tools_that_may_be_called() -> None:
         with pytest.raises(APIError, match="strict") as caught:
             plan("auto", driver, parser, tools=tools)
         assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("asked", "format_"),
+    [
+        ({"json": SCHEMA}, {"type": "json_schema", "json_schema": SCHEMA}),
+        ({"json": json.dumps(SCHEMA)}, {"type": "json_schema", "json_schema": SCHEMA}),
+        ({"json_object": True}, {"type": "json_schema", "json_schema": {"type": "object"}}),
+        ({"regex": "a+"}, {"type": "regex", "pattern": "a+"}),
+        ({"grammar": "root ::= x"}, {"type": "grammar", "grammar": "root ::= x"}),
+        ({"choice": ["a"]}, {"type": "const_string", "value": "a"}),
+        (
+            {"choice": ["a", "b"]},
+            {
+                "type": "or",
+                "elements": [{"type": "const_string", "value": "a"}, {"type": "const_string", "value": "b"}],
+            },
+        ),
+        ({"structural_tag": '{"type": "structural_tag", "format": {"type": "any_text"}}'}, {"type": "any_text"}),
+    ],
+)
+def test_an_answer_in_a_form_or_calls(asked: dict[str, Any], format_: dict[str, Any]) -> None:
+    kind = next(iter(asked))
+    answer = StructuredOutputsParams(**asked, asked_as="response_format")
+    made = plan("auto", grammar("structural_tag", kind), answer=answer)
+    tag = json.loads(made.constraint.structural_tag)["format"]
+    assert tag["type"] == "or" and tag["elements"][0] == format_
+    calls = tag["elements"][1]
+    assert calls["type"] == "tags_with_separator" and calls["at_least_one"]
+    assert [t["content"]["json_schema"] for t in calls["tags"]] == [{"type": "object"}] * 2, "none of them is strict"
+    assert read(made.stream(), '{"city": "Rome"}') == ('{"city": "Rome"}', [])
+    for choice in ("required", NAMED):
+        assert (
+            plan(choice, grammar("structural_tag", kind), answer=answer)[1]
+            == plan(choice, grammar("structural_tag", kind))[1]
+        ), "calls must come, and so no answer"
+
+
+def test_an_answer_in_a_form_that_cannot_stand_beside_calls() -> None:
+    answer = StructuredOutputsParams(json=SCHEMA, asked_as="response_format")
+    old = StructuredOutputsParams(structural_tag='{"structures": [], "triggers": []}', asked_as="response_format")
+    for driver, parser, what in (
+        (grammar("json", "structural_tag"), PythonicParser, answer),
+        (grammar("json"), HermesParser, answer),
+        (grammar("json", "structural_tag"), HermesParser, old),
+    ):
+        with pytest.raises(APIError, match="response_format") as caught:
+            plan("auto", driver, parser, answer=what)
+        assert (caught.value.param, caught.value.status) == ("response_format", 400)
+    for choice in ("auto", "required"):
+        with pytest.raises(InvalidRequestError) as refused:
+            plan(choice, grammar("json", "structural_tag", refuses="json"), answer=answer)
+        assert refused.value.asked == "the schema"

@@ -5,13 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from engine.builtin.reasoning_parsers.card import Qwen3
 from engine.builtin.reasoning_parsers.think import Qwen3Parser
 from engine.builtin.tool_parsers.card import Hermes, Mistral
 from engine.builtin.tool_parsers.hermes import HermesText
-from engine.server.errors import APIError
 from engine.server.tool_constraint import Plan
 from engine.server.turn import after_thoughts, with_tools
 from engine.types.params import SamplingParams
@@ -38,13 +35,11 @@ def test_special_tokens_are_shown_where_calls_begin_with_some() -> None:
     assert with_tools(params, Plan(), state(Mistral)) == params
 
 
-def test_two_constraints() -> None:
-    assert with_tools(SamplingParams(), Plan(HermesText, CONSTRAINT), state()).structured_outputs == CONSTRAINT
-    for name in ("", "response_format"):
-        other = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True, asked_as=name))
-        with pytest.raises(APIError, match="could not call its tools") as caught:
-            with_tools(other, Plan(HermesText), state())
-        assert caught.value.param == (name or "structured_outputs")
+def test_the_plans_constraint_is_the_requests() -> None:
+    asked = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"]))
+    for params in (SamplingParams(), asked):
+        assert with_tools(params, Plan(HermesText, CONSTRAINT), state()).structured_outputs == CONSTRAINT
+    assert with_tools(asked, Plan(), state()) == asked, "nothing is called"
 
 
 def test_a_constraint_waits_for_thoughts_that_the_prompt_has_opened() -> None:

@@ -60,7 +60,7 @@ class OutputConfig(Body):
     """About the answer.
 
     Args:
-        format: what it must be; without one, any text. Not together with tools.
+        format: what it must be; without one, any text. Where calls of tools may come, it is this or calls.
     """
 
     format: OutputFormat | None = None

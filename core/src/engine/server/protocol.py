@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import FailFast, Field, model_validator
 from typing_extensions import TypeAliasType
@@ -13,6 +13,8 @@ from engine.types.params import SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
 
 _RENAMED = frozenset({"max_tokens", "logprobs"})
+MAX_METADATA = 16
+"""The most pairs."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 # A list with a million wrong entries is refused for the first of them: pydantic would describe each.
@@ -151,6 +153,10 @@ class ChatBody(SamplingBody):
         tools: functions that the model may call, in OpenAI's form.
         tool_choice: "none", "auto", "required", or one of them by name.
         parallel_tool_calls: whether it may call several at once.
+        metadata: up to 16 texts by name, given back with the answer.
+        service_tier: taken: all requests are served alike.
+        safety_identifier, prompt_cache_key: as `user`, taken and used for nothing: prompts are cached anyway.
+        store: only false: completions are not kept (responses are).
     """
 
     messages: Annotated[list[dict[str, Any]], FailFast()]
@@ -163,6 +169,11 @@ class ChatBody(SamplingBody):
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    store: Literal[False] | None = None
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatBody:

@@ -7,12 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from engine.server.body_model import Body
-from engine.server.protocol import Objects
+from engine.server.protocol import MAX_METADATA, Objects
 from engine.types.params import SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
-
-MAX_METADATA = 16
-"""The most pairs."""
 
 
 class TextFormat(Body):
@@ -49,7 +46,7 @@ class TextConfig(Body):
     """About the answer's text.
 
     Args:
-        format: what it must be; without one, any text. Not together with tools.
+        format: what it must be; without one, any text. Where calls of tools may come, it is this or calls.
     """
 
     format: TextFormat | None = None

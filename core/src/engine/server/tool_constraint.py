@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from engine.interfaces.tool_parser import CallForm, ToolParser, ToolStream
 from engine.plugin.known import how_to_install
+from engine.server.answer_format import answer_format
 from engine.server.errors import APIError
 from engine.server.json_calls import ListedCalls, NamedCall, list_schema, schema_of
 from engine.server.tool_request import ToolRequest
@@ -34,14 +35,29 @@ class Plan(NamedTuple):
     constraint: StructuredOutputsParams | None = None
 
 
-def plan_calls(request: ToolRequest, parser: ToolParser | None, grammar: Selection) -> Plan:
+def plan_calls(
+    request: ToolRequest,
+    parser: ToolParser | None,
+    grammar: Selection,
+    answer: StructuredOutputsParams | None = None,
+) -> Plan:
     """Decide how a request's calls are found, and made sure of. Required and named calls are enforced by the grammar
     driver: in the model's own form where parser and grammar can, else as bare JSON.
 
-    Raises APIError, a 400, where there is nobody to do what is asked.
+    Args:
+        request: what it says of tools.
+        parser: of the model's calls.
+        grammar: the driver at work.
+        answer: what an answer that calls nothing must be. Where calls must come there is none, and it asks nothing.
+
+    Raises:
+        APIError: a 400, where there is nobody to do what is asked.
+        InvalidRequestError: the driver refuses `answer`.
     """
     if request.choice == "none":
         return Plan()
+    if answer is not None:
+        _verify(answer, grammar)
     if request.choice == "auto":
         if parser is None:
             raise APIError(
@@ -50,13 +66,17 @@ def plan_calls(request: ToolRequest, parser: ToolParser | None, grammar: Selecti
                 '--tool-call-parser NAME, or send tool_choice "required" or "none"',
                 param="tools",
             )
-        constraint = _strict(request, parser, grammar) if any(tool.strict for tool in request.tools) else None
+        constraint: StructuredOutputsParams | None = None
+        if answer is not None:
+            constraint = _answer_or_calls(request, parser, grammar, answer)
+        elif any(tool.strict for tool in request.tools):
+            constraint = _strict(request, parser, grammar)
         return Plan(lambda: parser.stream(request.tools), constraint)
     candidates: list[Plan] = []
     form = parser.form(request.callable) if parser is not None else None
     if parser is not None and form is not None:
-        tag = {"type": "structural_tag", "format": _format(request, form)}
-        candidates.append(Plan(lambda: parser.stream(request.tools), _constraint(structural_tag=json.dumps(tag))))
+        tag = _structural_tag(_format(request, form))
+        candidates.append(Plan(lambda: parser.stream(request.tools), tag))
     if request.choice == "named":
         (tool,) = request.callable
         candidates.append(Plan(lambda: NamedCall(request.name), _constraint(json=schema_of(tool))))
@@ -76,19 +96,45 @@ def _strict(request: ToolRequest, parser: ToolParser, grammar: Selection) -> Str
             'them; leave strict out, or send tool_choice "required"',
             param="tools",
         )
-    strict = {tool.name for tool in request.tools if tool.strict}
-    tags = [_tag(request, form, tag.name, free=tag.name not in strict) for tag in form.tags]
     format_ = {
         "type": "triggered_tags",
         "triggers": [form.trigger],
-        "tags": tags,
+        "tags": _tags(request, form),
         "at_least_one": False,
         "stop_after_first": not request.parallel,
     }
-    constraint = _constraint(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
     return _first_served(
-        [Plan(None, constraint)], grammar, "tools", "strict tools are enforced by a grammar"
+        [Plan(None, _structural_tag(format_))], grammar, "tools", "strict tools are enforced by a grammar"
     ).constraint
+
+
+def _verify(answer: StructuredOutputsParams, grammar: Selection) -> None:
+    """That the grammar takes it, for which it is not asked once calls are written into it."""
+    answer.verify()
+    card = cast("type[GrammarCard]", grammar.card)
+    if answer.kinds[0] in card.constraints:
+        try:
+            card.verify(answer)
+        except InvalidRequestError as error:
+            raise answer.renamed(error) from error
+
+
+def _answer_or_calls(
+    request: ToolRequest, parser: ToolParser, grammar: Selection, answer: StructuredOutputsParams
+) -> StructuredOutputsParams | None:
+    """For a model that calls tools, or answers in the form that is asked for: all that it writes is one of the two."""
+    name = answer.asked_as or "structured_outputs"
+    form, own = parser.form(request.tools), answer_format(answer)
+    if form is None or own is None:
+        which = "the form in which this model writes calls" if form is None else f"such a {name}"
+        raise APIError(
+            400,
+            f"{name}: {which} cannot be one of two things that a grammar lets the model write, an answer or calls; "
+            f'leave {name} out, or send tool_choice "none" or "required"',
+            param=name,
+        )
+    both = _structural_tag({"type": "or", "elements": [own, _format(request, form)]})
+    return _first_served([Plan(None, both)], grammar, name, "beside tools it is enforced by a grammar").constraint
 
 
 def _first_served(candidates: list[Plan], grammar: Selection, parameter: str, why: str) -> Plan:
@@ -109,10 +155,13 @@ def _first_served(candidates: list[Plan], grammar: Selection, parameter: str, wh
     if refusal is not None:
         raise APIError(400, f"tools: {why}, and '{grammar.candidate.name}' refuses: {refusal}", param="tools")
     enforced = ", ".join(sorted(card.constraints)) or "nothing"
+    other = {"tool_choice": 'send tool_choice "auto"', "tools": "leave strict out"}.get(
+        parameter, f"leave {parameter} out"
+    )
     raise APIError(
         400,
         f"{parameter}: {why}, and '{grammar.candidate.name}', which is at work, enforces {enforced} only; {INSTALL}, "
-        + ('or send tool_choice "auto"' if parameter == "tool_choice" else "or leave strict out"),
+        f"or {other}",
         param=parameter,
     )
 
@@ -121,11 +170,15 @@ def _constraint(**kind: Any) -> StructuredOutputsParams:
     return StructuredOutputsParams(**kind, asked_as="tools")
 
 
+def _structural_tag(format_: dict[str, Any]) -> StructuredOutputsParams:
+    return _constraint(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
+
+
 def _format(request: ToolRequest, form: CallForm) -> dict[str, Any]:
     """Calls and nothing else, as a structural tag's format (the words are XGrammar's)."""
     calls: dict[str, Any] = {
         "type": "tags_with_separator",
-        "tags": [_tag(request, form, tag.name) for tag in form.tags],
+        "tags": _tags(request, form),
         "separator": form.separator,
         "at_least_one": True,
         "stop_after_first": not request.parallel or request.choice == "named",
@@ -138,9 +191,13 @@ def _format(request: ToolRequest, form: CallForm) -> dict[str, Any]:
     return calls if len(around) == 1 else {"type": "sequence", "elements": around}
 
 
-def _tag(request: ToolRequest, form: CallForm, name: str, *, free: bool = False) -> dict[str, Any]:
-    (tag,) = (tag for tag in form.tags if tag.name == name)
-    (tool,) = (tool for tool in request.tools if tool.name == name)
-    schema = {"type": "object"} if free else schema_of(tool)
-    content = {"type": "json_schema", "json_schema": schema}
-    return {"type": "tag", "begin": tag.begin, "content": content, "end": tag.end}
+def _tags(request: ToolRequest, form: CallForm) -> list[dict[str, Any]]:
+    """A tag for each call that may come. One that only may come is held to its tool's schema where that is strict."""
+    tools = {tool.name: tool for tool in request.tools}
+    tags = []
+    for tag in form.tags:
+        tool = tools[tag.name]
+        schema = {"type": "object"} if request.choice == "auto" and not tool.strict else schema_of(tool)
+        content = {"type": "json_schema", "json_schema": schema}
+        tags.append({"type": "tag", "begin": tag.begin, "content": content, "end": tag.end})
+    return tags

@@ -82,7 +82,7 @@ async def prepare(
     """
     tools = conversation.tools
     check_tools(state, tools)
-    plan = plan_calls(tools, state.engine.tool_parser, state.engine.plan.grammar)
+    plan = plan_calls(tools, state.engine.tool_parser, state.engine.plan.grammar, params.structured_outputs)
     params = with_tools(params, plan, state, special_tokens_set)
     state.check_queue()
     prompt = await render(state, conversation)
@@ -143,17 +143,9 @@ def check_tools(state: ServerState, tools: ToolRequest) -> None:
 def with_tools(
     params: SamplingParams, plan: Plan, state: ServerState, special_tokens_set: bool = False
 ) -> SamplingParams:
-    """The parameters with the constraint that makes sure of calls, and special tokens where calls begin with some."""
+    """The parameters with the plan's constraint, and special tokens where calls begin with some."""
     if plan.stream is None:
         return params
-    if params.structured_outputs is not None:
-        name = params.structured_outputs.asked_as or "structured_outputs"
-        raise APIError(
-            400,
-            f"{name}: it constrains the whole text, so that the model could not call its tools; leave it out, "
-            'or send tool_choice "none"',
-            param=name,
-        )
     params = msgspec.structs.replace(params, structured_outputs=plan.constraint)
     parser = state.engine.plan.tool_parser
     marked = parser is not None and cast("type[ToolParserCard]", parser.card).reads_special_tokens

@@ -104,6 +104,8 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader:
             }
         )
     answer = {**head, "choices": choices, "usage": usage.json()}
+    if body.metadata is not None:
+        answer["metadata"] = body.metadata
     if output.prompt_logprobs is not None:
         answer["prompt_logprobs"] = logprobs.prompt(output)
     return answer
