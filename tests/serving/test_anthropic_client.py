@@ -125,7 +125,7 @@ def test_tools_streamed(server: Server, claude: anthropic.Anthropic) -> None:
     with claude.messages.stream(messages=ASKED, tools=[WEATHER], **OPTIONS) as stream:
         deltas = [event.partial_json for event in stream if event.type == "input_json"]
         final = stream.get_final_message()
-    assert json.loads("".join(deltas)) == {"city": "Rome"} and len(deltas) > 2
+    assert json.loads("".join(deltas)) == {"city": "Rome"}
     assert final.content[0].input == {"city": "Rome"} and final.stop_reason == "tool_use"
     names = [(name, data.get("index")) for name, data in events_of(server, messages=ASKED, tools=[WEATHER])]
     assert names[:4] == [

@@ -68,7 +68,7 @@ def test_invoke_and_stream(server: Server, expected: Any) -> None:
     assert answer.usage_metadata["output_tokens"] == expected.usage.completion_tokens
     chunks = list(chat(server).stream(QUESTION, stream_usage=True))
     together = whole(chunks)
-    assert together.content == text and sum(bool(chunk.content) for chunk in chunks) > 1
+    assert together.content == text
     assert together.response_metadata["finish_reason"] == "stop"
     assert together.usage_metadata is not None
     for count in ("input_tokens", "output_tokens", "total_tokens"):

@@ -84,7 +84,7 @@ def test_deltas(client: openai.OpenAI) -> None:
     deltas = [call for c in chunks if c.choices for call in c.choices[0].delta.tool_calls or []]
     first, *rest = deltas
     assert (first.index, first.type, first.function.name) == (0, "function", "get_weather") and first.id
-    assert rest and all((d.index, d.id, d.type, d.function.name) == (0, None, None, None) for d in rest)
+    assert all((d.index, d.id, d.type, d.function.name) == (0, None, None, None) for d in rest)
     assert json.loads("".join(d.function.arguments for d in deltas)) == {"city": "Rome"}
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "tool_calls"
     for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
