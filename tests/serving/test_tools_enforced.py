@@ -97,13 +97,20 @@ def test_what_cannot_be_enforced_is_refused_by_its_name(client: openai.OpenAI) -
     with pytest.raises(openai.BadRequestError, match="format") as caught:
         client.chat.completions.create(**OPTIONS | {"tools": [bad], "tool_choice": "required"})
     assert caught.value.param == "tools"
+    for choice in ("required", "auto"):  # an answer's form is looked at, even where calls must come
+        with pytest.raises(openai.BadRequestError, match="lookaround") as caught:
+            client.chat.completions.create(
+                **OPTIONS, tool_choice=choice, extra_body={"structured_outputs": {"regex": "(?=a)"}}
+            )
+        assert caught.value.param == "structured_outputs.regex"
+
+
+@pytest.mark.parametrize("choice", ["required", "auto", "none"])
+def test_with_a_form_of_the_answer(client: openai.OpenAI, choice: Any) -> None:
     beside = {"structured_outputs": {"choice": ["a", "b"]}}
-    for choice in ("required", "auto"):
-        with pytest.raises(openai.BadRequestError, match="could not call its tools") as caught:
-            client.chat.completions.create(**OPTIONS, tool_choice=choice, extra_body=beside)
-        assert caught.value.param == "structured_outputs"
-    alone = client.chat.completions.create(**OPTIONS, tool_choice="none", extra_body=beside)
-    assert alone.choices[0].message.content in ("a", "b")
+    message = client.chat.completions.create(**OPTIONS, tool_choice=choice, extra_body=beside).choices[0].message
+    assert bool(message.tool_calls) != (message.content in ("a", "b"))
+    assert choice == "auto" or bool(message.tool_calls) == (choice == "required")
 
 
 def test_constraints_begin_when_thoughts_have_ended() -> None:
