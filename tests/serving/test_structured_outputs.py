@@ -1,4 +1,5 @@
-"""Structured outputs over HTTP, by the official client, with whatever grammar driver `auto` takes: `xgrammar`."""
+"""Structured outputs over HTTP, by the official client, with the grammar drivers that `auto` asks in turn: `xgrammar`,
+then `llguidance`, then others."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import openai
+import psutil
 import pytest
 from pydantic import BaseModel, Field
 
@@ -188,7 +190,7 @@ UNIQUE = {"type": "array", "uniqueItems": True}
             None, "two constraints",
         ),
         ({"extra_body": {"structured_outputs": {"regex": "(?=a)"}}}, "structured_outputs.regex", "lookarounds"),
-        ({"extra_body": {"structured_outputs": {"grammar": "root ::= "}}}, "structured_outputs.grammar", "EBNF"),
+        ({"extra_body": {"structured_outputs": {"grammar": "root ::= ("}}}, "structured_outputs.grammar", "EBNF"),
         ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["a"]}}}, None, "choice and regex"),
         ({"extra_body": {"structured_outputs": {"regex": "a" * 10_000_000}}}, "structured_outputs.regex", "at most"),
     ],
@@ -197,6 +199,58 @@ def test_what_is_refused(client: openai.OpenAI, fields: dict[str, Any], param: s
     with pytest.raises(openai.BadRequestError, match=words) as found:
         client.chat.completions.create(**COMMON, **fields)
     assert found.value.param == param and len(found.value.message) < 1000
+
+
+def test_what_the_first_driver_refuses_the_next_enforces(server: Server, client: openai.OpenAI) -> None:
+    """`allOf` and Lark are nothing for the first; a structural tag is for it alone."""
+    schema = {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}
+    for _ in range(2):
+        answer = client.chat.completions.create(**COMMON, response_format=schema_format(schema), max_tokens=20)
+        assert json.loads(answer.choices[0].message.content or "") in (3, 4, 5)
+    constraints = [
+        ({"grammar": 'start: "a" B\nB: /[x-z]{2}/'}, "a[x-z][x-z]"),
+        ({"json": schema}, "[345]"),
+        ({"regex": "[0-9]{4}"}, "[0-9]{4}"),
+        ({"structural_tag": json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}})},
+         "ab"),
+    ]  # fmt: skip
+    with ThreadPoolExecutor(8) as threads:  # of several drivers in one step
+        answers = [
+            threads.submit(
+                client.completions.create,
+                model="tiny", prompt="A pet", max_tokens=30, extra_body={"structured_outputs": constraint},
+            )
+            for constraint, _ in constraints * 3
+        ]  # fmt: skip
+        for answer_, (_, pattern) in zip(answers, constraints * 3, strict=True):
+            assert re.fullmatch(pattern, answer_.result().choices[0].text.strip())
+
+
+def test_where_none_enforces_it_each_says_why(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as found:
+        client.chat.completions.create(**COMMON, response_format=schema_format(UNIQUE))
+    assert "no grammar driver takes it: 'xgrammar': " in found.value.message
+    assert "'llguidance': " in found.value.message
+
+
+def test_a_named_driver_stands_for_itself_and_warms_up() -> None:
+    """Its process is there before a request asks for one; what it refuses nobody else is asked for."""
+    server = Server("tiny", "--grammar", "outlines", "--grammar-warm-up")
+    try:
+        deadline = time.monotonic() + 60
+        while not psutil.Process(server.core_pid()).children():
+            assert time.monotonic() < deadline, "no process that compiles"
+            time.sleep(0.05)
+        with pytest.raises(openai.BadRequestError, match="'grammar'|enforces choice, json, regex"):
+            server.client().completions.create(
+                model="tiny", prompt="A pet", extra_body={"structured_outputs": {"grammar": 'root ::= "a"'}}
+            )
+        answer = server.client().completions.create(
+            model="tiny", prompt="A pet", extra_body={"structured_outputs": {"regex": "[0-9]{3}"}}
+        )
+        assert re.fullmatch("[0-9]{3}", answer.choices[0].text)
+    finally:
+        assert server.stop() == 0, "".join(server.lines)
 
 
 def test_one_that_runs_away_costs_only_itself(client: openai.OpenAI) -> None:
@@ -212,6 +266,8 @@ def test_one_that_runs_away_costs_only_itself(client: openai.OpenAI) -> None:
             )
             assert answer.choices[0].message.content in ("yes", f"no {answers}")
             answers += time.monotonic() - began < 60
-        with pytest.raises(openai.BadRequestError, match="more than the 1024 MiB|longer than the 10 s"):
+        with pytest.raises(
+            openai.BadRequestError, match="more than the 1024 MiB|longer than the 10 s|LLGuidance gave up"
+        ):
             runaway.result()
     assert answers

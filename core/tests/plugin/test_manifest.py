@@ -30,7 +30,7 @@ def manifest(driver):
 
 def test_it_is_plain_strings_and_comes_back_from_json(manifest):
     data = json.loads(manifest.to_json())
-    assert data["choices"][0] | {"value": ""} == {
+    assert data["choices"][0] | {"value": "", "asked": False} == {
         "point": "evictor",
         "kind": "",
         "driver": "mine",
@@ -38,6 +38,7 @@ def test_it_is_plain_strings_and_comes_back_from_json(manifest):
         "version": "1.0",
         "value": "",
         "options": {"depth": 5},
+        "asked": False,
     }
     assert Manifest.from_json(manifest.to_json()) == manifest
 

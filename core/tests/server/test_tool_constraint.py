@@ -11,6 +11,7 @@ import pytest
 from engine.builtin.tool_parsers.hermes import HermesParser
 from engine.builtin.tool_parsers.mistral import MistralParser
 from engine.builtin.tool_parsers.pythonic import PythonicParser
+from engine.frontend.constraint_check import ConstraintCheck
 from engine.interfaces.grammar import GrammarCard
 from engine.interfaces.tool_parser import whole
 from engine.server.errors import APIError
@@ -37,7 +38,10 @@ def grammar(*constraints: str, refuses: str = "") -> Any:
                 raise InvalidRequestError("the schema", "no")
 
     Card.constraints = Card.constraints_
-    return SimpleNamespace(card=Card, candidate=SimpleNamespace(name="some"))
+    chosen: Any = [
+        SimpleNamespace(card=Card, candidate=SimpleNamespace(name="some"), kind=kind) for kind in constraints
+    ]
+    return ConstraintCheck(chosen)
 
 
 def plan(
@@ -111,7 +115,7 @@ def test_what_is_defined_moves_to_the_whole() -> None:
 def test_a_grammar_that_refuses_one_form_may_take_the_other() -> None:
     driver = grammar("json", "structural_tag", refuses="structural_tag")
     assert plan("required", driver).constraint.kinds == ["json"]
-    with pytest.raises(APIError, match="'some' refuses: the schema; no") as caught:
+    with pytest.raises(APIError, match=r"\('some'\) refuses: the schema; no") as caught:
         plan("required", grammar("json", refuses="json"))
     assert caught.value.param == "tools"
 

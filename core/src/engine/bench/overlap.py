@@ -16,7 +16,7 @@ from engine.bench.device_executor import DeviceExecutor
 from engine.bench.null_core import VOCABULARY, NullSizes, null_core
 from engine.bench.report import Report
 from engine.interfaces.context import GrammarContext
-from engine.plugin import Registry, select
+from engine.plugin import Registry, select_in_turn
 from engine.scheduling.constraints import Constraints
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
@@ -77,9 +77,10 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
 
 
 def _constraints(config: EngineConfig) -> Constraints:
-    """The grammar driver, over a vocabulary whose first 256 ids are the bytes."""
+    """The first grammar driver for choices, over a vocabulary whose first 256 ids are the bytes."""
     registry = Registry.discover(plugins=config.plugin_list)
-    chosen = select(registry, "grammar", None, config.asked("grammar"), config.options_for("grammar"))
+    asked, options = config.asked("grammar"), config.options_for("grammar")
+    chosen, *_ = select_in_turn(registry, "grammar", None, ("choice",), asked, options)
     vocabulary = [bytes([token]) if token < 256 else None for token in range(VOCABULARY)]
     context = GrammarContext(vocab_size=VOCABULARY, vocabulary=lambda: vocabulary, options=chosen.options)
     return Constraints(chosen.load_body()(context), VOCABULARY)

@@ -149,7 +149,12 @@ def _add_setting(group: argparse.ArgumentParser | argparse._ArgumentGroup, setti
 
 
 def _metavar(point: Point) -> str:
-    several = {"ordered": "DRIVER,...", "many": "DRIVER,...", "per_kind": "DRIVER|KIND=DRIVER,..."}
+    several = {
+        "ordered": "DRIVER,...",
+        "in_turn": "DRIVER,...",
+        "many": "DRIVER,...",
+        "per_kind": "DRIVER|KIND=DRIVER,...",
+    }
     return several.get(point.pick, "DRIVER")
 
 

@@ -86,6 +86,13 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("in_flight", "integer", None, "steps under way at once; 1 overlaps nothing (default: 2)"),
     Setting(
+        "grammar_warm_up",
+        "boolean",
+        None,
+        "load the library of the first grammar, and start its process, before a request needs them "
+        "(default: where `engine serve` starts it)",
+    ),
+    Setting(
         "step_timeout",
         "number",
         600.0,

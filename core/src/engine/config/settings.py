@@ -57,6 +57,7 @@ class EngineConfig(BaseModel):
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: Literal["xxhash", "sha256"] = "xxhash"
     in_flight: Positive | None = None
+    grammar_warm_up: bool | None = None
     step_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 600.0
     log_format: Literal["text", "json"] = "text"
     profile_dir: str | None = None

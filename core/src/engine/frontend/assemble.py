@@ -8,7 +8,6 @@ from typing import Any
 
 from engine.frontend.banner import capacity
 from engine.frontend.client import EngineClient, InProcessClient
-from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.launch import Launch
 from engine.frontend.output_processor import OutputProcessor
@@ -60,7 +59,7 @@ def assemble_frontend(plan: Launch) -> Frontend:
         hooks,
         plan.logits_processors,
         orders_by_priority=plan.orders_by_priority,
-        constraints=ConstraintCheck(plan.grammar),
+        constraints=plan.constraints,
     )
     outputs = OutputProcessor(tokenizer, hooks, plan.model_name, inputs.clock)
     return Frontend(

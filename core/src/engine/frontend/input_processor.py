@@ -66,7 +66,7 @@ class InputProcessor:
         hooks: the frontend's.
         orders_by_priority: whether requests may name a priority.
         processors: the cards of the logits processors at work.
-        constraints: refuses structured outputs that the grammar driver cannot enforce; None: all are refused.
+        constraints: refuses structured outputs that no grammar driver can enforce; None: all are refused.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class InputProcessor:
         self._seeds = random.Random(seed)
         self._orders_by_priority = orders_by_priority
         self._hooks = hooks
-        self._constraints = constraints or ConstraintCheck(None)
+        self._constraints = constraints or ConstraintCheck(())
         self._processors = ProcessorArguments(processors, tokenizer, model.vocab_size)
 
     def process(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from engine.frontend.connectors import choose_connectors, preemption_mode
+from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.parsers import choose_parsers
 from engine.frontend.pooling_launch import check_whole_prompts, decide_runner
 from engine.frontend.quantization import choose_quantization
@@ -41,6 +43,7 @@ from engine.plugin import (
     select_claims,
     select_default_model,
     select_fitting,
+    select_in_turn,
     select_kinds,
     select_ordered,
     select_set,
@@ -51,6 +54,7 @@ from engine.types.errors import ConfigError, ModelNotFoundError, UnsupportedMode
 from engine.types.kv import KVLayout, kv_heads_on_rank
 from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.start import CoreStart, WorkerStart
+from engine.types.structured_outputs import KINDS
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
@@ -122,10 +126,14 @@ class Launch:
         return next((selection for selection in self.selections if selection.point == "router"), None)
 
     @property
-    def grammar(self) -> Selection:
-        """The grammar driver at work."""
-        (grammar,) = (selection for selection in self.selections if selection.point == "grammar")
-        return grammar
+    def grammars(self) -> tuple[Selection, ...]:
+        """The grammar drivers at work: for each kind of constraint (`Selection.kind`) in the order of their turns."""
+        return tuple(selection for selection in self.selections if selection.point == "grammar")
+
+    @cached_property
+    def constraints(self) -> ConstraintCheck:
+        """What these drivers can enforce."""
+        return ConstraintCheck(self.grammars)
 
     @property
     def tool_parser(self) -> Selection | None:
@@ -192,7 +200,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     executor = _one(config, registry, "executor", ExecutorNeed(world_size=config.tensor_parallel_size))
     evictor = _one(config, registry, "evictor", None)
     policy = _one(config, registry, "scheduling_policy", None)
-    grammar = _one(config, registry, "grammar", None)
+    grammars = select_in_turn(registry, "grammar", None, KINDS, config.asked("grammar"), config.options_for("grammar"))
     processors = _processors(config, registry, model, facts)
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     tokenizer = _one(config, registry, "tokenizer", TokenizerNeed(folder=tokenizer_folder))
@@ -215,7 +223,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
 
     selections = (
         *(platform, *communicators, *ops, *attention.values(), *quantization, executor, evictor),
-        *(architecture, checkpoint, tokenizer, policy, grammar, *connectors, *drafter),
+        *(architecture, checkpoint, tokenizer, policy, *grammars, *connectors, *drafter),
     )
     selections += (*processors, *_router(config, registry))
     selections += choose_parsers(config, registry, tokenizer, tokenizer_folder, model)
@@ -252,6 +260,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         preemption_mode=preemption_mode(config),
         tokenizer_folder=tokenizer_folder,
         step_timeout=config.step_timeout,
+        grammar_warm_up=bool(config.grammar_warm_up),
     )
     return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder)
 

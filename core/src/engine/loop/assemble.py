@@ -14,14 +14,15 @@ from engine.interfaces.grammar import CompileOptions, GrammarCard
 from engine.kv.manager import KVManager
 from engine.loop.compiler_processes import CompilerProcesses
 from engine.loop.engine_core import EngineCore
+from engine.loop.grammars import GrammarDriver, Grammars, warm_up
 from engine.loop.vocabulary import Vocabulary
-from engine.plugin import HookRelay, Manifest, PluginList, Registry
+from engine.plugin import Candidate, HookRelay, Manifest, PluginList, Registry
 from engine.plugin.manifest import check_hooks, restore_choice
 from engine.scheduling.constraints import Constraints
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Speculation
 from engine.scheduling.swapping import Swapping
-from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError
+from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError, PluginError
 from engine.types.start import CoreStart
 
 
@@ -115,20 +116,45 @@ def _speculation(start: CoreStart, registry: Registry) -> Speculation | None:
 
 
 def _constraints(start: CoreStart, registry: Registry) -> Constraints | None:
-    """The grammar driver at work; None where the manifest names none."""
-    if not any(choice.point == "grammar" for choice in start.worker.choices):
+    """The grammar drivers at work; None where the manifest names none."""
+    choices = [choice for choice in start.worker.choices if choice.point == "grammar"]
+    if not choices:
         return None
     (tokenizer,) = (choice for choice in start.worker.choices if choice.point == "tokenizer")
-    (choice,) = (choice for choice in start.worker.choices if choice.point == "grammar")
-    chosen = restore_choice(registry, choice)
-    card, vocab_size = cast("type[GrammarCard]", chosen.card), start.worker.model.vocab_size
-    vocabulary = Vocabulary(tokenizer, start, registry)
-    apart = None
-    if card.compiler:
-        apart = CompilerProcesses(card.compiler, cast(CompileOptions, chosen.options), vocab_size, vocabulary)
-    context = GrammarContext(vocab_size=vocab_size, vocabulary=vocabulary, compile_apart=apart)
+    chosen = [restore_choice(registry, choice) for choice in choices]
+    model, vocabulary = start.worker.model, Vocabulary(tokenizer, start, registry)
+    apart: list[CompilerProcesses] = []
+    drivers: dict[Candidate, GrammarDriver] = {}
+    for selection in {selection.candidate: selection for selection in chosen}.values():
+        card = cast("type[GrammarCard]", selection.card)
+        context = GrammarContext(vocab_size=model.vocab_size, vocabulary=vocabulary, options=selection.options)
+        if card.compiler:
+            options = cast(CompileOptions, selection.options)
+            apart.append(CompilerProcesses(card.compiler, options, model.vocab_size, vocabulary))
+            context = replace(context, compile_apart=apart[-1])
+        try:
+            drivers[selection.candidate] = GrammarDriver(selection.candidate.name, card, selection.build(context))
+        except PluginError as error:
+            if selection.asked:
+                raise
+            registry.quarantine[selection.candidate] = error
+    if not drivers:
+        raise next(registry.quarantine[selection.candidate] for selection in chosen)
+    turns: dict[str, list[GrammarDriver]] = {}
+    for selection in chosen:
+        if selection.candidate in drivers:
+            turns.setdefault(selection.kind, []).append(drivers[selection.candidate])
+
+    def close() -> None:
+        for processes in apart:
+            processes.close()
+
+    first = list(dict.fromkeys(of_kind[0] for of_kind in turns.values()))
     return Constraints(
-        _build("grammar", start, registry, context), vocab_size, close=None if apart is None else apart.close
+        Grammars(turns) if len(drivers) > 1 else next(iter(drivers.values())).grammar,
+        model.vocab_size,
+        close=close,
+        warm_up=lambda: warm_up(first, tuple(sorted(model.eos_token_ids))),
     )
 
 
@@ -150,9 +176,7 @@ def _computed_by(start: CoreStart) -> str:
     return ", ".join(named)
 
 
-def _build(
-    point: str, start: CoreStart, registry: Registry, context: CoreContext | GrammarContext, half: str | None = None
-) -> Any:
+def _build(point: str, start: CoreStart, registry: Registry, context: CoreContext, half: str | None = None) -> Any:
     """The body (or this half of it) of the driver that the manifest names for a point."""
     choices = [choice for choice in start.worker.choices if choice.point == point]
     if len(choices) != 1:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 MODULE = "engine.loop.compiler_process"
 START_SECONDS = 120.0
 """How long a child may take to import its library and to read the vocabulary."""
+GRACE_SECONDS = 0.25
+"""How long a source waits for a child that is at work on another before one more is started: each has its library in
+memory, and most sources take far less."""
 MIB = 1 << 20
 RUNAWAYS = 256
 """How many sources that ended a process are remembered."""
@@ -92,7 +95,8 @@ class _Child:
 
 
 class CompilerProcesses:
-    """Children that compile, started when they are first needed. Thread-safe.
+    """Children that compile. The first is started when it is needed, further ones where sources have to wait.
+    Thread-safe.
 
     Args:
         compiler: "package.module:Class" of the driver's `GrammarCompiler`.
@@ -110,9 +114,10 @@ class CompilerProcesses:
         self._compiler, self._options = compiler, options
         self._vocab_size, self._vocabulary = vocab_size, vocabulary
         self._places = threading.BoundedSemaphore(options.compile_processes)
-        self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[_Child | EngineError] = queue.LifoQueue()  # an error is why a child did not start
         self._lock = threading.Lock()
         self._living: set[_Child] = set()
+        self._starting, self._waiting = False, 0
         self._runaways: OrderedDict[bytes, tuple[str, str, str, str]] = OrderedDict()  # by hash: what their error said
         self._closed = False
         self._close = weakref.finalize(self, _kill_all, self._living)  # also at the interpreter's exit
@@ -163,8 +168,53 @@ class CompilerProcesses:
         return error
 
     def _take(self) -> _Child:
-        with contextlib.suppress(queue.Empty):
-            return self._idle.get_nowait()
+        """The first child that has nothing to do; started where there is none, and where all are busy for long."""
+        with self._lock:
+            self._waiting += 1
+        try:
+            patience = 0.0
+            while True:
+                with contextlib.suppress(queue.Empty):
+                    found = self._idle.get(timeout=patience) if patience else self._idle.get_nowait()
+                    if isinstance(found, EngineError):
+                        raise found
+                    return found
+                self._start_where_needed(waited=patience > 0)
+                patience = GRACE_SECONDS
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def _start_where_needed(self, waited: bool) -> None:
+        """Begin to start a child where none is being started, and there is none, or room for one and `waited`."""
+        with self._lock:
+            if self._closed:
+                raise EngineError("compile structured_outputs", "the engine is shutting down")
+            room = not self._starting and len(self._living) < self._options.compile_processes
+            if room and (waited or not self._living):
+                self._starting = True
+                threading.Thread(target=self._start, name="compiler", daemon=True).start()
+
+    def _start(self) -> None:
+        """Start a child; whoever waits gets it, or the error."""
+        child: _Child | EngineError
+        try:
+            child = self._started()
+        except EngineError as error:
+            child = error
+        except Exception as error:
+            child = EngineError(f"start a process of {self._compiler}", f"{type(error).__name__}: {error}")
+        with self._lock:
+            self._starting = False
+            if isinstance(child, _Child) and not self._closed:
+                self._living.add(child)
+                self._idle.put(child)
+            elif isinstance(child, EngineError) and self._waiting:
+                self._idle.put(child)
+        if isinstance(child, _Child) and child not in self._living:
+            child.kill()
+
+    def _started(self) -> _Child:
         options = self._options
         start = CompilerStart(
             compiler=self._compiler,
@@ -174,17 +224,11 @@ class CompilerProcesses:
             memory_bytes=options.compile_memory * MIB,
         )
         try:
-            child = _Child(msgspec.msgpack.encode(start))
+            return _Child(msgspec.msgpack.encode(start))
         except (OSError, EOFError, _TooLate) as error:
             raise EngineError(
                 f"start a process of {self._compiler}", f"{type(error).__name__} {error}", "the log may say why"
             ) from error
-        with self._lock:
-            if not self._closed:
-                self._living.add(child)
-                return child
-        child.kill()
-        raise EngineError("compile structured_outputs", "the engine is shutting down")
 
     def _drop(self, child: _Child) -> int:
         with self._lock:

@@ -81,6 +81,8 @@ def main() -> int:
             target=_receive_loop, args=(context, start.requests, inbox), name="receive", daemon=True
         )
         receive.start()
+        if start.core.grammar_warm_up and core.scheduler.constraints is not None:
+            core.scheduler.constraints.warm_up()
         step_loop(core, inbox, outbox)
     except EngineError as error:
         outbox.put(Failed(error.parts))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         select_kinds,
         select_ordered,
     )
+    from engine.plugin.selection_in_turn import select_in_turn
     from engine.plugin.selection_recognised import select_recognised
     from engine.plugin.selection_set import select_set
 
@@ -54,6 +55,7 @@ __all__ = [
     "select_claims",
     "select_default_model",
     "select_fitting",
+    "select_in_turn",
     "select_kinds",
     "select_ordered",
     "select_recognised",
@@ -78,6 +80,7 @@ _HOMES = {
     "select_claims": "selection",
     "select_default_model": "selection",
     "select_fitting": "selection",
+    "select_in_turn": "selection_in_turn",
     "select_kinds": "selection",
     "select_ordered": "selection",
     "select_recognised": "selection_recognised",

@@ -53,7 +53,10 @@ def explain(registry: Registry, point: str, selections: Sequence[Selection]) -> 
             outcomes.append(Outcome(candidate, None, "broken", (), (error.found or str(error),)))
             continue
         said: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        for selection in selections:
+        if registry.points[point].pick == "in_turn":
+            for outcome, kind in _turns(registry, candidate, card, selections):
+                said.setdefault(outcome, []).append(kind)
+        for selection in () if said else selections:
             said.setdefault(_outcome(registry, candidate, card, selection), []).append(selection.kind)
         if not selections:
             said["unused", ("no driver of this point is at work with these settings",)] = []
@@ -69,6 +72,35 @@ def explain(registry: Registry, point: str, selections: Sequence[Selection]) -> 
         outcomes.append(Outcome(candidate, None, "outdated", (), (reason,)))
     outcomes += [Outcome(c, None, "denied", (), (registry.why_denied(c),)) for c in only(registry.denied, point)]
     return sorted(outcomes, key=lambda o: (_ORDER.index(o.verdict), -(o.priority or 0), o.candidate.name))
+
+
+def _turns(
+    registry: Registry, candidate: Candidate, card: type[Card], selections: Sequence[Selection]
+) -> list[tuple[tuple[str, tuple[str, ...]], str]]:
+    """((verdict, reasons), kind) of one candidate of pick `in_turn` for each kind of request in which it has a turn;
+    kind "" where it has none."""
+    found: list[tuple[tuple[str, tuple[str, ...]], str]] = []
+    for kind in dict.fromkeys(selection.kind for selection in selections):
+        turns = [selection for selection in selections if selection.kind == kind]
+        place = next((i for i, selection in enumerate(turns) if selection.candidate == candidate), None)
+        if place is None:
+            continue
+        why = "asked for" if turns[place].asked else f"auto, priority {card.priority}"
+        before = _quoted(turns[:place])
+        turn = f"gets what {before} {'refuses' if place == 1 else 'refuse'}" if place else "asked first"
+        found.append((("chosen", (f"{turn} ({why})", *_remarks(card, turns[place].need))), kind))
+    if found or not selections:
+        return found
+    verdict, reasons = _outcome(registry, candidate, card, selections[0])
+    if verdict == "fits":
+        reasons = (
+            f"{_quoted(selections)} {'was' if len({s.candidate for s in selections}) == 1 else 'were'} asked for",
+        )
+    return [((verdict, reasons), "")]
+
+
+def _quoted(selections: Sequence[Selection]) -> str:
+    return ", ".join(dict.fromkeys(f"'{selection.candidate.name}'" for selection in selections))
 
 
 def _outcome(

@@ -106,7 +106,7 @@ def restore_choice(registry: Registry, choice: Choice) -> Selection:
     candidate = registry.find(choice.point, choice.driver)
     card = registry.card(candidate)
     options = validate_options(choice.point, [(candidate, card)], choice.options)[candidate]
-    return Selection(choice.point, choice.kind, candidate, card, options, asked=True)
+    return Selection(choice.point, choice.kind, candidate, card, options, asked=choice.asked)
 
 
 def _mismatch(asked: str, differences: Iterable[str]) -> ManifestError:

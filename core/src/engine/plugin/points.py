@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-Pick = Literal["one", "ordered", "per_kind", "by_architecture", "claims", "recognises", "many"]
+Pick = Literal["one", "ordered", "in_turn", "per_kind", "by_architecture", "claims", "recognises", "many"]
 """How drivers of a point are picked.
 
 - `one`: a single driver.
 - `ordered`: a list; each operation goes to the first driver that offers it and fits (ops: settled at start;
   communicator: by asking the bodies, for each form of a collective).
+- `in_turn`: several, in order of preference; each request goes to the first that serves its kind and takes it. Names
+  stand for themselves alone; behind "auto" among them stand all others.
 - `per_kind`: one driver for each kind of layer that the model has.
 - `by_architecture`: the entry point's name is the architecture string of the model's config.json.
 - `claims`: the one card whose `claims(name)` is true; two is an error.
@@ -178,8 +180,8 @@ POINTS: Mapping[str, Point] = _declare(
     Point(
         "grammar",
         "engine.interfaces.grammar:GrammarCard",
-        "one",
-        "constraints on outputs (structured outputs): which tokens may come next",
+        "in_turn",
+        "constraints on outputs (structured outputs); a comma-separated order, the first that enforces one takes it",
     ),
     Point(
         "tool_parser",

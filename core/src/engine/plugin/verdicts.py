@@ -104,6 +104,7 @@ class Selection:
             version=self.candidate.version,
             value=self.candidate.value,
             options={} if self.options is None else self.options.model_dump(mode="json"),
+            asked=self.asked,
         )
 
 

@@ -39,10 +39,18 @@ class Constraints:
         grammar: at work.
         vocab_size: of the model.
         close: ends what compiles outside of this process.
+        warm_up: has the drivers ready for a first constraint; takes a while.
     """
 
-    def __init__(self, grammar: Grammar, vocab_size: int, close: Callable[[], None] | None = None) -> None:
-        self._grammar, self._close = grammar, close
+    def __init__(
+        self,
+        grammar: Grammar,
+        vocab_size: int,
+        close: Callable[[], None] | None = None,
+        *,
+        warm_up: Callable[[], None] | None = None,
+    ) -> None:
+        self._grammar, self._close, self._warm_up = grammar, close, warm_up
         self._words = -(-vocab_size // 32)
         self._threads: ThreadPoolExecutor | None = None
         self._compiling: dict[str, tuple[Request, Future[Matcher]]] = {}
@@ -55,12 +63,15 @@ class Constraints:
     # -- compile ------------------------------------------------------------------------------------------------------
     def compile(self, request: Request) -> None:
         """Begin to compile a request's constraint."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         constraint, ends = request.params.structured_outputs, tuple(sorted(request.eos_token_ids))
         assert constraint is not None
-        future = self._threads.submit(self._grammar.compile, constraint, ends)
+        future = self._pool().submit(self._grammar.compile, constraint, ends)
         self._compiling[request.request_id] = request, future
+
+    def warm_up(self) -> None:
+        """Begin to have the drivers ready, beside what else is done."""
+        if self._warm_up is not None:
+            self._pool().submit(self._warm_up)
 
     def forget(self, request: Request) -> None:
         """The request ended before its matcher was there; what is compiled for it is dropped."""
@@ -102,6 +113,11 @@ class Constraints:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._close is not None:
             self._close()
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
+        return self._threads
 
     # -- step by step -------------------------------------------------------------------------------------------------
     def masks(self, plan: StepPlan, slots: SlotTable) -> Masks | None:

@@ -66,6 +66,8 @@ def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -
         )
     check_certificate(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
     listener = _listen(settings.host, settings.port)
+    if config.grammar_warm_up is None:
+        config = config.model_copy(update={"grammar_warm_up": True})
     llm = AsyncLLM(config)  # its process loads the model while this one imports the server
     try:
         import uvicorn

@@ -1,10 +1,10 @@
-"""How calls of tools are made sure of: a constraint for the grammar driver at work, and who then reads the text."""
+"""How calls of tools are made sure of: a constraint for the grammar drivers at work, and who then reads the text."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.interfaces.tool_parser import CallForm, ToolParser, ToolStream
 from engine.plugin.known import how_to_install
@@ -16,8 +16,7 @@ from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from engine.interfaces.grammar import GrammarCard
-    from engine.plugin import Selection
+    from engine.frontend.constraint_check import ConstraintCheck
 
 NewStream = Callable[[], ToolStream]
 INSTALL = f"install a grammar that does: {how_to_install('grammar')}"
@@ -38,7 +37,7 @@ class Plan(NamedTuple):
 def plan_calls(
     request: ToolRequest,
     parser: ToolParser | None,
-    grammar: Selection,
+    grammars: ConstraintCheck,
     answer: StructuredOutputsParams | None = None,
 ) -> Plan:
     """Decide how a request's calls are found, and made sure of. Required and named calls are enforced by the grammar
@@ -47,17 +46,17 @@ def plan_calls(
     Args:
         request: what it says of tools.
         parser: of the model's calls.
-        grammar: the driver at work.
+        grammars: what the drivers at work enforce.
         answer: what an answer that calls nothing must be. Where calls must come there is none, and it asks nothing.
 
     Raises:
         APIError: a 400, where there is nobody to do what is asked.
-        InvalidRequestError: the driver refuses `answer`.
+        InvalidRequestError: they refuse `answer`.
     """
     if request.choice == "none":
         return Plan()
     if answer is not None:
-        _verify(answer, grammar)
+        _verify(answer, grammars)
     if request.choice == "auto":
         if parser is None:
             raise APIError(
@@ -68,9 +67,9 @@ def plan_calls(
             )
         constraint: StructuredOutputsParams | None = None
         if answer is not None:
-            constraint = _answer_or_calls(request, parser, grammar, answer)
+            constraint = _answer_or_calls(request, parser, grammars, answer)
         elif any(tool.strict for tool in request.tools):
-            constraint = _strict(request, parser, grammar)
+            constraint = _strict(request, parser, grammars)
         return Plan(lambda: parser.stream(request.tools), constraint)
     candidates: list[Plan] = []
     form = parser.form(request.callable) if parser is not None else None
@@ -83,10 +82,10 @@ def plan_calls(
     else:
         schema = list_schema(request.tools, request.parallel)
         candidates.append(Plan(ListedCalls, _constraint(json=schema)))
-    return _first_served(candidates, grammar, "tool_choice", "calls that must come are enforced by a grammar")
+    return _first_served(candidates, grammars, "tool_choice", "calls that must come are enforced by a grammar")
 
 
-def _strict(request: ToolRequest, parser: ToolParser, grammar: Selection) -> StructuredOutputsParams | None:
+def _strict(request: ToolRequest, parser: ToolParser, grammars: ConstraintCheck) -> StructuredOutputsParams | None:
     """For tools that may be called, and then strictly: the text is free up to a call."""
     form = parser.form(request.tools)
     if form is None or not form.trigger:
@@ -104,23 +103,22 @@ def _strict(request: ToolRequest, parser: ToolParser, grammar: Selection) -> Str
         "stop_after_first": not request.parallel,
     }
     return _first_served(
-        [Plan(None, _structural_tag(format_))], grammar, "tools", "strict tools are enforced by a grammar"
+        [Plan(None, _structural_tag(format_))], grammars, "tools", "strict tools are enforced by a grammar"
     ).constraint
 
 
-def _verify(answer: StructuredOutputsParams, grammar: Selection) -> None:
-    """That the grammar takes it, for which it is not asked once calls are written into it."""
+def _verify(answer: StructuredOutputsParams, grammars: ConstraintCheck) -> None:
+    """That a grammar takes it, for which it is not asked once calls are written into it."""
     answer.verify()
-    card = cast("type[GrammarCard]", grammar.card)
-    if answer.kinds[0] in card.constraints:
+    if answer.kinds[0] in grammars.kinds:
         try:
-            card.verify(answer)
+            grammars.verify(answer)
         except InvalidRequestError as error:
             raise answer.renamed(error) from error
 
 
 def _answer_or_calls(
-    request: ToolRequest, parser: ToolParser, grammar: Selection, answer: StructuredOutputsParams
+    request: ToolRequest, parser: ToolParser, grammars: ConstraintCheck, answer: StructuredOutputsParams
 ) -> StructuredOutputsParams | None:
     """For a model that calls tools, or answers in the form that is asked for: all that it writes is one of the two."""
     name = answer.asked_as or "structured_outputs"
@@ -134,34 +132,32 @@ def _answer_or_calls(
             param=name,
         )
     both = _structural_tag({"type": "or", "elements": [own, _format(request, form)]})
-    return _first_served([Plan(None, both)], grammar, name, "beside tools it is enforced by a grammar").constraint
+    return _first_served([Plan(None, both)], grammars, name, "beside tools it is enforced by a grammar").constraint
 
 
-def _first_served(candidates: list[Plan], grammar: Selection, parameter: str, why: str) -> Plan:
-    card = cast("type[GrammarCard]", grammar.card)
+def _first_served(candidates: list[Plan], grammars: ConstraintCheck, parameter: str, why: str) -> Plan:
     refusal: InvalidRequestError | None = None
     for plan in candidates:
         assert plan.constraint is not None
         (kind,) = plan.constraint.kinds
-        if kind not in card.constraints:
+        if kind not in grammars.kinds:
             continue
         try:
             plan.constraint.verify()
-            card.verify(plan.constraint)
+            grammars.verify(plan.constraint)
         except InvalidRequestError as error:
             refusal = refusal or error
             continue
         return plan
     if refusal is not None:
-        raise APIError(400, f"tools: {why}, and '{grammar.candidate.name}' refuses: {refusal}", param="tools")
-    enforced = ", ".join(sorted(card.constraints)) or "nothing"
+        raise APIError(400, f"tools: {why}, and the one at work ({grammars.names}) refuses: {refusal}", param="tools")
+    enforced = ", ".join(sorted(grammars.kinds)) or "nothing"
     other = {"tool_choice": 'send tool_choice "auto"', "tools": "leave strict out"}.get(
         parameter, f"leave {parameter} out"
     )
     raise APIError(
         400,
-        f"{parameter}: {why}, and '{grammar.candidate.name}', which is at work, enforces {enforced} only; {INSTALL}, "
-        f"or {other}",
+        f"{parameter}: {why}, and the one at work ({grammars.names}) enforces {enforced} only; {INSTALL}, or {other}",
         param=parameter,
     )
 

@@ -82,7 +82,8 @@ async def prepare(
     """
     tools = conversation.tools
     check_tools(state, tools)
-    plan = plan_calls(tools, state.engine.tool_parser, state.engine.plan.grammar, params.structured_outputs)
+    grammars, answer = state.engine.plan.constraints, params.structured_outputs
+    plan = plan_calls(tools, state.engine.tool_parser, grammars, answer)
     params = with_tools(params, plan, state, special_tokens_set)
     state.check_queue()
     prompt = await render(state, conversation)

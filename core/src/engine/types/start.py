@@ -19,6 +19,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         distribution, version: who offers it.
         value: the entry point's value, "pkg.mod:Card".
         options: validated options as plain data.
+        asked: the user named it: where it breaks down, nothing else is tried.
     """
 
     point: str
@@ -28,6 +29,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     value: str
     kind: str = ""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
+    asked: bool = True
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +154,7 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
         preemption_mode: "recompute" or "swap"; for the latter `worker.choices` names a connector.
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
         tokenizer_folder: where the tokenizer's files lie: grammars read its vocabulary.
+        grammar_warm_up: a core in a process of its own has its grammars ready before a request asks for one.
         step_timeout: seconds of silence after which a frontend takes a core in another process for hung.
     """
 
@@ -164,3 +167,4 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     preemption_mode: str = "recompute"
     tokenizer_folder: str = ""
     step_timeout: float = 600.0
+    grammar_warm_up: bool = False

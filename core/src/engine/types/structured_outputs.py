@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -60,6 +61,18 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
         if not self.asked_as or not name.startswith("structured_outputs"):
             return error
         return InvalidRequestError(f"{self.asked_as}={about}" if equals else error.asked, error.found, error.remedy)
+
+    def refused(self, by: Sequence[tuple[str, InvalidRequestError]]) -> InvalidRequestError:
+        """The error about a constraint that no driver takes, from what each says: name and error, one or more."""
+        _, first = by[0]
+        if len(by) == 1:
+            return first
+        reasons = [
+            f"'{name}': {error.found}" if error.asked == first.asked else f"'{name}': {error.asked}: {error.found}"
+            for name, error in by
+        ]
+        remedy = next((error.remedy for _, error in by if error.remedy), "")
+        return InvalidRequestError(first.asked, "no grammar driver takes it: " + "; ".join(reasons), remedy)
 
     @property
     def schema(self) -> Any:

@@ -1,0 +1,142 @@
+"""Several grammar drivers as one: each constraint goes to the first, by its kind, that takes it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import msgspec
+import numpy as np
+
+from engine.types.errors import EngineError, InvalidRequestError
+from engine.types.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from engine.interfaces.grammar import Grammar, GrammarCard, Matcher
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED = 1024
+"""How many constraints that a driver refused, and a later one took, are remembered."""
+TRIALS = (
+    StructuredOutputsParams(regex="a"),
+    StructuredOutputsParams(json_object=True),
+    StructuredOutputsParams(json={"type": "boolean"}),
+    StructuredOutputsParams(choice=["a"]),
+)
+"""What has a driver import its library and start its process; the first that it enforces is taken."""
+
+
+class GrammarDriver(NamedTuple):
+    """One driver at work.
+
+    Args:
+        name: it.
+        card: its card.
+        grammar: its body.
+    """
+
+    name: str
+    card: type[GrammarCard]
+    grammar: Grammar
+
+
+class InTurn:
+    """A matcher of one of several drivers. Implements `engine.interfaces.grammar.Matcher`.
+
+    Args:
+        matcher: the driver's own.
+        grammar: the driver.
+    """
+
+    __slots__ = ("grammar", "matcher")
+
+    def __init__(self, matcher: Matcher, grammar: Grammar) -> None:
+        self.matcher, self.grammar = matcher, grammar
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        """See the interface."""
+        return self.matcher.accept(tokens)
+
+    @property
+    def finished(self) -> bool:
+        """See the interface."""
+        return self.matcher.finished
+
+
+class Grammars:
+    """Implements `engine.interfaces.grammar.Grammar` over several.
+
+    A driver that refuses a constraint, by its card or when it compiles it, hands it on to the next. What it takes too
+    long or too much memory over it hands on as well: others may have a better way. Thread-safe.
+
+    Args:
+        turns: the drivers by kind of constraint, in the order in which they are asked.
+    """
+
+    def __init__(self, turns: Mapping[str, Sequence[GrammarDriver]]) -> None:
+        self._turns = turns
+        self._lock = threading.Lock()
+        self._later: OrderedDict[bytes, int] = OrderedDict()  # by hash of the constraint: whose turn it was in the end
+
+    def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
+        """See the interface. The error where nobody takes it names each driver and its reason."""
+        (kind,) = constraint.kinds
+        key = _key(constraint)
+        with self._lock:
+            first = self._later.get(key, 0)
+        refusals: list[tuple[str, InvalidRequestError]] = []
+        for turn, driver in enumerate(self._turns.get(kind, ())):
+            if turn < first:
+                continue
+            try:
+                driver.card.verify(constraint)
+                matcher = driver.grammar.compile(constraint, end_token_ids)
+            except InvalidRequestError as error:
+                refusals.append((driver.name, error))
+                continue
+            if turn > first:
+                self._remember(key, turn)
+            return InTurn(matcher, driver.grammar)
+        if not refusals:
+            raise InvalidRequestError(constraint.asked, "no grammar driver at work enforces it")
+        raise constraint.refused(refusals)
+
+    def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
+        """See the interface. Each driver is asked once."""
+        places: dict[int, list[int]] = {}
+        held = cast("Sequence[InTurn]", matchers)
+        for place, matcher in enumerate(held):
+            places.setdefault(id(matcher.grammar), []).append(place)
+        for of_driver in places.values():
+            mine = [held[place].matcher for place in of_driver]
+            held[of_driver[0]].grammar.fill_masks(mine, rows if len(places) == 1 else rows[of_driver], out)
+
+    def _remember(self, key: bytes, turn: int) -> None:
+        with self._lock:
+            self._later[key] = turn
+            while len(self._later) > REMEMBERED:
+                self._later.popitem(last=False)
+
+
+def warm_up(drivers: Sequence[GrammarDriver], end_token_ids: Sequence[int]) -> None:
+    """Have each driver compile the least that it can be asked, so that its library, its vocabulary and its process are
+    ready for the first request. Nothing comes of a failure: that request will hear of it."""
+    for driver in drivers:
+        for trial in TRIALS:
+            if trial.kinds[0] in driver.card.constraints:
+                try:
+                    driver.grammar.compile(trial, end_token_ids)
+                except EngineError as error:
+                    logger.info("grammar '%s' does not warm up: %s", driver.name, error)
+                except Exception:
+                    logger.warning("grammar '%s' does not warm up", driver.name, exc_info=True)
+                break
+
+
+def _key(constraint: StructuredOutputsParams) -> bytes:
+    return hashlib.blake2b(msgspec.msgpack.encode(constraint), digest_size=16).digest()

@@ -1,0 +1,120 @@
+"""Several grammar drivers as one: who takes a constraint, and whose masks are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.interfaces.grammar import GrammarCard, Matcher
+from engine.loop.grammars import GrammarDriver, Grammars, warm_up
+from engine.types.errors import EngineError, InvalidRequestError
+from engine.types.structured_outputs import StructuredOutputsParams
+
+
+class Told:
+    """A matcher that says what it was told."""
+
+    finished = False
+
+    def __init__(self, bit: int) -> None:
+        self.bit, self.heard = bit, 0
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self.heard += len(tokens)
+        return len(tokens)
+
+    def rollback(self, num_tokens: int) -> None:
+        self.heard -= num_tokens
+
+
+class Scripted:
+    """A driver that refuses by text, and writes its bit into masks."""
+
+    def __init__(self, bit: int, refuses: str = "", error: type[EngineError] = InvalidRequestError) -> None:
+        self.bit, self.refuses, self.error = bit, refuses, error
+        self.compiled: list[str] = []
+        self.calls = 0
+
+    def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
+        text = str(getattr(constraint, constraint.kinds[0]))
+        self.compiled.append(text)
+        if self.refuses and self.refuses in text:
+            raise self.error(constraint.asked, f"driver {self.bit} has no {self.refuses}", f"ask {self.bit} for less")
+        return Told(self.bit)  # type: ignore[return-value]
+
+    def fill_masks(self, matchers: Sequence[Any], rows: np.ndarray, out: np.ndarray) -> None:
+        self.calls += 1
+        assert all(matcher.bit == self.bit for matcher in matchers)
+        out[rows] = self.bit
+
+
+class Picky(GrammarCard):
+    constraints = frozenset({"regex", "json"})
+
+    @classmethod
+    def verify(cls, constraint: StructuredOutputsParams) -> None:
+        if "verified" in str(constraint.regex):
+            raise InvalidRequestError(constraint.asked, "the card says no")
+
+
+def grammars(*drivers: Scripted) -> Grammars:
+    made = [GrammarDriver(f"d{driver.bit}", Picky, driver) for driver in drivers]
+    return Grammars({"regex": made, "json": made[1:]})
+
+
+def test_each_goes_to_the_first_that_takes_it() -> None:
+    first, second = Scripted(1, refuses="x"), Scripted(2)
+    both = grammars(first, second)
+    matchers = [both.compile(StructuredOutputsParams(regex=text), ()) for text in ("a", "x", "b", "xy")]
+    matchers.append(both.compile(StructuredOutputsParams(json={}), ()))
+    out, rows = np.zeros((7, 1), np.int32), np.array([6, 0, 2, 3, 5], np.int32)
+    both.fill_masks(matchers, rows, out)
+    assert out[:, 0].tolist() == [2, 0, 1, 2, 0, 2, 1]
+    assert (first.calls, second.calls) == (1, 1)
+    both.fill_masks(matchers[:1], rows[4:], out)
+    assert out[5, 0] == 1 and second.calls == 1
+    both.fill_masks([], rows[:0], out)
+    assert matchers[1].accept([4, 5]) == 2 and not matchers[1].finished
+    assert matchers[1].matcher.heard == 2  # type: ignore[attr-defined]
+
+
+def test_who_refused_once_is_not_asked_again() -> None:
+    first, second = Scripted(1, refuses="x"), Scripted(2)
+    both = grammars(first, second)
+    for _ in range(3):
+        both.compile(StructuredOutputsParams(regex="x"), ())
+    assert first.compiled == ["x"] and second.compiled == ["x"] * 3
+
+
+def test_the_card_is_asked_before_anything_is_compiled() -> None:
+    driver = Scripted(1)
+    with pytest.raises(InvalidRequestError, match="the card says no"):
+        grammars(driver).compile(StructuredOutputsParams(regex="verified"), ())
+    assert not driver.compiled
+
+
+def test_the_error_names_each_and_its_reason() -> None:
+    both = grammars(Scripted(1, refuses="x"), Scripted(2, refuses="x"))
+    with pytest.raises(InvalidRequestError) as caught:
+        both.compile(StructuredOutputsParams(regex="x"), ())
+    assert caught.value.asked == "structured_outputs.regex='x'"
+    assert caught.value.found == "no grammar driver takes it: 'd1': driver 1 has no x; 'd2': driver 2 has no x"
+    assert caught.value.remedy == "ask 1 for less"
+    with pytest.raises(InvalidRequestError, match="no grammar driver at work"):
+        both.compile(StructuredOutputsParams(choice=["a"]), ())
+
+
+def test_a_driver_that_fails_is_no_refusal() -> None:
+    second = Scripted(2)
+    with pytest.raises(EngineError, match="driver 1 has no x"):
+        grammars(Scripted(1, refuses="x", error=EngineError), second).compile(StructuredOutputsParams(regex="x"), ())
+    assert not second.compiled
+
+
+def test_warming_up_passes_over_what_fails() -> None:
+    drivers = [Scripted(1, refuses="a", error=EngineError), Scripted(2)]
+    warm_up([GrammarDriver(f"d{driver.bit}", Picky, driver) for driver in drivers], (3,))
+    assert [driver.compiled for driver in drivers] == [["a"], ["a"]]
