@@ -110,6 +110,25 @@ class UnsignedMasks(Inline):
         super().sample(step_id, msgspec.structs.replace(masks, bits=masks.bits & 0x7FFFFFFF))
 
 
+class CallsAfterMasks(Inline):
+    """nothing can be called while a step waits for its masks"""
+
+    waits = False
+
+    def execute(self, plan: Any) -> Any:
+        self.waits = plan.masks_follow
+        return super().execute(plan)
+
+    def sample(self, step_id: int, masks: Any) -> None:
+        self.waits = False
+        super().sample(step_id, masks)
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        if self.waits:
+            raise RuntimeError("a step is open")
+        return super().call(method, *args)
+
+
 class SwallowsStart(Inline):
     """what a worker's start raises becomes another error"""
 
@@ -210,7 +229,7 @@ class CallErrorsKill(Process):
 
 INLINE = [
     ResultOfTheLast, DoneAtOnce, WideTokens, LosesLogprobs, ChangesPlans, SignedSeeds, IgnoresMasks, UnsignedMasks,
-    SwallowsStart, HealthyForEver, OneShutdown, DropsArguments,
+    CallsAfterMasks, SwallowsStart, HealthyForEver, OneShutdown, DropsArguments,
 ]  # fmt: skip
 PROCESS = [LeaksProcesses, FirstAnswer, MostPages, AveragesMemory, IgnoresDeath, UntypedDeath, CallErrorsKill]
 MUTANTS = [*INLINE, *PROCESS]

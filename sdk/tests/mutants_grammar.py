@@ -181,6 +181,44 @@ class EarlyFinished(ChoiceMatcher):
         return self._ended or self.node.complete
 
 
+class StaysEnded(ChoiceMatcher):
+    """Goes back, and remains at the end."""
+
+    __slots__ = ()
+
+    def rollback(self, num_tokens: int) -> None:
+        ended = self._ended
+        super().rollback(num_tokens)
+        self._ended = ended
+
+
+class OneShort(ChoiceMatcher):
+    """Goes back one token less, where there are several."""
+
+    __slots__ = ()
+
+    def rollback(self, num_tokens: int) -> None:
+        super().rollback(max(1, num_tokens - 1))
+
+
+class ShortMemory(ChoiceMatcher):
+    """Remembers 32 tokens."""
+
+    __slots__ = ()
+
+    def rollback(self, num_tokens: int) -> None:
+        super().rollback(min(num_tokens, 32))
+
+
+class Forgets(ChoiceMatcher):
+    """Goes back to the beginning."""
+
+    __slots__ = ()
+
+    def rollback(self, num_tokens: int) -> None:
+        super().rollback(len(self._path))
+
+
 class AcceptsAnything(WithMatcher):
     """matchers accept what masks forbid"""
 
@@ -205,12 +243,37 @@ class FinishedTooEarly(WithMatcher):
     matcher = EarlyFinished
 
 
+class EndsForGood(WithMatcher):
+    """a rollback over the end leaves the output ended"""
+
+    matcher = StaysEnded
+
+
+class RollsBackLess(WithMatcher):
+    """a rollback of several tokens leaves one of them"""
+
+    matcher = OneShort
+
+
+class RollsBackNear(WithMatcher):
+    """no more than 32 tokens are taken back"""
+
+    matcher = ShortMemory
+
+
+class RollsBackAll(WithMatcher):
+    """a rollback leads to the beginning"""
+
+    matcher = Forgets
+
+
 PLAIN_MUTANTS = [
     *map(dropping, KEYWORDS), OneRepeatLess, FirstBranch, ArraysAreObjects, RefusesWithoutName,
 ]  # fmt: skip
 CHOICE_MUTANTS = [
     EveryToken, NoEnd, EndsAnywhere, OneSpelling, RowsInOrder, ClearsOthers, OnlyAdds, ReadsEarly, LosesTheLast,
-    AcceptsAnything, LeavesTraces, NotFinished, FinishedTooEarly,
+    AcceptsAnything, LeavesTraces, NotFinished, FinishedTooEarly, EndsForGood, RollsBackLess, RollsBackNear,
+    RollsBackAll,
 ]  # fmt: skip
 MUTANTS = [*PLAIN_MUTANTS, *CHOICE_MUTANTS]
 

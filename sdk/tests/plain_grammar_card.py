@@ -9,4 +9,5 @@ class PlainGrammar(GrammarCard):
     """Lists every text that fits, up to a few repetitions, and allows these."""
 
     constraints = frozenset({"choice", "regex", "json", "json_object"})
+    rollback = True
     body = "plain_grammar:Plain"

@@ -136,7 +136,7 @@ def make_core(
         speculation=speculation(settings),
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         swapping=swapping(kv, context, policy(context)),
-        constraints=Constraints(grammar or make_grammar(), VOCAB),
+        constraints=Constraints(grammar or make_grammar(), VOCAB, takes_drafts=settings.drafts_under_masks),
     )
     ready = executor.start(message)
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)

@@ -41,6 +41,11 @@ class ScriptedMatcher:
             self._read()
         return len(tokens)
 
+    def rollback(self, num_tokens: int) -> None:
+        assert 0 < num_tokens <= len(self.tokens)
+        del self.tokens[-num_tokens:]
+        self._read()
+
     @property
     def finished(self) -> bool:
         return self._ends
@@ -70,21 +75,23 @@ class ScriptedGrammar:
     def fill_masks(self, matchers: Sequence[Any], rows: np.ndarray, out: np.ndarray) -> None:
         assert len({id(matcher) for matcher in matchers}) == len(matchers) == len(rows)
         self.num_masks += len(rows)
-        out.fill(0)
         for matcher, row in zip(matchers, rows, strict=True):
             out[row] = matcher.row()
 
 
-def constrained(params: SamplingParams, seed: str) -> SamplingParams:
+def constrained(params: SamplingParams, seed: str, start_after: list[int] | None = None) -> SamplingParams:
     """The same parameters under a constraint."""
-    return msgspec.structs.replace(params, structured_outputs=StructuredOutputsParams(regex=seed))
+    constraint = StructuredOutputsParams(regex=seed, start_after=start_after)
+    return msgspec.structs.replace(params, structured_outputs=constraint)
 
 
 def with_masks(schedule: Schedule, seed: int, share: float = 0.5) -> Schedule:
     """The same schedule, with constraints on some of its requests."""
     rng = random.Random(seed)
     requests = [
-        replace(r, params=constrained(r.params, str(rng.random()))) if rng.random() < share else r
+        replace(r, params=constrained(r.params, str(rng.random()), rng.choice([None, None, None, [rng.randrange(8)]])))
+        if rng.random() < share
+        else r
         for r in schedule.requests
     ]
     return replace(schedule, requests=tuple(requests))

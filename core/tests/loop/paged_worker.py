@@ -31,6 +31,8 @@ from engine.types.request import EncoderInput
 from engine.types.start import WorkerReady, WorkerStart
 
 VOCAB = 13
+RowMasks = dict[int, list[set[int]]]
+"""What the first positions of each row may draw."""
 
 
 def make_grammar(delay: Callable[[str], Any] = lambda seed: None) -> ScriptedGrammar:
@@ -88,11 +90,14 @@ def alone(
             else:
                 x = mix(x, _visible_sums(cells, positions, 0, group.sliding_window))
         num_outputs = len(tokens) - len(prompt)
-        token = draw(int(x[-1]), params, stops, num_outputs, range(VOCAB) if matcher is None else matcher.allowed)
+        start = None if params.structured_outputs is None else params.structured_outputs.start_after
+        begun = start is None or any(tokens[i : i + len(start)] == start for i in range(len(prompt), len(tokens)))
+        allowed = matcher.allowed if matcher is not None and begun else range(VOCAB)
+        token = draw(int(x[-1]), params, stops, num_outputs, allowed)
         tokens.append(token)
         if token in stops and num_outputs + 1 >= params.min_tokens:
             return tokens[len(prompt) :], "stop"
-        if matcher is not None:
+        if matcher is not None and begun:
             assert matcher.accept([token]) == 1
             if matcher.finished:
                 return tokens[len(prompt) :], "complete"
@@ -220,10 +225,17 @@ class PagedWorker:
             return Done(self._result(plan, x, ends, failed, {}))
         future = Done(None)
         self._open = plan.step_id, future, partial(self._result, plan, x, ends, failed)
+        self._drafted = plan
         return future
 
+    def drafts(self, step_id: int) -> list[list[int]]:
+        plan = self._drafted
+        assert self._open is not None and self._open[0] == plan.step_id == step_id and plan.num_drafts is not None
+        rows = zip(plan.slot_of_row.tolist(), plan.num_computed.tolist(), plan.num_drafts.tolist(), strict=True)
+        return [self.tokens[slot, n + 1 : n + 1 + k].tolist() for slot, n, k in rows]
+
     def _result(
-        self, plan: StepPlan, x: np.ndarray, ends: np.ndarray, failed: np.ndarray | None, masks: dict[int, set[int]]
+        self, plan: StepPlan, x: np.ndarray, ends: np.ndarray, failed: np.ndarray | None, masks: RowMasks
     ) -> StepResult:
         result = self._sample(plan, x, ends, masks)
         return result if failed is None else msgspec.structs.replace(result, failed_pages=failed)
@@ -234,7 +246,10 @@ class PagedWorker:
         assert open_id == step_id and masks.row.dtype == masks.bits.dtype == np.int32
         assert masks.bits.shape == (masks.row.size, -(-VOCAB // 32))
         bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
-        of_row = {row: set(np.flatnonzero(b).tolist()) for row, b in zip(masks.row.tolist(), bits, strict=True)}
+        assert (np.diff(masks.row) >= 0).all()
+        of_row: RowMasks = {}
+        for row, b in zip(masks.row.tolist(), bits, strict=True):
+            of_row.setdefault(row, []).append(set(np.flatnonzero(b).tolist()))
         self._open = None
         future.step_result = rest(of_row)
 
@@ -382,7 +397,7 @@ class PagedWorker:
     def _group_of(self, table: np.ndarray) -> int:
         return next(g for g, other in enumerate(self.block_tables) if other is table)
 
-    def _sample(self, plan: StepPlan, states: np.ndarray, ends: np.ndarray, masks: dict[int, set[int]]) -> StepResult:
+    def _sample(self, plan: StepPlan, states: np.ndarray, ends: np.ndarray, masks: RowMasks) -> StepResult:
         num_drafts = np.zeros(plan.num_rows, np.int32) if plan.num_drafts is None else plan.num_drafts
         tokens = np.full((plan.num_rows, 1 + int(num_drafts.max())), -1, np.int32)
         asked = []
@@ -392,11 +407,12 @@ class PagedWorker:
             stops = set(new.stop_token_ids.tolist())
             drafts = self.tokens[slot, first : first + k].tolist()
             # A constrained row without a mask belongs to a request that has ended: what it draws is dropped.
-            allowed = masks.get(row, range(VOCAB))
-            assert row not in masks or (k == 0 and new.params.structured_outputs is not None)
+            allowed = masks.get(row, [])
+            assert len(allowed) <= 1 + k and (row not in masks or new.params.structured_outputs is not None)
             self.tokens[slot, first : first + k] = -1
             for i, state in enumerate(states[ends[row] - 1 - k : ends[row]].tolist()):
-                token = draw(state, new.params, stops, first + i - new.num_prompt_tokens, allowed)
+                here: Collection[int] = allowed[i] if i < len(allowed) else range(VOCAB)  # it does not count there
+                token = draw(state, new.params, stops, first + i - new.num_prompt_tokens, here)
                 assert self.tokens[slot, first + i] == -1, "a known token is drawn again"
                 self.tokens[slot, first + i] = tokens[row, i] = token
                 if new.params.logprobs is not None:

@@ -34,6 +34,7 @@ class Settings:
         swap_pages: of the swap tier; 0: preempted requests are computed again.
         failing_loads: the share of pages that a test worker does not load.
         drafter: its kind, "" for none; num_drafts: the most for a request; adaptive: whether that follows acceptance.
+        drafts_under_masks: the grammar's matchers can roll back.
     """
 
     num_pages: int
@@ -49,6 +50,7 @@ class Settings:
     long_prefill_token_threshold: int = 0
     swap_pages: int = 0
     failing_loads: float = 0.0
+    drafts_under_masks: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +15,16 @@ from cores import LAYOUTS, make_core
 from hypothesis import event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from masking import BROKEN, constrained, with_masks
+from masking import BROKEN, ScriptedGrammar, ScriptedMatcher, constrained, with_masks
 from outcomes import check_outcome
-from paged_worker import VOCAB, alone, make_grammar
+from paged_worker import VOCAB, HoldingExecutor, alone, make_grammar
 from schedules import Outcome, Planned, Schedule, Settings, run_schedule, schedules
 
 from engine.loop.engine_core import EngineCore
+from engine.types.errors import InvalidRequestError
 from engine.types.params import SamplingParams
 from engine.types.plan import Masks, StepPlan
+from engine.types.structured_outputs import StructuredOutputsParams
 
 PLAIN = Settings(
     num_pages=100, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, in_flight=2, enable_prefix_caching=True
@@ -43,6 +46,15 @@ def finish(core: EngineCore, outcomes: dict[str, Outcome] | None = None) -> dict
         for output in core.step().outputs:
             outcomes.setdefault(output.request_id, Outcome()).take(output)
         core.check_integrity()
+    return outcomes
+
+
+def finish_dead(core: EngineCore) -> dict[str, Outcome]:
+    """As `finish`, of a core that dies on the way."""
+    outcomes: dict[str, Outcome] = {}
+    while core.has_work():
+        for output in core.step().outputs:
+            outcomes.setdefault(output.request_id, Outcome()).take(output)
     return outcomes
 
 
@@ -119,6 +131,118 @@ def test_preemption_keeps_the_matcher() -> None:
     assert core.stats().num_preemptions > 2
     for request in requests:
         expect(core, request, outcomes)
+
+
+# -- drafts ------------------------------------------------------------------------------------------------------------
+DRAFTED = replace(PLAIN, drafter="right", num_drafts=4, max_model_len=120)
+
+
+def run_drafted(settings: Settings, *requests: Planned) -> tuple[EngineCore, HoldingExecutor, dict[str, Outcome]]:
+    core, executor = make_core(LAYOUTS["full and sliding"], settings)
+    outcomes = run_schedule(core, Schedule(settings=settings, requests=requests))
+    for request in requests:
+        expect(core, request, outcomes)
+    return core, executor, outcomes
+
+
+def without_end(length: int, start_at: int | None = None) -> Planned:
+    """A constrained request whose script has no end before so many tokens.
+
+    start_at: the constraint begins at about this place of the output.
+    """
+    free, _ = alone(LAYOUTS["full and sliding"], [1, 2, 3], planned("", max_tokens=length).params, [], 120)
+    start = None
+    if start_at is not None:
+        start = [next(token for i, token in enumerate(free) if i >= start_at and token not in free[:i])]
+    for seed in range(200):
+        params = constrained(planned("", max_tokens=length).params, f"{seed}", start)
+        if alone(LAYOUTS["full and sliding"], [1, 2, 3], params, [], 120)[1] == "length":
+            return replace(planned("long"), params=params)
+    raise AssertionError("every script ends")
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("start_at", [None, 3, 4, 7])
+def test_right_drafts_under_masks_give_five_tokens_a_step(in_flight: int, start_at: int | None) -> None:
+    """Where the constraint begins within the drafts, too."""
+    request = without_end(21, start_at)
+    core, executor, _ = run_drafted(replace(DRAFTED, in_flight=in_flight), request)
+    assert executor.worker.num_steps == 1 + 4  # the prompt, which gives one token; 20 others by fives
+    assert core.stats().num_accepted_drafts == core.stats().num_drafts == 16
+
+
+def test_a_constraint_that_completes_within_the_drafts_ends_the_request_there() -> None:
+    found = Counter()
+    for seed in range(40):
+        _, _, outcomes = run_drafted(DRAFTED, planned("a", f"{seed}"))
+        found[outcomes["a"].completed] += 1
+    assert found[True] > 5 and found[False] > 2
+
+
+def test_a_driver_that_cannot_roll_back_gets_no_drafts() -> None:
+    request = without_end(21)
+    core, executor, _ = run_drafted(replace(DRAFTED, drafts_under_masks=False), request, planned("free"))
+    drafts = core.stats().num_drafts
+    assert executor.worker.num_steps >= 21 and 0 < drafts < 12, "those of the free request"
+
+
+def test_drafts_are_asked_for_only_where_masks_depend_on_them() -> None:
+    asked = []
+
+    def counting(core: EngineCore, executor: HoldingExecutor) -> None:
+        call = executor.call
+
+        def counted(method: str, *args: object) -> list[object]:
+            asked.append(method)
+            return call(method, *args)
+
+        executor.call = counted  # type: ignore[method-assign]
+
+    core, executor = make_core(LAYOUTS["full"], replace(DRAFTED, drafts_under_masks=False))
+    counting(core, executor)
+    requests = (planned("free"), planned("a", "1"))
+    outcomes = run_schedule(core, Schedule(settings=DRAFTED, requests=requests))
+    assert core.stats().num_drafts and not asked
+    core, executor = make_core(LAYOUTS["full"], DRAFTED)
+    counting(core, executor)
+    outcomes = run_schedule(core, Schedule(settings=DRAFTED, requests=requests))
+    assert set(asked) == {"drafts"}
+    for request in requests:
+        expect(core, request, outcomes)
+
+
+@pytest.mark.parametrize("told", [[], [[1, 2, 3, 4, 5]], [[VOCAB]], [[-1]], [["1"]], [[1], [2]], None])
+def test_drafts_that_do_not_fit_the_plan_are_the_workers_fault(told: object) -> None:
+    core, executor = make_core(LAYOUTS["full"], DRAFTED)
+    executor.worker.drafts = lambda step_id: told
+    core.add_request(without_end(20).to_request())
+    outcomes = finish_dead(core)
+    assert outcomes["long"].error is not None and "ContractError" in outcomes["long"].error[2]
+
+
+def test_a_matcher_that_gives_up_on_a_draft_ends_its_request_alone() -> None:
+    class Weak(ScriptedMatcher):
+        def accept(self, tokens: Sequence[int]) -> int:
+            if len(self.tokens) == 9:
+                raise InvalidRequestError("go on", "it is too hard")
+            return super().accept(tokens)
+
+    class WeakGrammar(ScriptedGrammar):
+        def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> ScriptedMatcher:
+            made = super().compile(constraint, end_token_ids)
+            return Weak(made._seed, VOCAB, 11) if constraint.regex == weak else made
+
+    request, strong = without_end(21), planned("b", "strong")
+    assert request.params.structured_outputs is not None
+    weak = request.params.structured_outputs.regex
+    core, _ = make_core(LAYOUTS["full and sliding"], DRAFTED, grammar=WeakGrammar(VOCAB, 11))
+    core.add_request(request.to_request())
+    core.add_request(strong.to_request())
+    outcomes = finish(core)
+    assert outcomes["long"].error == ("invalid_request", "go on", "it is too hard", "")
+    truth, _ = alone(core.scheduler.kv.layout, [1, 2, 3], request.params, [], 120)
+    assert outcomes["long"].tokens == truth[: len(outcomes["long"].tokens)] and len(outcomes["long"].tokens) < 10
+    expect(core, strong, outcomes)
 
 
 # -- compilation -------------------------------------------------------------------------------------------------------
@@ -251,8 +375,5 @@ def test_an_error_of_sample_ends_the_engine() -> None:
 
     executor.sample = fail  # type: ignore[method-assign]
     core.add_request(planned("a", "1").to_request())
-    outcomes: dict[str, Outcome] = {}
-    while core.has_work():
-        for output in core.step().outputs:
-            outcomes.setdefault(output.request_id, Outcome()).take(output)
+    outcomes = finish_dead(core)
     assert outcomes["a"].error is not None and outcomes["a"].error[0] == "engine_dead"

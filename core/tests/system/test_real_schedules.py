@@ -97,7 +97,7 @@ def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, Ho
         speculation=speculation if settings.drafter else None,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         swapping=swapping(kv, context, FCFS(context)),
-        constraints=Constraints(ScriptedGrammar(VOCAB, VOCAB - 2), VOCAB),
+        constraints=Constraints(ScriptedGrammar(VOCAB, VOCAB - 2), VOCAB, takes_drafts=True),
     )
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
     return core, executor

@@ -19,6 +19,7 @@ class OutlinesOptions(CompileOptions):
 class OutlinesCard(GrammarCard):
     """Regular expressions, choices, and JSON schemas without recursion, by Outlines."""
 
+    rollback = True
     constraints = frozenset({"choice", "regex", "json"})
     Options = OutlinesOptions
     body = "engine_outlines.body:Outlines"

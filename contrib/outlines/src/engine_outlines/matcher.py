@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from outlines_core import Guide, Index
 
+from engine.interfaces.grammar import MAX_ROLLBACK
+
 
 class OutlinesMatcher:
     """See `engine.interfaces.grammar.Matcher`.
@@ -21,7 +23,7 @@ class OutlinesMatcher:
     __slots__ = ("_complete", "_ended", "_ends", "_ends_row", "_guide", "_row", "_size")
 
     def __init__(self, index: Index, ends: frozenset[int], ends_row: np.ndarray, vocab_size: int) -> None:
-        self._guide = Guide(index)
+        self._guide = Guide(index, MAX_ROLLBACK + 1)  # one more for `_marked`
         self._ends, self._ends_row, self._size = ends, ends_row, vocab_size
         self._ended = self._complete = False
         self._row: np.ndarray | None = None
@@ -42,6 +44,12 @@ class OutlinesMatcher:
                 return count
             self._row = None
         return len(tokens)
+
+    def rollback(self, num_tokens: int) -> None:
+        """See the interface. The automaton has not heard of the end."""
+        if num_tokens:
+            self._guide.rollback_state(num_tokens - self._ended)
+            self._ended, self._row = False, None
 
     @property
     def finished(self) -> bool:

@@ -16,6 +16,7 @@ from engine.bench.device_executor import DeviceExecutor
 from engine.bench.null_core import VOCABULARY, NullSizes, null_core
 from engine.bench.report import Report
 from engine.interfaces.context import GrammarContext
+from engine.interfaces.grammar import Grammar
 from engine.plugin import Registry, select_in_turn
 from engine.scheduling.constraints import Constraints
 from engine.types.params import SamplingParams
@@ -65,9 +66,11 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
     core = null_core(config, sizes)
     core.executor.shutdown()
     core.executor = DeviceExecutor(options.step_ms / 1e3, core.worker_ready.num_pages)
-    core.scheduler.constraints = _constraints(config)
+    rng = random.Random(0)
+    constraint = StructuredOutputsParams(choice=["".join(rng.choices("abcdefgh", k=most)) for _ in range(TEXTS)])
+    core.scheduler.constraints = _constraints(config, constraint)
     try:
-        _begin(core, options, most)
+        _begin(core, options, most, constraint)
         rounds = [_measure(core, options.steps) for _ in range(options.rounds)]
         assert len(core.scheduler.running) == options.running, "a request ended"
         core.check_integrity()
@@ -76,21 +79,22 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
     return _report(options, rounds)
 
 
-def _constraints(config: EngineConfig) -> Constraints:
-    """The first grammar driver for choices, over a vocabulary whose first 256 ids are the bytes."""
+def _constraints(config: EngineConfig, constraint: StructuredOutputsParams) -> Constraints:
+    """The first grammar driver for choices, over a vocabulary whose first 256 ids are the bytes; it has compiled the
+    constraint once, so that the requests under it do not begin when the others have ended."""
     registry = Registry.discover(plugins=config.plugin_list)
     asked, options = config.asked("grammar"), config.options_for("grammar")
     chosen, *_ = select_in_turn(registry, "grammar", None, ("choice",), asked, options)
     vocabulary = [bytes([token]) if token < 256 else None for token in range(VOCABULARY)]
     context = GrammarContext(vocab_size=VOCABULARY, vocabulary=lambda: vocabulary, options=chosen.options)
-    return Constraints(chosen.load_body()(context), VOCABULARY)
+    grammar: Grammar = chosen.load_body()(context)
+    grammar.compile(constraint, ())
+    return Constraints(grammar, VOCABULARY)
 
 
-def _begin(core: EngineCore, options: OverlapOptions, most: int) -> None:
+def _begin(core: EngineCore, options: OverlapOptions, most: int, constraint: StructuredOutputsParams) -> None:
     """Add the requests, and let all of them decode for a while."""
     rng = random.Random(0)
-    texts = ["".join(rng.choices("abcdefgh", k=most)) for _ in range(TEXTS)]
-    constraint = StructuredOutputsParams(choice=texts)
     for index in range(options.running):
         core.add_request(
             EngineRequest(

@@ -65,7 +65,8 @@ class Executor(Protocol):
         ...
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every worker; one answer a rank."""
+        """Call a method of every worker; one answer a rank, of plain data. It follows the steps that were started, also
+        one that still waits for its masks."""
         ...
 
     def check_health(self) -> None:
@@ -92,6 +93,14 @@ class Worker(Protocol):
 
     def sample(self, step_id: int, masks: Masks) -> None:
         """See `Executor.sample`."""
+        ...
+
+    def drafts(self, step_id: int) -> list[list[int]]:
+        """The drafts of each row of the last step, which waits for its masks; [] for a row without any.
+
+        Asked where constrained rows have some, through `Executor.call`. Waits for the drafter, not for the forward
+        pass. Raises the error with which the step could not be launched.
+        """
         ...
 
     def shutdown(self) -> None:

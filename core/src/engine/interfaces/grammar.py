@@ -11,8 +11,11 @@ What it says travels to the workers as bit masks, and tokens that are masked are
 
 Steps are planned ahead: the forward pass of a step is launched before the tokens that its masks depend on are known,
 and only its sampling waits (`StepPlan.masks_follow`, `Executor.sample`). A matcher therefore only ever hears of tokens
-that are part of the output; those of a request that is preempted and computed again are not repeated. Rows with a
-matcher get no drafts.
+that are part of the output; those of a request that is preempted and computed again are not repeated.
+
+Where a row has drafts, its matcher is led along them for the masks of their positions, by `accept`, and back to where
+it stood, by `rollback`, before anything else is asked of it. That needs a card that says `rollback`: other drivers'
+matchers get no drafts.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 
     from engine.interfaces.context import GrammarContext
     from engine.types.structured_outputs import StructuredOutputsParams
+
+
+MAX_ROLLBACK = 64
+"""The most tokens that a matcher is asked to take back, counted from the furthest place at which it has stood."""
 
 
 class CompileOptions(BaseModel):
@@ -55,6 +62,9 @@ class GrammarCard(Card):
     interrupted: `GrammarContext.compile_apart` then runs it in processes that have limits. `Options` is a
     `CompileOptions` then."""
 
+    rollback: ClassVar[bool] = False
+    """Its matchers have `Matcher.rollback`. Without it requests under its constraints are not drafted for."""
+
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:
         """Check a verified constraint of one of `constraints`. Called in the frontend, before the request is sent:
@@ -74,6 +84,11 @@ class Matcher(Protocol):
         Raises EngineError, with which the request ends: the matcher has found that it cannot go on, because its masks
         take too long, say. Nothing is asked of it any more.
         """
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Stand where it stood before the last tokens that were accepted: so many, at most `MAX_ROLLBACK`, and not more
+        than there were. An end of sequence may be among them. Called where the card says `rollback`."""
         ...
 
     @property

@@ -155,6 +155,7 @@ def _constraints(start: CoreStart, registry: Registry) -> Constraints | None:
         model.vocab_size,
         close=close,
         warm_up=lambda: warm_up(first, tuple(sorted(model.eos_token_ids))),
+        takes_drafts=all(driver.card.rollback for driver in drivers.values()),
     )
 
 

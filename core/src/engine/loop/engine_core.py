@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.interfaces.kv_connector import SwapUsage
@@ -142,10 +143,16 @@ class EngineCore:
     def _send_masks(self) -> None:
         """Let the last step draw, if all tokens that its masks depend on are known."""
         assert self._unmasked is not None and self.scheduler.constraints is not None
-        masks = self.scheduler.constraints.masks(self._unmasked, self.scheduler.slots)
+        drafts = partial(self._drafts, self._unmasked.step_id)
+        masks = self.scheduler.constraints.masks(self._unmasked, self.scheduler.slots, drafts)
         if masks is not None:
             step_id, self._unmasked = self._unmasked.step_id, None
             self.executor.sample(step_id, masks)
+
+    def _drafts(self, step_id: int) -> list[list[int]]:
+        """Those of the last step's rows, which every rank has drafted alike."""
+        drafts: list[list[int]] = self.executor.call("drafts", step_id)[0]
+        return drafts
 
     def _news(self) -> CoreOutputs:
         outputs, self._outputs = self._outputs + self.scheduler.take_notices(), []

@@ -62,6 +62,10 @@ class InTurn:
         """See the interface."""
         return self.matcher.accept(tokens)
 
+    def rollback(self, num_tokens: int) -> None:
+        """See the interface."""
+        self.matcher.rollback(num_tokens)
+
     @property
     def finished(self) -> bool:
         """See the interface."""

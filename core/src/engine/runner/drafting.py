@@ -16,7 +16,7 @@ import torch
 
 from engine.interfaces.drafter import Acceptance, Drafter, DraftRows, Drafts
 from engine.interfaces.ops import Ops
-from engine.interfaces.platform import Platform
+from engine.interfaces.platform import Fetch, Platform
 from engine.sampling.sampler import SampledDrafts
 from engine.types.errors import ContractError
 from engine.types.plan import StepPlan
@@ -74,6 +74,7 @@ class StepDrafts:
         place: int64 [m]; the plan's row of each.
         positions: where the step draws.
         sampled: the drafts in the order of `positions`.
+        fetch: their copy to the host under way, where masks follow that depend on them.
     """
 
     rows: DraftRows
@@ -81,6 +82,16 @@ class StepDrafts:
     place: np.ndarray
     positions: Positions
     sampled: SampledDrafts
+    fetch: Fetch | None = None
+
+    def told(self) -> list[list[int]]:
+        """The drafts of each row of the plan, on the host. Waits for their copy."""
+        assert self.fetch is not None
+        tokens: list[list[int]] = [[] for _ in self.positions.num_drafts]
+        (found,) = self.fetch.wait()
+        for row, of_row in zip(self.place.tolist(), found.tolist(), strict=True):
+            tokens[row] = of_row[: self.positions.num_drafts[row]]
+        return tokens
 
 
 class Drafting:
@@ -124,7 +135,10 @@ class Drafting:
         num_decodes = plan.num_rows if alone.all() else int(alone.argmin())
         plan = msgspec.structs.replace(plan, num_tokens=num_tokens, num_drafts=num_drafts, num_decodes=num_decodes)
         positions = Positions.of(np.flatnonzero(plan.samples), num_drafts)
-        return plan, StepDrafts(rows, drafts, place, positions, self._put(rows, drafts, place, positions))
+        step = StepDrafts(rows, drafts, place, positions, self._put(rows, drafts, place, positions))
+        if plan.masks_follow:
+            step.fetch = self._platform.to_host((drafts.tokens,))
+        return plan, step
 
     def _checked(self, drafts: Drafts, rows: DraftRows) -> Drafts:
         """The drafts, with counts."""

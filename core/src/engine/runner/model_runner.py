@@ -108,7 +108,7 @@ class ModelRunner:
         self._sampler = Sampler(ops, platform, tokens, self._parameters, self._processors)
         self._scorer = PromptScorer(ops, platform, model, tokens, start.model.vocab_size)
         self._drafting = None if drafter is None else Drafting(drafter, ops, platform, tokens)
-        self._open: OpenStep | None = None
+        self._open: OpenStep | FailedStep | None = None
         self._captured: dict[int, _Step] = {}
         self._vocab_size, self._max_model_len = start.model.vocab_size, start.max_model_len
         self._eager = _Step(self._buffers.frame(1, 1), [None] * len(self._groups))
@@ -150,14 +150,25 @@ class ModelRunner:
         try:
             return self._execute(plan)
         except Exception as error:
-            return FailedStep(error)
+            failed = FailedStep(error)
+            if plan.masks_follow:
+                self._open = failed
+            return failed
+
+    def drafts(self, step_id: int) -> list[list[int]]:
+        """Those of each row of the step whose masks follow. Raises the error of its launch."""
+        step = self._open
+        if isinstance(step, FailedStep):
+            step.result()
+        assert isinstance(step, OpenStep) and step.step_id == step_id
+        return step.drafts()
 
     @torch.inference_mode()
     def sample(self, step_id: int, masks: Masks) -> None:
         """Go on with the step whose masks follow. An error is its future's, as is that of its launch."""
         step, self._open = self._open, None
-        if step is not None:
-            assert step.step_id == step_id
+        if not isinstance(step, FailedStep):
+            assert step is not None and step.step_id == step_id
             step.sample(masks)
 
     def _execute(self, plan: StepPlan) -> StepFuture:
@@ -211,8 +222,9 @@ class ModelRunner:
             draw = partial(self._sample, step, plan, rows, scores)
         if not plan.masks_follow:
             return draw(None)
-        self._open = OpenStep(plan.step_id, draw)  # the buffers stay as they are until the next step is launched
-        return self._open
+        told = partial(_no_drafts, plan.num_rows) if drafts is None else drafts.told
+        self._open = opened = OpenStep(plan.step_id, draw, told)  # buffers stay as they are until the next launch
+        return opened
 
     def _bucket(self, plan: StepPlan) -> int | None:
         """The padded number of rows of a step of decodes alone; None for a step that runs as it is."""
@@ -314,6 +326,13 @@ def _outputs(step: _Step) -> tuple[torch.Tensor, ...]:
     return step.hidden, step.logits, step.broken
 
 
+def _no_drafts(num_rows: int) -> list[list[int]]:
+    return [[] for _ in range(num_rows)]
+
+
 def _placed(masks: Masks | None, row: np.ndarray) -> SampledMasks | None:
-    """The masks by their places among the sampled rows, whose rows of the plan, ascending, are `row`."""
-    return None if masks is None else SampledMasks(np.searchsorted(row, masks.row), masks.bits)
+    """The masks by their places among the sampled positions, whose rows of the plan, ascending, are `row`."""
+    if masks is None:
+        return None
+    nth = np.arange(len(masks.row)) - np.searchsorted(masks.row, masks.row)  # mask of its row
+    return SampledMasks(np.searchsorted(row, masks.row) + nth, masks.bits)

@@ -15,10 +15,13 @@ class OpenStep:
     Args:
         step_id: of the plan.
         draw: the rest of the step.
+        drafts: tells those of each row; see `engine.interfaces.executor.Worker.drafts`.
     """
 
-    def __init__(self, step_id: int, draw: Callable[[Masks], StepFuture]) -> None:
-        self.step_id, self._draw = step_id, draw
+    def __init__(
+        self, step_id: int, draw: Callable[[Masks], StepFuture], drafts: Callable[[], list[list[int]]]
+    ) -> None:
+        self.step_id, self.drafts, self._draw = step_id, drafts, draw
         self._rest: StepFuture | None = None
 
     def sample(self, masks: Masks) -> None:

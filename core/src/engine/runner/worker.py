@@ -108,6 +108,12 @@ class Worker:
             raise EngineDeadError("sample a step", "the worker is not started, or shut down", "start an engine anew")
         self._runner.sample(step_id, masks)
 
+    def drafts(self, step_id: int) -> list[list[int]]:
+        """Those of the step that waits for its masks. Raises EngineDeadError before `start` and after `shutdown`."""
+        if self._runner is None:
+            raise EngineDeadError("tell the drafts", "the worker is not started, or shut down", "start an engine anew")
+        return self._runner.drafts(step_id)
+
     def start_profile(self) -> None:
         """Record what is computed from now on. See `engine.runner.profiler.Profiler`."""
         self._profiler.start()

@@ -3,19 +3,21 @@
 A request with a constraint first waits for its matcher (state COMPILING), which a thread compiles; others go on. Then
 it is a request as any other, planned ahead with placeholders: only the sampling of its steps waits for the masks. Its
 matcher hears of a token when it is accepted, and stays with the request through preemption: what is computed again has
-been heard of.
+been heard of. Of drafts it hears while a step's masks are made, and then has to forget them, see `draft_masks`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from engine.scheduling.contract import check_drafts
 from engine.scheduling.deferred import Deferred
+from engine.scheduling.draft_masks import DraftedRow, draft_masks
 from engine.types.errors import EngineError, InvalidRequestError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import Masks, StepPlan
@@ -40,6 +42,7 @@ class Constraints:
         vocab_size: of the model.
         close: ends what compiles outside of this process.
         warm_up: has the drivers ready for a first constraint; takes a while.
+        takes_drafts: matchers can roll back, so that rows with one may have drafts.
     """
 
     def __init__(
@@ -49,9 +52,10 @@ class Constraints:
         close: Callable[[], None] | None = None,
         *,
         warm_up: Callable[[], None] | None = None,
+        takes_drafts: bool = False,
     ) -> None:
         self._grammar, self._close, self._warm_up = grammar, close, warm_up
-        self._words = -(-vocab_size // 32)
+        self._vocab_size, self._words, self.takes_drafts = vocab_size, -(-vocab_size // 32), takes_drafts
         self._threads: ThreadPoolExecutor | None = None
         self._compiling: dict[str, tuple[Request, Future[Matcher]]] = {}
 
@@ -120,22 +124,48 @@ class Constraints:
         return self._threads
 
     # -- step by step -------------------------------------------------------------------------------------------------
-    def masks(self, plan: StepPlan, slots: SlotTable) -> Masks | None:
-        """The masks of a plan with `masks_follow`; None while a token before one of them has not come back."""
+    def masks(self, plan: StepPlan, slots: SlotTable, drafts: Callable[[], list[list[int]]]) -> Masks | None:
+        """The masks of a plan with `masks_follow`; None while a token before one of them has not come back.
+
+        Args:
+            drafts: tells those of each of the plan's rows; asked where constrained rows have some.
+
+        Raises ContractError where the drafts do not fit the plan.
+        """
         of_row = plan.slot_of_row  # what a slot draws that accepts nothing is dropped
         rows = np.flatnonzero(plan.samples & slots.matched[of_row] & slots.accepts[of_row]).astype(np.int32)
-        row_slots = plan.slot_of_row[rows]
-        if (slots.known[row_slots] < plan.num_computed[rows] + plan.num_tokens[rows]).any():
+        row_slots, before = of_row[rows], (plan.num_computed + plan.num_tokens)[rows]
+        drafted = plan.num_drafts is not None and bool(plan.num_drafts[rows].any())
+        if drafted:
+            assert plan.num_drafts is not None
+            before -= plan.num_drafts[rows]
+        if (slots.known[row_slots] < before).any():
             return None
-        bits = np.empty((rows.size, self._words), np.int32)
-        if rows.size:
-            matchers = [_matcher(slots, slot) for slot in row_slots.tolist()]
-            at = np.arange(rows.size, dtype=np.int32)
-            if any(isinstance(matcher, Deferred) for matcher in matchers):
-                matchers, at = _started(matchers, bits)
-            if matchers:
-                self._grammar.fill_masks(matchers, at, bits)
-        return Masks(row=rows, bits=bits)
+        matchers = [_matcher(slots, slot) for slot in row_slots.tolist()]
+        if not drafted:
+            bits = np.empty((rows.size, self._words), np.int32)
+            if rows.size:
+                self._fill(matchers, np.arange(rows.size, dtype=np.int32), bits)
+            return Masks(row=rows, bits=bits)
+        found = check_drafts(plan, drafts(), self._vocab_size)
+        chains = [
+            DraftedRow(matcher, found[row], slots.stop_ids(slot) if found[row] else frozenset())
+            for matcher, row, slot in zip(matchers, rows.tolist(), row_slots.tolist(), strict=True)
+        ]
+        masks = draft_masks(chains, self._words, self._fill)
+        for i, error in masks.failed.items():
+            _request(slots, row_slots[i]).matcher = GivenUp(error)
+        return Masks(row=rows.repeat(masks.counts), bits=masks.bits)
+
+    def _fill(self, matchers: list[Matcher], at: np.ndarray, bits: np.ndarray) -> None:
+        """The matchers' masks into these rows of `bits`; everything is allowed before a constraint has begun."""
+        if any(isinstance(matcher, Deferred) for matcher in matchers):
+            bits[at] = -1
+            begun = [i for i, matcher in enumerate(matchers) if not isinstance(matcher, Deferred) or matcher.started]
+            matchers, at = [matchers[i] for i in begun], at[begun]
+            matchers = [matcher.matcher if isinstance(matcher, Deferred) else matcher for matcher in matchers]
+        if matchers:
+            self._grammar.fill_masks(matchers, at, bits)
 
 
 def unserved(request: EngineRequest) -> InvalidRequestError:
@@ -144,72 +174,92 @@ def unserved(request: EngineRequest) -> InvalidRequestError:
     return InvalidRequestError(asked, "this engine has no grammar driver", "start it with --grammar DRIVER")
 
 
-def follow(row_slots: np.ndarray, outputs: list[CoreOutput], stopped: set[int], slots: SlotTable) -> list[int]:
-    """Let the matchers hear of a step's tokens; say in its output where a request ends by that.
+class Ending(NamedTuple):
+    """A request that ends by its constraint.
+
+    Args:
+        place: among the rows that got tokens.
+        kept: how many of its new tokens are output.
+        error: why it ends; None: its constraint is complete.
+    """
+
+    place: int
+    kept: int
+    error: EngineError | None
+
+    def write(self, output: CoreOutput) -> None:
+        """Say so in the request's output."""
+        if self.error is None:
+            output.completed, output.finish_reason = True, FinishReason.STOP
+        else:
+            output.error, output.finish_reason = self.error.parts, FinishReason.ERROR
+
+
+def follow(
+    row_slots: np.ndarray, drawn: np.ndarray, kept: np.ndarray, stopped: Collection[int], slots: SlotTable
+) -> list[Ending]:
+    """Let the matchers hear of a step's tokens.
 
     Args:
         row_slots: int [n]; of the rows that got tokens.
-        outputs: [n].
-        stopped: places whose request ends with its last token, so that nothing is asked of its matcher any more.
+        drawn: int [n, W]; kept: int [n]; the first `kept` tokens of each row count.
+        stopped: places whose request ends with its last token, so that its matcher does not hear of that one.
 
     Returns:
-        Places whose request ends because its constraint is complete, or because its token breaks it.
+        The requests that end because their constraint is complete, or because a token breaks it.
     """
-    ended: list[int] = []
+    endings: list[Ending] = []
     for i in np.flatnonzero(slots.matched[row_slots]).tolist():
-        if i in stopped:
-            continue
-        matcher, output = _matcher(slots, row_slots[i]), outputs[i]
-        try:
-            accepted = matcher.accept(output.new_token_ids)
-        except EngineError as error:
-            ended.append(i)
-            _end(output, 0, error)
-            continue
-        if accepted < len(output.new_token_ids):
-            ended.append(i)
-            _refuse(output, accepted)
-        elif matcher.finished:
-            ended.append(i)
-            output.completed = True
-            output.finish_reason = FinishReason.STOP
-    return ended
+        request = _request(slots, row_slots[i])
+        assert request.matcher is not None
+        for place, token in enumerate(drawn[i, : kept[i] - (i in stopped)].tolist()):
+            try:
+                accepted = request.matcher.accept([token])
+            except EngineError as error:
+                endings.append(Ending(i, 0, error))
+                break
+            if not accepted:
+                endings.append(Ending(i, place, _refused(request, token)))
+                break
+            if request.matcher.finished:
+                endings.append(Ending(i, place + 1, None))
+                break
+    return endings
 
 
-def _refuse(output: CoreOutput, accepted: int) -> None:
+def _refused(request: Request, token: int) -> EngineError:
     """A row whose constraint and other parameters leave no token draws one all the same: it is not shown."""
-    token = output.new_token_ids[accepted]
-    error = EngineError(
-        f"go on with request {output.request_id!r} under its structured_outputs",
+    return EngineError(
+        f"go on with request {request.request_id!r} under its structured_outputs",
         f"no token is left that the constraint and the other sampling parameters allow (token {token} was drawn)",
         "drop what forbids further tokens: min_tokens, bad_words, allowed_token_ids, logit_bias",
     )
-    _end(output, accepted, error)
 
 
-def _end(output: CoreOutput, shown: int, error: EngineError) -> None:
-    """The request ends with an error, and so many of its new tokens are shown."""
-    del output.new_token_ids[shown:]
-    if output.new_logprobs:
-        del output.new_logprobs[shown:]
-    output.finish_reason = FinishReason.ERROR
-    output.error = error.parts
+class GivenUp:
+    """A matcher that has given up beyond tokens that are part of the output: the request ends when its next token
+    comes, with this error. Implements `engine.interfaces.grammar.Matcher`."""
+
+    finished = False
+
+    def __init__(self, error: EngineError) -> None:
+        self._error = error
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        """Raises the error."""
+        raise self._error
+
+    def rollback(self, num_tokens: int) -> None:
+        """It has heard of nothing."""
 
 
-def _started(matchers: list[Matcher], bits: np.ndarray) -> tuple[list[Matcher], np.ndarray]:
-    """The matchers whose constraint has begun, and their rows; the others' rows of `bits` allow everything."""
-    begun: list[Matcher] = []
-    at: list[int] = []
-    for row, matcher in enumerate(matchers):
-        if isinstance(matcher, Deferred) and not matcher.started:
-            bits[row] = -1
-        else:
-            begun.append(matcher.matcher if isinstance(matcher, Deferred) else matcher)
-            at.append(row)
-    return begun, np.array(at, np.int32)
+def _request(slots: SlotTable, slot: int) -> Request:
+    request = slots.requests[slot]
+    assert request is not None
+    return request
 
 
 def _matcher(slots: SlotTable, slot: int) -> Matcher:
-    request = slots.requests[slot]
-    assert request is not None and request.matcher is not None
-    return request.matcher
+    matcher = _request(slots, slot).matcher
+    assert matcher is not None
+    return matcher

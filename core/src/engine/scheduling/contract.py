@@ -68,6 +68,29 @@ def _form_fault(plan: StepPlan, result: StepResult, num_pages: int | None) -> st
     return None
 
 
+def check_drafts(plan: StepPlan, drafts: object, vocab_size: int) -> list[list[int]]:
+    """Refuse drafts that do not fit the plan: another number of rows, more than were wanted, no ids.
+
+    Raises:
+        ContractError: what is wrong with them.
+    """
+    wanted = [0] * plan.num_rows if plan.num_drafts is None else plan.num_drafts.tolist()
+    if isinstance(drafts, list) and len(drafts) == len(wanted) and all(map(_are_drafts, drafts, wanted)):
+        highest, lowest = max(map(max, filter(None, drafts)), default=0), min(map(min, filter(None, drafts)), default=0)
+        if lowest >= 0 and highest < vocab_size:
+            return drafts
+    raise ContractError(
+        f"the drafts of step {plan.step_id}, for its rows at most {wanted!r:.100}, of {vocab_size} ids",
+        f"the worker told {drafts!r:.200}",
+        "choose another executor, platform or drafter driver and tell its author",
+        point="drafter",
+    )
+
+
+def _are_drafts(of_row: object, most: int) -> bool:
+    return isinstance(of_row, list) and len(of_row) <= most and all(isinstance(token, int) for token in of_row)
+
+
 def _are_pages(pages: object, num_pages: int | None) -> bool:
     if not isinstance(pages, np.ndarray) or not _is_integers(pages) or pages.ndim != 1:
         return False

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engine.interfaces.grammar import MAX_ROLLBACK
+
 if TYPE_CHECKING:
     from engine.interfaces.grammar import Matcher
 
@@ -23,23 +25,41 @@ class Deferred:
         started: the ids have come.
     """
 
-    __slots__ = ("_last", "_start_after", "matcher", "started")
+    __slots__ = ("_before", "_inside", "_start_after", "matcher", "started")
 
     def __init__(self, matcher: Matcher, start_after: Sequence[int]) -> None:
         self.matcher, self.started = matcher, False
-        self._start_after = deque(start_after)
-        self._last: deque[int] = deque(maxlen=len(start_after))
+        self._start_after = list(start_after)
+        self._before: deque[int] = deque(maxlen=len(start_after) + MAX_ROLLBACK)  # tokens up to the start
+        self._inside = 0  # tokens behind it
 
     def accept(self, tokens: Sequence[int]) -> int:
         """See the interface."""
         for count, token in enumerate(tokens):
             if self.started:
-                return count + self.matcher.accept(tokens[count:])
-            self._last.append(token)
-            self.started = self._last == self._start_after
+                inside = self.matcher.accept(tokens[count:])
+                self._inside += inside
+                return count + inside
+            self._before.append(token)
+            self.started = self._begins()
         return len(tokens)
+
+    def rollback(self, num_tokens: int) -> None:
+        """See the interface. It may lead back to where everything is allowed."""
+        inside = min(num_tokens, self._inside)
+        if inside:
+            self.matcher.rollback(inside)
+            self._inside -= inside
+        for _ in range(num_tokens - inside):
+            self._before.pop()
+            self.started = False
 
     @property
     def finished(self) -> bool:
         """See the interface."""
         return self.started and self.matcher.finished
+
+    def _begins(self) -> bool:
+        if len(self._before) < len(self._start_after):
+            return False
+        return all(a == b for a, b in zip(reversed(self._before), reversed(self._start_after), strict=False))

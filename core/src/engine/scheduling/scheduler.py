@@ -303,13 +303,11 @@ class Scheduler:
         """Drafts for decodes, int32 [n]; None for none at all."""
         if self.speculation is None:
             return None
-        s, room = self.slots, batch.budget - ready.size
+        room = batch.budget - ready.size
         if self.prefilling or len(self.policy):
             room //= 2
-        drafts = self.speculation.drafts(ready, s.placed[ready], s.limit[ready], s.order[ready], room)
-        if s.num_waits or s.num_matched:  # who reads tokens on the host has not seen the drafts before a position
-            drafts[s.waits[ready] | s.matched[ready]] = 0
-        return drafts if np.count_nonzero(drafts) else None
+        constrained = self.constraints is not None and self.constraints.takes_drafts
+        return self.speculation.choose(ready, self.slots, room, constrained)
 
     def _choose_prefills(self, batch: Batch, again: bool = False) -> None:
         s = self.slots

@@ -16,7 +16,12 @@ computed, half of it otherwise. Requests admitted first come first.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from engine.scheduling.slots import SlotTable
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 64
 _MISSES = 2
@@ -47,6 +52,21 @@ class Speculation:
         self._k[slot] = self.num_tokens
         self._misses[slot] = self._probe_at[slot] = 0
         self._pause[slot] = _FIRST_PAUSE
+
+    def choose(self, ready: np.ndarray, slots: SlotTable, room: int, constrained: bool) -> np.ndarray | None:
+        """The drafts of decodes, int32 [n]; None for none at all.
+
+        Args:
+            ready: int [n]; slots that compute one token.
+            room: tokens of the budget for all drafts.
+            constrained: whether requests with a matcher may have some.
+        """
+        k = self.drafts(ready, slots.placed[ready], slots.limit[ready], slots.order[ready], room)
+        if slots.num_waits:  # who reads tokens on the host has not seen the drafts before a position
+            k[slots.waits[ready]] = 0
+        if slots.num_matched and not constrained:
+            k[slots.matched[ready]] = 0
+        return k if np.count_nonzero(k) else None
 
     def drafts(
         self, slots: np.ndarray, placed: np.ndarray, limit: np.ndarray, order: np.ndarray, room: int

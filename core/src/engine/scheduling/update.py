@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.kv.manager import KVManager
-from engine.scheduling.constraints import follow
+from engine.scheduling.constraints import Ending, follow
 from engine.scheduling.prompt_scores import take_prompt_scores
 from engine.scheduling.request import Request
 from engine.scheduling.slots import DECODE, SlotTable
@@ -60,6 +60,11 @@ def accept(
     if stopped.size:
         kept = counts.copy()
         kept[stopped] = last + 1
+    by_stop = set(stopped.tolist())
+    endings: list[Ending] = []
+    if slots.num_matched and (endings := follow(row_slots, drawn, kept, by_stop, slots)):
+        kept = kept.copy()
+        kept[[ending.place for ending in endings]] = [ending.kept for ending in endings]
     if plan.num_drafts is not None and rows.size:
         assert speculation is not None and result.num_drafts is not None
         _settle_drafts(plan, rows, row_slots, counts, slots, kv)
@@ -98,11 +103,10 @@ def accept(
     ended = []
     over = known >= slots.limit[row_slots]
     over[stopped] = True
-    by_stop = set(stopped.tolist())
-    if slots.num_matched:
-        followed = follow(row_slots, outputs, by_stop, slots)
-        ended += [_request(slots, row_slots[i]) for i in followed]
-        over[followed] = False
+    for ending in endings:
+        ending.write(outputs[ending.place])
+        ended.append(_request(slots, row_slots[ending.place]))
+        over[ending.place] = False
     for i in over.nonzero()[0].tolist():
         request = _request(slots, row_slots[i])
         token = outputs[i].new_token_ids[-1]
@@ -112,7 +116,7 @@ def accept(
             outputs[i].finish_reason = FinishReason.STOP
             outputs[i].stop_reason = None if token in request.eos_token_ids else token
         ended.append(request)
-    num_tokens = rows.size if plan.num_drafts is None else int(np.add.reduce(kept))
+    num_tokens = rows.size if plan.num_drafts is None and not endings else int(np.add.reduce(kept))
     return Accepted(outputs, ended, prompt_tokens, num_tokens, scores)
 
 
@@ -145,7 +149,7 @@ def _remember(
     row_slots: np.ndarray, positions: np.ndarray, drawn: np.ndarray, kept: np.ndarray, slots: SlotTable
 ) -> list[list[int]]:
     """Write the tokens that were kept behind those known; returns them, row by row."""
-    if drawn.shape[1] == 1:
+    if drawn.shape[1] == 1 and kept.all():
         slots.tokens[row_slots, positions] = drawn[:, 0]
         rows: list[list[int]] = drawn.tolist()
         return rows

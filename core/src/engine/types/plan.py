@@ -115,7 +115,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
         kv_metadata: what connectors' scheduler halves tell their worker halves, by driver; before anything is computed
             each saves and loads the pages that it names. None where there is nothing to do.
         masks_follow: rows are constrained by masks that may depend on tokens not seen yet. The forward pass runs at
-            once; the step draws when `Executor.sample` brings the masks. No constrained row has drafts.
+            once; the step draws when `Executor.sample` brings the masks. Those of rows with drafts depend on the drafts
+            too, which `Worker.drafts` tells.
     """
 
     step_id: int
@@ -151,8 +152,9 @@ class Masks(msgspec.Struct, kw_only=True):
     """Which tokens the constrained rows of a step may draw. Comes after its plan, see `StepPlan.masks_follow`.
 
     Args:
-        row: int32 [m], ascending; rows of the plan. A constrained row whose request has ended meanwhile may be missing:
-            what it draws is dropped.
+        row: int32 [m], ascending; rows of the plan. A row with drafts stands here once for each of its first positions,
+            in order, as far as the drafts before them fit its constraint: what is drawn behind these never counts. A
+            constrained row whose request has ended meanwhile may be missing: what it draws is dropped.
         bits: int32 [m, ceil(vocab_size / 32)]; bit t % 32 of word t // 32 says that token t is allowed.
     """
 

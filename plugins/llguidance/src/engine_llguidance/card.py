@@ -23,6 +23,7 @@ class LLGuidanceCard(GrammarCard):
     """JSON schemas, any JSON, regular expressions, grammars (Lark or EBNF) and choices, by LLGuidance."""
 
     priority = 10
+    rollback = True
     constraints = frozenset({"choice", "regex", "json", "json_object", "grammar"})
     Options = LLGuidanceOptions
     body = "engine_llguidance.body:LLGuidance"

@@ -53,6 +53,12 @@ class LLGuidanceMatcher:
             )
         return count
 
+    def rollback(self, num_tokens: int) -> None:
+        """See the interface. The library has not heard of the end."""
+        if num_tokens:
+            self.handle.rollback(num_tokens - self._ended)
+            self._ended, self.row = False, None
+
     @property
     def finished(self) -> bool:
         """See the interface. Where the output is complete its mask says whether it may go on, and is kept for then."""

@@ -25,6 +25,7 @@ class XGrammarCard(GrammarCard):
     """JSON schemas, any JSON, regular expressions, grammars (EBNF), choices and structural tags, by XGrammar."""
 
     priority = 20
+    rollback = True
     constraints = frozenset({"choice", "regex", "json", "json_object", "grammar", "structural_tag"})
     Options = XGrammarOptions
     body = "engine_xgrammar.body:XGrammar"

@@ -53,6 +53,12 @@ class XGrammarMatcher:
         self.took(time.perf_counter() - began)
         return len(tokens)
 
+    def rollback(self, num_tokens: int) -> None:
+        """See the interface."""
+        if num_tokens:
+            self.handle.rollback(num_tokens)
+            self._ended, self.row = False, None
+
     def took(self, seconds: float) -> None:
         """Something about this matcher took so long."""
         if seconds > SLOW_SECONDS:

@@ -25,12 +25,13 @@ TREES = 64
 class ChoiceMatcher:
     """A place in a tree. See `engine.interfaces.grammar.Matcher`."""
 
-    __slots__ = ("_ended", "_ends", "node")
+    __slots__ = ("_ended", "_ends", "_path", "node")
 
     def __init__(self, root: Node, ends: frozenset[int]) -> None:
         self.node = root
         self._ends = ends
         self._ended = False
+        self._path: list[Node] = []  # the nodes before it
 
     def accept(self, tokens: Sequence[int]) -> int:
         """See the interface."""
@@ -40,9 +41,16 @@ class ChoiceMatcher:
                 return count
             if target is None:
                 self._ended = True
-            else:
-                self.node = target
+            self._path.append(self.node)
+            self.node = self.node if target is None else target
         return len(tokens)
+
+    def rollback(self, num_tokens: int) -> None:
+        """See the interface."""
+        if num_tokens:
+            self.node = self._path[-num_tokens]
+            del self._path[-num_tokens:]
+            self._ended = False
 
     @property
     def finished(self) -> bool:

@@ -9,5 +9,6 @@ class ChoiceGrammar(GrammarCard):
     """The output is one of some texts: `structured_outputs.choice`, and nothing else."""
 
     priority = -100  # a driver that enforces more is taken where one is installed
+    rollback = True
     constraints = frozenset({"choice"})
     body = "engine.builtin.grammar_choice.body:Choice"

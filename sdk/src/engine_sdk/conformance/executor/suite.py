@@ -129,6 +129,7 @@ class ExecutorConformance(Conformance):
             assert not future.done(), "the step is done before its masks came"
             with pytest.raises(TimeoutError):
                 future.result(timeout=0.05)
+            assert executor.call("drafts", 0) == [[[0], [0]]] * size, "a call between a step and its masks"
             bits = np.array([[-(2**31), 7], [1000, 7]], np.int32)
             executor.sample(0, Masks(row=np.array([0, 1], np.int32), bits=bits))
             after = executor.execute(plan_of(1))

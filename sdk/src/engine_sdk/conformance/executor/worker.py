@@ -99,6 +99,11 @@ class EchoWorker:
         tokens[masks.row] += masks.bits[:, 0]
         self.open[2].set_result(StepResult(step_id=step_id, tokens=tokens))
 
+    def drafts(self, step_id: int) -> list[list[int]]:
+        """One for each row: the step's number."""
+        assert self.open is not None and self.open[0] == step_id
+        return [[step_id] for _ in self.open[1]]
+
     def shutdown(self) -> None:
         """Nothing is held."""
 

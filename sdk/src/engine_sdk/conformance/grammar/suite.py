@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.interfaces.context import GrammarContext
-from engine.interfaces.grammar import Grammar, GrammarCard, Matcher
+from engine.interfaces.grammar import MAX_ROLLBACK, Grammar, GrammarCard, Matcher
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import KINDS, StructuredOutputsParams
 from engine_sdk.conformance.base import Conformance, not_served
@@ -142,6 +142,57 @@ class GrammarConformance(Conformance):
             assert END not in allowed and token in allowed
             assert matcher.accept([token]) == 1
         assert matcher.finished or _mask(grammar, matcher), "nothing may follow, and it is not finished"
+
+    # -- back --------------------------------------------------------------------------------------------------------
+    @classmethod
+    def _can_roll_back(cls) -> None:
+        if not cast("type[GrammarCard]", cls.subject().card).rollback:
+            not_served("the card does not say `rollback`: rows under its constraints get no drafts")
+
+    @each_case
+    def test_rollback(self, case: Case) -> None:
+        """Random walks to and fro, over ends too: a matcher that was led back says what one says that has never been
+        elsewhere."""
+        self._can_roll_back()
+        grammar = self.grammar(case)
+        for seed in range(4):
+            random, matcher = np.random.default_rng([seed, 2]), grammar.compile(case.constraint, (END,))
+            tokens: list[int] = []
+            for _ in range(20):
+                for _ in range(int(random.integers(0, 6))):
+                    if matcher.finished:
+                        break
+                    allowed = sorted(_mask(grammar, matcher))
+                    token = END if END in allowed and random.random() < 0.4 else int(random.choice(allowed))
+                    assert matcher.accept([token, 257]) == 1
+                    tokens.append(token)
+                back = int(random.integers(0, min(len(tokens), 5) + 1))
+                if back:
+                    matcher.rollback(back)
+                    del tokens[-back:]
+                fresh = _behind(grammar, case, tokens)
+                assert matcher.finished == fresh.finished, f"finished behind {tokens}, {back} tokens back"
+                if not fresh.finished:
+                    assert _mask(grammar, matcher) == _mask(grammar, fresh), f"behind {tokens}, {back} tokens back"
+
+    def test_rollback_far(self) -> None:
+        """As many tokens as may be asked for, at once, again and again."""
+        self._can_roll_back()
+        length = MAX_ROLLBACK + 16
+        text = "a" * length
+        card, grammar = cast("type[GrammarCard]", self.subject().card), self.make()
+        kind = {"choice": [text]} if "choice" in card.constraints else {"regex": f"a{{{length}}}"}
+        if not kind.keys() <= card.constraints:
+            not_served("neither structured_outputs.choice nor structured_outputs.regex is among the card's constraints")
+        matcher = grammar.compile(StructuredOutputsParams(**kind), (END,))
+        first, tokens = _mask(grammar, matcher), [ord("a")] * (length - 1)
+        assert matcher.accept(tokens) == length - 1
+        last = _mask(grammar, matcher)
+        assert last == {token for token in first if PIECES[token] == b"a"}
+        for _ in range(3):
+            matcher.rollback(MAX_ROLLBACK)
+            assert _mask(grammar, matcher) == first
+            assert matcher.accept(tokens[:MAX_ROLLBACK]) == MAX_ROLLBACK and _mask(grammar, matcher) == last
 
     # -- masks -------------------------------------------------------------------------------------------------------
     @each_case

@@ -1,0 +1,121 @@
+"""Masks along drafts, against matchers that were made anew behind each draft."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.builtin.grammar_choice.body import Choice
+from engine.interfaces.context import GrammarContext
+from engine.interfaces.grammar import MAX_ROLLBACK, Matcher
+from engine.scheduling.constraints import Constraints
+from engine.scheduling.deferred import Deferred
+from engine.scheduling.draft_masks import DraftedRow, draft_masks
+from engine.types.errors import InvalidRequestError
+from engine.types.structured_outputs import StructuredOutputsParams
+
+PIECES = [bytes([byte]) for byte in b"abcdef"] + [b"ab", b"cd", None]
+END, SIZE = 8, 9
+TEXTS = ["abcdef", "abab", "cdcd", "a", "fedcba"]
+GRAMMAR = Choice(GrammarContext(vocab_size=SIZE, vocabulary=lambda: PIECES))
+
+
+def fill(matchers: Any, rows: np.ndarray, bits: np.ndarray) -> None:
+    Constraints(GRAMMAR, SIZE)._fill(matchers, rows, bits)
+
+
+def behind(tokens: list[int], start: list[int] | None) -> Matcher:
+    matcher = GRAMMAR.compile(StructuredOutputsParams(choice=TEXTS), (END,))
+    if start is not None:
+        matcher = Deferred(matcher, start)
+    assert matcher.accept(tokens) == len(tokens)
+    return matcher
+
+
+def mask(matcher: Matcher) -> int:
+    bits = np.zeros((1, 1), np.int32)
+    fill([matcher], np.zeros(1, np.int32), bits)
+    return int(bits[0, 0])
+
+
+def walk(rng: random.Random, start: list[int] | None, length: int) -> list[int]:
+    """Tokens that a request may have drawn."""
+    tokens: list[int] = []
+    matcher = behind([], start)
+    while len(tokens) < length and not matcher.finished:
+        allowed = [t for t in range(END) if mask(matcher) >> t & 1]
+        if not allowed:
+            break
+        token = rng.choice([*allowed, *(start or [])])
+        if matcher.accept([token]) == 1:
+            tokens.append(token)
+    return tokens
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_each_place_has_the_mask_of_a_matcher_that_came_there_as_output(seed: int) -> None:
+    rng = random.Random(seed)
+    rows, known = [], []
+    for _ in range(rng.randint(1, 5)):
+        start = rng.choice([None, None, [2], [2, 3], [2, 2]])
+        tokens = walk(rng, start, rng.randint(0, 6))
+        while tokens and behind(tokens, start).finished:
+            tokens.pop()
+        matcher = behind(tokens, start)
+        more = walk(rng, start, 20)[len(tokens) :] if rng.random() < 0.3 else []
+        drafts = [*more, *(rng.randrange(SIZE) for _ in range(rng.randint(0, 6)))][: rng.randint(0, 8)]
+        stops = frozenset({END, *([rng.randrange(SIZE)] if rng.random() < 0.2 else [])})
+        rows.append(DraftedRow(matcher, drafts, stops))
+        known.append((tokens, start))
+    found = draft_masks(rows, 1, fill)
+    assert not found.failed and found.bits.dtype == np.int32 and len(found.bits) == found.counts.sum()
+    bits = iter(found.bits[:, 0].tolist())
+    for (tokens, start), row, count in zip(known, rows, found.counts.tolist(), strict=True):
+        for place in range(count):
+            assert next(bits) == mask(behind([*tokens, *row.drafts[:place]], start))
+        # It ends where no draw counts, and nowhere else.
+        if count <= len(row.drafts):
+            there, draft = behind([*tokens, *row.drafts[: count - 1]], start), row.drafts[count - 1]
+            assert draft in row.stops or there.accept([draft]) == 0 or there.finished
+        # Nothing is left of the way.
+        fresh = behind(tokens, start)
+        assert mask(row.matcher) == mask(fresh) and row.matcher.finished == fresh.finished
+        for token in walk(rng, None, 3):
+            assert row.matcher.accept([token]) == fresh.accept([token])
+
+
+def test_a_matcher_that_gives_up_on_the_way() -> None:
+    class Weak(type(behind([], None))):  # type: ignore[misc]
+        def accept(self, tokens: Any) -> int:
+            if tokens == [1]:
+                raise InvalidRequestError("go on", "it is too hard")
+            return int(super().accept(tokens))
+
+    strong, made = behind([], None), behind([], None)
+    weak = Weak(made.node, made._ends)  # type: ignore[attr-defined]
+    rows = [DraftedRow(matcher, [0, 1, 2], frozenset()) for matcher in (weak, strong)]
+    found = draft_masks(rows, 1, fill)
+    assert found.counts.tolist() == [2, 4] and list(found.failed) == [0]
+    assert mask(strong) == mask(behind([], None))
+
+
+@pytest.mark.parametrize("start", [[2], [2, 3], [2, 2, 2], [2, 3, 2]])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_deferred_constraint_rolls_back_over_its_beginning(start: list[int], seed: int) -> None:
+    rng = random.Random(seed)
+    matcher, tokens = behind([], start), []
+    assert isinstance(matcher, Deferred)
+    for _ in range(60):
+        for token in rng.choices([2, 2, 3, 3, *range(END)], k=rng.randint(0, 9)):
+            if matcher.accept([token]):
+                tokens.append(token)
+        back = rng.randint(0, min(len(tokens), rng.choice([3, MAX_ROLLBACK])))
+        if back:
+            matcher.rollback(back)
+            del tokens[-back:]
+        fresh = behind(tokens, start)
+        assert isinstance(fresh, Deferred)
+        assert (matcher.started, matcher.finished, mask(matcher)) == (fresh.started, fresh.finished, mask(fresh))

@@ -1,0 +1,105 @@
+"""Drafts under constraints, with every grammar driver: the same tokens as without, in fewer steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from engine import LLM, SamplingParams, StructuredOutputsParams
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name_of_the_pet": {"type": "string", "maxLength": 12},
+        "kind_of_the_pet": {"enum": ["cat", "dog"]},
+        "ages_of_its_friends": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name_of_the_pet", "kind_of_the_pet", "ages_of_its_friends"],
+    "additionalProperties": False,
+}
+CONSTRAINTS: dict[str, Any] = {
+    "json": {"json": SCHEMA},
+    "regex": {"regex": "(la ){8,12}(la|lo)!?"},
+    "choice": {"choice": ["la la la la la la la la la", "la la la, said the cat", "one two three one two three"]},
+    "later": {"regex": "( la){3,12}!"},
+}
+PROMPT = 'la la la la la la. the cat sat on the mat. {"name_of_the_pet": "Tom", "kind_of_the_pet": "cat"'
+
+
+@pytest.fixture(scope="module", params=["choice", "llguidance", "outlines", "xgrammar"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    if request.param != "choice" and importlib.util.find_spec(f"engine_{request.param}") is None:
+        pytest.skip(f"engine-{request.param} is not installed")
+    options = {"drafter.num_tokens": 6, "drafter.min_match": 1, "drafter.max_match": 3}
+    with LLM("tiny", dtype="float64", grammar=request.param, drafter="ngram", num_kv_pages=400, **options) as model:
+        model.driver = request.param
+        yield model
+
+
+class Run(NamedTuple):
+    """What requests got, and what it took."""
+
+    outputs: list[object]
+    steps: int
+    accepted: int
+
+
+def run(llm: LLM, params: list[SamplingParams], drafts: bool) -> Run:
+    scheduler = llm.llm_engine.client._core.scheduler
+    speculation = scheduler.speculation
+    scheduler.speculation = speculation if drafts else None
+    before, accepted = llm.llm_engine.stats().step_id, speculation.num_accepted
+    try:
+        found = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
+    finally:
+        scheduler.speculation = speculation
+    outputs = [
+        (done.text, done.token_ids, done.finish_reason, done.logprobs is None or len(done.logprobs))
+        for output in found
+        for done in output.outputs
+    ]
+    return Run(outputs, llm.llm_engine.stats().step_id - before, speculation.num_accepted - accepted)
+
+
+def requests(llm: LLM, kind: str) -> list[SamplingParams]:
+    """Greedy and seeded ones."""
+    if llm.driver == "choice" and kind != "choice":
+        pytest.skip("it enforces choice alone")
+    fields = dict(CONSTRAINTS[kind])
+    if kind == "later":
+        fields["start_after"] = llm.get_tokenizer().encode("!", False)
+    constraint = StructuredOutputsParams(**fields)
+    common = {"max_tokens": 60, "structured_outputs": constraint, "ignore_eos": kind == "later"}
+    if kind == "later":
+        common["logit_bias"] = {fields["start_after"][0]: 6.0}
+    greedy = SamplingParams(temperature=0.0, **common)
+    return [
+        greedy,
+        *(
+            SamplingParams(temperature=0.9, seed=seed, **common, **more)
+            for seed, more in enumerate(({"logprobs": 2}, {"n": 2}, {"min_tokens": 12}, {"stop": ["cat"]}))
+        ),
+        SamplingParams(temperature=0.0, max_tokens=20),
+    ]
+
+
+@pytest.mark.parametrize("kind", CONSTRAINTS)
+def test_drafts_change_no_token(llm: LLM, kind: str) -> None:
+    params = requests(llm, kind)
+    plain, drafted = run(llm, params, drafts=False), run(llm, params, drafts=True)
+    assert drafted.outputs == plain.outputs
+    assert plain.accepted == 0 < drafted.accepted
+    if kind == "later":
+        begun = [text for text, *_ in plain.outputs if re.search("!( la){3}", str(text))]
+        assert begun, plain.outputs
+
+
+def test_fewer_steps(llm: LLM) -> None:
+    (greedy, *_) = requests(llm, "choice")
+    plain, drafted = run(llm, [greedy], drafts=False), run(llm, [greedy], drafts=True)
+    assert drafted.outputs == plain.outputs
+    assert drafted.steps < plain.steps
