@@ -132,6 +132,50 @@ def test_serve_starts_a_server_loads_it_and_stops_it():
     assert not any("serve" in command and MARK in command for command in left)
 
 
+def test_conversations_that_are_drawn():
+    """Each turn finds what was said before it; those with one system prompt share it."""
+    lines, figures = bench(
+        "serve", "--turns", "3", "--num-requests", "5", "--rate", "inf", "--max-concurrency", "2",
+        "--think-time", "0.01", "--input-len", "8:16", "--output-len", "4:8", "--system-prompts", "1",
+        "--system-words", "24",
+        "--slo-ttft", "60000", *SMALL, "--max-model-len", "1024",
+    )  # fmt: skip
+    assert (figures["load"], figures["conversations"], figures["turns"]) == ("conversations", 5, 15)
+    assert (figures["completed"], figures["errors"], figures["not_sent"], figures["good_requests"]) == (15, 0, 0, 15)
+    assert 60 <= figures["output_tokens"] <= 120
+    for name in ("", "turn_1_", "turn_3_"):
+        ordered(figures, f"{name}ttft_ms", 50, 90, 99)
+        ordered(figures, f"{name}e2e_ms", 50, 90, 99)
+    assert [figures[f"turn_{n}_completed"] for n in (1, 2, 3)] == [5, 5, 5]
+    sizes = [figures[f"turn_{n}_input_tokens"] for n in (1, 2, 3)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[2]
+    assert 0.3 < figures["turn_2_cached_share"] < 1 and figures["turn_3_cached_share"] < 1
+    assert figures["prefix_hit_share"] == pytest.approx(figures["cached_share"], abs=0.02)
+    assert any(line.split()[:2] == ["3", "5"] for line in lines), "a line for each turn"
+
+
+def test_conversations_of_a_file(tmp_path):
+    """Both forms; a conversation that grows too long ends there, and is counted."""
+    entries = [
+        {"conversations": [{"from": "gpt", "value": "left out"}, {"from": "human", "value": "Hello"},
+                           {"from": "gpt", "value": "recorded"}, {"from": "human", "value": "Go on"}]},
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+                      {"role": "assistant", "content": "recorded"}, {"role": "user", "content": "And?"}],
+         "think_times": [0.02]},
+        {"messages": [{"role": "user", "content": "word " * 2000}, {"role": "assistant", "content": "x"},
+                      {"role": "user", "content": "never sent"}]},
+        {"messages": [{"role": "assistant", "content": "nobody asks"}]},
+    ]  # fmt: skip
+    file = tmp_path / "talks.jsonl"
+    file.write_text("\n".join(json.dumps(entry) for entry in entries))
+    _, figures = bench(
+        "serve", "--conversations", str(file), "--rate", "inf", "--think-time", "0", "--output-len", "4", *SMALL
+    )
+    assert (figures["conversations"], figures["turns"], figures["completed"]) == (3, 6, 4)
+    assert (figures["errors_http_400"], figures["not_sent"]) == (1, 1)
+    assert figures["output_tokens"] == 16
+
+
 def test_a_server_that_dies_is_counted(tmp_path):
     """Errors, not an exception: the run ends, and what was lost is told."""
     output = tmp_path / "server"
@@ -178,6 +222,11 @@ def test_a_server_that_dies_is_counted(tmp_path):
         (["serve", "--url", "http://127.0.0.1:9"], "no answer (refused)"),
         (["serve", "--url", "http://127.0.0.1:9", "--dtype", "float32"], "has its own settings"),
         (["serve", "--model-name", "x"], "without --url"),
+        (["serve", "--think-time", "1"], "no conversations are replayed"),
+        (["serve", "--conversations", "/no/such/file"], "/no/such/file"),
+        (["serve", "--conversations", "x", "--turns", "3"], "leave out --turns"),
+        (["serve", "--turns", "0"], "--turns 0"),
+        (["serve", "--turns", "2", "--think-time", "-1"], "out of range"),
         (["serve", "--model", "/no/such/model"], "/no/such/model"),
         (["serve", "--plot", "/no/such/folder/x.png"], "folder"),
         (["scheduler", "--evictor", "lru2"], "lru"),

@@ -76,12 +76,14 @@ class Outcome(NamedTuple):
         error: a word for what went wrong, e.g. "http_503"; "" where the request completed.
         times: of the events that brought tokens.
         input_tokens, output_tokens: as the server counted them.
+        cached_tokens: of the input, found in the prefix cache; None where the server does not say.
     """
 
     error: str
     times: list[float]
     input_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 class _Connection(asyncio.Protocol):
@@ -145,6 +147,14 @@ async def send(target: Target, request: bytes, exchange: Exchange, timeout: floa
             transport.close()
 
 
+def read_text(exchange: Exchange) -> str:
+    """What a chat completion that completed said; thoughts are left out."""
+    raw = b"".join(piece for _, piece in exchange.pieces).partition(_HEAD_END)
+    body = _unchunk(raw[2], 0)[0] if _read_head(raw[0])[1] else raw[2]
+    choices = [json.loads(content).get("choices") for _, content in _events(body) if content != _DONE]
+    return "".join(choice[0]["delta"].get("content") or "" for choice in choices if choice)
+
+
 def read_outcome(exchange: Exchange) -> Outcome:
     """What an exchange was: the events of its answer, or why there are none."""
     data = b"".join(piece for _, piece in exchange.pieces)
@@ -196,9 +206,10 @@ def _read_events(exchange: Exchange, body: bytes, places: list[tuple[int, int]])
     ends = [end for end, _ in places]
     times: list[float] = []
     tokens_in = tokens_out = 0
+    cached: int | None = None
     for end, content in _events(body):
         if content == _DONE:
-            return Outcome("", times, tokens_in, tokens_out) if times else Outcome("no_tokens", [])
+            return Outcome("", times, tokens_in, tokens_out, cached) if times else Outcome("no_tokens", [])
         try:
             event = json.loads(content)
         except ValueError:
@@ -207,12 +218,19 @@ def _read_events(exchange: Exchange, body: bytes, places: list[tuple[int, int]])
             return Outcome(f"stream_{_word(event['error'])}", times)
         if usage := event.get("usage"):
             tokens_in, tokens_out = usage["prompt_tokens"], usage["completion_tokens"]
-        if event.get("choices"):
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if (choices := event.get("choices")) and _brings_tokens(choices[0]):
             place = bisect_left(ends, end)
             in_answer = places[place][1] - (ends[place] - end)
             piece = bisect_left(arrived, in_answer)
             times.append(exchange.pieces[piece][0] - exchange.planned)
     return Outcome(exchange.fault or "closed", times)
+
+
+def _brings_tokens(choice: dict[str, Any]) -> bool:
+    """Of a chat's events the first only says who speaks, and the last may only say why it ends."""
+    delta = choice.get("delta")
+    return delta is None or any(value for name, value in delta.items() if name != "role")
 
 
 def _events(body: bytes) -> Iterator[tuple[int, bytes]]:

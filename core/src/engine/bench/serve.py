@@ -110,7 +110,7 @@ def parse_target(url: str, api_key: str | None) -> Target:
 
 
 def _measure(options: ServeOptions, target: Target) -> Report:
-    model = options.model or asyncio.run(_served_model(target))
+    model = options.model or asyncio.run(served_model(target))
     asks = draw_asks(options.num_requests, options.inputs, options.outputs, TOKEN_IDS, options.seed)
     arrivals = draw_arrivals(options.num_requests, options.rate, options.burstiness, options.seed)
     requests = [_encode(target, model, ask) for ask in asks]
@@ -148,7 +148,7 @@ def _encode(target: Target, model: str, ask: Ask) -> bytes:
     return target.encode("POST", "/v1/completions", body)
 
 
-async def _served_model(target: Target) -> str:
+async def served_model(target: Target) -> str:
     """The first name that the server serves. Raises EngineError where it does not answer."""
     exchange = Exchange(planned=time.perf_counter())
     await send(target, target.encode("GET", "/v1/models"), exchange, _READY_SECONDS)

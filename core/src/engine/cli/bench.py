@@ -23,6 +23,7 @@ from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
 
 if TYPE_CHECKING:
+    from engine.bench.replay import ReplayOptions
     from engine.bench.report import Report
     from engine.config.settings import EngineConfig
     from engine.config.sources import Merged
@@ -108,14 +109,32 @@ def _serve_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measurement", "lengths are drawn uniformly from LOW:HIGH; --seed seeds all")
     group.add_argument("--url", metavar="URL", help="a running server (default: one is started for the measurement)")
     group.add_argument("--model-name", metavar="NAME", help="the model to ask --url for (default: its first)")
-    _number(group, "--rate", 4.0, "requests a second, arriving at random; inf sends all at once")
+    _number(group, "--rate", 4.0, "requests (or conversations) a second, arriving at random; inf sends all at once")
     _number(group, "--burstiness", 1.0, "1 is Poisson, less comes in bursts, more comes evenly (a gamma's shape)")
-    _count(group, "--num-requests", 100, "requests to send")
+    _count(group, "--num-requests", 100, "requests to send; conversations, where these are replayed")
     _lengths(group, "32:256", "16:128")
     group.add_argument("--slo-ttft", type=float, metavar="MS", help="goodput: a first token within this many ms")
     group.add_argument("--slo-itl", type=float, metavar="MS", help="goodput: a mean time between tokens within this")
     _number(group, "--timeout", 600.0, "seconds that each request gets")
     group.add_argument("--plot", metavar="FILE", help="draw the distributions to this PNG (needs matplotlib)")
+    replay = parser.add_argument_group(
+        "conversations",
+        "instead of single requests: each turn is sent when the one before is answered, with all before it",
+    )
+    replay.add_argument(
+        "--conversations", metavar="FILE", help="replay these: JSON or JSONL, ShareGPT's form or messages"
+    )
+    replay.add_argument(
+        "--turns", metavar="LOW:HIGH", help="draw conversations of so many turns; --input-len counts words"
+    )
+    replay.add_argument(
+        "--think-time", type=float, metavar="S", help="mean seconds before each further turn (default: 1)"
+    )
+    replay.add_argument("--max-concurrency", type=_at_least(1), metavar="N", help="most at once (default: no limit)")
+    replay.add_argument(
+        "--system-prompts", type=_at_least(0), metavar="N", help="different ones, for --turns (default: 4)"
+    )
+    replay.add_argument("--system-words", type=_at_least(1), metavar="N", help="of each, for --turns (default: 128)")
     add_server_flags(group, only={"api_key"})
     add_engine_flags(parser)
 
@@ -152,7 +171,40 @@ def _serve(arguments: argparse.Namespace, merged: Merged) -> Report:
         plot=getattr(arguments, "plot", None),
         seed=_config(merged).seed,
     )
-    return measure_serve(options, flags)
+    replay = _replay(arguments)
+    if replay is None:
+        return measure_serve(options, flags)
+    from engine.bench.replay import measure_replay
+
+    return measure_replay(options, replay, flags)
+
+
+def _replay(arguments: argparse.Namespace) -> ReplayOptions | None:
+    """What is said of conversations; None for nothing. Raises ConfigError for what contradicts each other."""
+    from engine.bench.replay import ReplayOptions
+    from engine.bench.workload import Lengths
+
+    file, turns = getattr(arguments, "conversations", None), getattr(arguments, "turns", None)
+    drawn = [name for name in ("system_prompts", "system_words") if hasattr(arguments, name)]
+    given = [name for name in ("think_time", "max_concurrency") if hasattr(arguments, name)] + drawn
+    wrong = given if file is None and turns is None else [*(["turns"] if turns else []), *drawn] if file else []
+    if wrong:
+        flag = f"--{wrong[0].replace('_', '-')}"
+        found = "a file says what is in its conversations" if file else "no conversations are replayed"
+        raise ConfigError(flag, found, f"leave out {flag}" + ("" if file else ", or add --conversations or --turns"))
+    if file is None and turns is None:
+        return None
+    think_time = getattr(arguments, "think_time", 1.0)
+    if not 0 <= think_time < math.inf:
+        raise ConfigError(f"--think-time {think_time:g}", "it is out of range", "give seconds, or 0")
+    return ReplayOptions(
+        file=file,
+        turns=Lengths.parse(turns or "1", "--turns"),
+        system_prompts=getattr(arguments, "system_prompts", 4),
+        system_words=getattr(arguments, "system_words", 128),
+        think_time=think_time,
+        max_concurrency=getattr(arguments, "max_concurrency", None),
+    )
 
 
 def server_flags(arguments: argparse.Namespace) -> list[str]:
