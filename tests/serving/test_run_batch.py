@@ -53,11 +53,17 @@ def test_every_line_is_answered(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     lines += [
         request("chat", CHAT, messages=messages, max_tokens=4, temperature=0),
+        request("response", "/v1/responses", input="Hello", max_output_tokens=4, temperature=0),
+        request("message", "/v1/messages", messages=messages, max_tokens=4, temperature=0),
+        request("count", "/v1/messages/count_tokens", messages=messages),
         request("tokens", "/tokenize", prompt="Hello"),
         request("unknown", COMPLETIONS, prompt="x", best=2),
         request("range", COMPLETIONS, prompt="x", temperature=-1),
         request("embed", "/v1/embeddings", input="x"),
         request("nowhere", "/v1/nowhere"),
+        request("get", "/metrics"),
+        request("budget", "/v1/messages", messages=messages, max_tokens=4, context_management={}),
+        request("behind", "/v1/responses", input="Hello", background=True),
         request("admin", "/admin/kv/reset"),
         request("stream", CHAT, messages=messages, stream=True),
         "{torn",
@@ -67,7 +73,7 @@ def test_every_line_is_answered(tmp_path: Path) -> None:
     source, out = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     done = run(source, out)
     assert done.returncode == 2, done.stderr
-    assert done.stdout == "" and "14 of 14 requests are done, 8 of them failed" in done.stderr
+    assert done.stdout == "" and "20 of 20 requests are done, 11 of them failed" in done.stderr
     assert "%|" not in done.stderr and "Traceback" not in done.stderr
     found = results(out)
     with LLM("tiny", dtype="float64", max_num_seqs=8) as llm:
@@ -78,21 +84,31 @@ def test_every_line_is_answered(tmp_path: Path) -> None:
         assert response["status_code"] == 200 and response["body"]["choices"][0]["text"] == output.outputs[0].text
         assert response["request_id"] in response["body"]["id"]
     assert found["chat"]["response"]["body"]["object"] == "chat.completion"
+    text = found["chat"]["response"]["body"]["choices"][0]["message"]["content"]
+    answer = found["response"]["response"]["body"]
+    assert answer["status"] == "incomplete" and answer["output"][0]["content"][0]["text"] == text
+    assert found["message"]["response"]["body"]["content"][0]["text"] == text
+    assert found["count"]["response"]["body"]["input_tokens"] > 0
     assert found["tokens"]["response"]["body"]["count"] > 0
-    statuses = {"unknown": 400, "range": 400, "embed": 400, "nowhere": 404, "admin": 403, "model": 404}
+    statuses = {"unknown": 400, "range": 400, "embed": 400, "nowhere": 404, "admin": 403, "model": 404, "get": 405}
     for name, status in statuses.items():
         assert found[name]["response"]["status_code"] == status and found[name]["error"] is None
     assert found["unknown"]["response"]["body"]["error"]["code"] == "unsupported_parameter"
+    refused = found["budget"]["response"]
+    assert refused["status_code"] == 400 and "'context_management'" in refused["body"]["error"]["message"]
+    assert "/v1/nowhere" in found["nowhere"]["response"]["body"]["error"]["message"]
+    assert found["get"]["response"]["body"]["error"]["message"] == "/metrics takes no POST"
+    assert "background=true is not for batches" in found["behind"]["error"]["message"]
     assert "stream=true is not for batches" in found["stream"]["error"]["message"]
-    assert found[13]["response"] is None and "line 13; it is not valid JSON" in found[13]["error"]["message"]
+    assert found[19]["response"] is None and "line 19; it is not valid JSON" in found[19]["error"]["message"]
 
     again = run(source, out)  # no engine is started
-    assert again.returncode == 2 and "14 of 14 requests are done already" in again.stderr
+    assert again.returncode == 2 and "20 of 20 requests are done already" in again.stderr
     whole = out.read_bytes()
     out.write_bytes(whole[:-20])
     mended = request("mended", COMPLETIONS, prompt="x", max_tokens=1)
     write(source, [mended if line == "{torn" else line for line in lines])
-    assert "14 of 14 requests are done, " in run(source, out).stderr
+    assert "20 of 20 requests are done, " in run(source, out).stderr
     found = results(out)
     assert found["mended"]["response"]["status_code"] == 200 and set(statuses) < set(found)
     assert out.read_bytes().startswith(whole[: whole[:-20].rindex(b"\n") + 1])

@@ -95,6 +95,8 @@ def _read(line: bytes, number: int) -> BatchRequest:
         return bad("body is no object" if "body" in content else "there is no body", "write the request's fields in it")
     if body.get("stream"):
         return bad("stream=true is not for batches: a result is one line", "leave it out")
+    if body.get("background"):
+        return bad("background=true is not for batches: who would get the response later?", "leave it out")
     return BatchRequest(number, custom_id, url, orjson.dumps(body))
 
 

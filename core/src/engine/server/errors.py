@@ -119,6 +119,8 @@ def install(app: FastAPI) -> None:
         message = error.detail
         if error.status_code == 404:
             message = f"no such route: {request.method} {request.url.path[:200]}"
+        elif error.status_code == 405:
+            message = f"{request.url.path[:200]} takes no {request.method}"
         return answer(request, error.status_code, body(error.status_code, message), error.headers)
 
     async def on_validation(request: Request, error: Exception) -> JSON:
