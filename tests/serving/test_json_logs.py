@@ -39,7 +39,10 @@ def test_a_life_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask("/v1/completions", KEY, "refused", json={"prompt": "x", "best": 1}) == 400
     assert ask("/v1/completions", "wrong", "unknown", json={"prompt": "x"}) == 401
     assert ask("/admin/kv/reset", ADMIN, "reset") == 200
-    assert ask("/v1/completions", KEY, "fatal", json={"prompt": "x", "max_tokens": 50, "ignore_eos": True}) == 503
+    assert (
+        ask("/v1/completions", KEY, "fatal", json={"prompt": "x", "max_tokens": 50, "ignore_eos": True, "user": "u-7"})
+        == 503
+    )
     assert server.process.wait(30) == 1
     server.stop()
     found = records(server)
@@ -48,6 +51,7 @@ def test_a_life_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     access = {one["request_id"]: one for one in found if one["logger"] == "engine.access"}
     statuses = {"refused": 400, "unknown": 401, "reset": 200, "fatal": 503}
     assert {name: one["status"] for name, one in access.items()} == statuses
+    assert access["fatal"]["user"] == "u-7" and "user" not in access["refused"]
     assert access["refused"]["method"] == "POST" and access["refused"]["path"] == "/v1/completions"
     assert [one["request_id"] for one in found if "an administrator asks" in one["message"]] == ["reset"]
     died = [one for one in found if "the device fell off the bus" in one.get("exception", "")]

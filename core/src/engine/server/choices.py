@@ -68,13 +68,17 @@ async def submit(
 
 
 def salted(prompts: Sequence[Prompt], request: Request, state: ServerState) -> Sequence[Prompt]:
-    """The prompts so that they share no cached pages with those of other API keys, unless they may."""
-    salt = None if state.share_prefix_cache else request.scope["state"].get("cache_salt")
-    return prompts if salt is None else [_salted(prompt, salt) for prompt in prompts]
+    """The prompts so that they share no cached pages with those of other API keys, unless they may, and none with those
+    of another `cache_salt`."""
+    noted = request.scope["state"]
+    salts = (None if state.share_prefix_cache else noted.get("cache_salt"), noted.get("own_salt"))
+    for salt in filter(None, reversed(salts)):
+        prompts = [_salted(prompt, salt) for prompt in prompts]
+    return prompts
 
 
 def _salted(prompt: Prompt, salt: str) -> Prompt:
-    """The prompt with its API key's salt, before its own where it has one."""
+    """The prompt with this salt, before its own where it has one."""
     fields: dict[str, Any]
     if isinstance(prompt, str):
         fields = {"prompt": prompt}

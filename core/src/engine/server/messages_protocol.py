@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -38,7 +38,7 @@ class Metadata(Body):
     """About the request.
 
     Args:
-        user_id: the client's name for its own user; taken and used for nothing.
+        user_id: the client's name for its own user, which stands in the access log.
     """
 
     user_id: str | None = None
@@ -61,9 +61,11 @@ class OutputConfig(Body):
 
     Args:
         format: what it must be; without one, any text. Where calls of tools may come, it is this or calls.
+        effort: how much the model thinks, where its chat template takes that.
     """
 
     format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class ToolChoice(Body):
@@ -122,7 +124,8 @@ class MessagesBody(CountTokensBody):
         max_tokens: the most tokens of the answer, thoughts included.
         stop_sequences: texts that end the answer, and are left out of it.
         metadata: about the request.
-        service_tier: taken: all requests are served alike.
+        service_tier: all requests are served alike, as the answer's `usage` says: "standard".
+        cache_salt: ours: requests with another find none of each other's cached pages.
         seed, min_p, repetition_penalty, priority, timeout: ours, as with chat completions.
     """
 
@@ -134,6 +137,7 @@ class MessagesBody(CountTokensBody):
     top_k: int | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
     seed: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None

@@ -12,6 +12,7 @@ from engine.frontend.pooling_inputs import check_task
 from engine.server.choices import collect, salted
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
+from engine.server.labels import note
 from engine.server.plugins import origin
 from engine.server.pooling_protocol import PoolingBody
 from engine.server.request_id import engine_id
@@ -49,6 +50,7 @@ async def pool(
 
     Raises a 429 APIError where the queue is full, and what `AsyncLLM.process` and `enqueue` raise.
     """
+    note(request, body.user, cache_salt=body.cache_salt)
     engine, identity = state.engine, engine_id(request, prefix)
     for task in dict.fromkeys(one.task for one in params):
         check_task(task, engine.plan.model)  # before anything is tokenised

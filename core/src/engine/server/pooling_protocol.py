@@ -28,13 +28,15 @@ class PoolingBody(Body):
 
     Args:
         model: one of the served names.
-        user: the client's name for its own user; taken and used for nothing: it asks nothing of the answer.
+        user: the client's name for its own user, which stands in the access log.
+        cache_salt: prompts with another find none of each other's cached pages.
         priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
         timeout: seconds until the request ends with a 504, waiting included.
     """
 
     model: str | None = None
     user: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
     priority: int = 0
     timeout: float | None = None
 

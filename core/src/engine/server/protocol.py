@@ -8,6 +8,7 @@ from pydantic import FailFast, Field, model_validator
 from typing_extensions import TypeAliasType
 
 from engine.server.body_model import Body
+from engine.server.efforts import Effort
 from engine.server.response_format import ResponseFormat
 from engine.types.params import SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
@@ -53,7 +54,8 @@ class StructuredOutputsBody(Body):
 class SamplingBody(Body):
     """What completions and chat have in common. Ranges are checked by `SamplingParams.verify`.
 
-    `user`, the client's name for its own user, is taken and used for nothing: it asks nothing of the answer.
+    `user`, the client's name for its own user, stands in the access log. Prompts with another `cache_salt` find none of
+    each other's cached pages.
     Below `seed` stand our additions to OpenAI's names; clients send them as `extra_body`.
     """
 
@@ -61,6 +63,7 @@ class SamplingBody(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
     priority: int = 0
     timeout: float | None = None
     n: int | None = None
@@ -154,8 +157,10 @@ class ChatBody(SamplingBody):
         tool_choice: "none", "auto", "required", or one of them by name.
         parallel_tool_calls: whether it may call several at once.
         metadata: up to 16 texts by name, given back with the answer.
-        service_tier: taken: all requests are served alike.
-        safety_identifier, prompt_cache_key: as `user`, taken and used for nothing: prompts are cached anyway.
+        reasoning_effort: how much the model thinks, where its chat template takes that.
+        service_tier: "auto" or "default": all requests are served alike, as the answer says where it was sent.
+        safety_identifier: as `user`, which goes before it.
+        prompt_cache_key: what it asks for is so in any case: prompts that begin alike are found in the cache.
         store: only false: completions are not kept (responses are).
     """
 
@@ -170,6 +175,7 @@ class ChatBody(SamplingBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
+    reasoning_effort: Effort | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -76,6 +76,8 @@ class RequestIds:
                     "status": status or None,
                     "seconds": round(seconds, 6),
                 }
+                if user := scope["state"].get("end_user"):
+                    line, fields["user"] = f"{line}, for {user}", user
                 shown = line.encode("unicode_escape").decode()
                 log.info("%s %s", identity.decode(), shown, extra={"fields": fields})
             REQUEST_ID.reset(context)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from engine.server.body_model import Body
+from engine.server.efforts import Effort
 from engine.server.protocol import MAX_METADATA, Objects
 from engine.types.params import SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
@@ -62,6 +63,16 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Literal[False] = False
 
 
+class Reasoning(Body):
+    """How the model thinks.
+
+    Args:
+        effort: how much, where its chat template takes that.
+    """
+
+    effort: Effort | None = None
+
+
 class ResponsesBody(Body):
     """`POST /v1/responses`.
 
@@ -77,8 +88,11 @@ class ResponsesBody(Body):
         max_output_tokens: the most tokens of the answer, thoughts included; without it, what fits the context.
         truncation: only "disabled": a conversation that is too long is refused.
         metadata: up to 16 texts by name, given back with the response.
-        service_tier: taken: all requests are served alike.
-        user, safety_identifier, prompt_cache_key: taken, given back and used for nothing: prompts are cached anyway.
+        reasoning: how the model thinks.
+        service_tier: "auto" or "default": all requests are served alike, as the response says.
+        user, safety_identifier: the client's name for its own user, given back, which stands in the access log.
+        prompt_cache_key: given back; what it asks for is so anyway: prompts that begin alike are found in the cache.
+        cache_salt: ours: requests with another find none of each other's cached pages.
         background: answer at once, and compute the response while nobody waits; not with stream, nor without store.
         include: only an empty list.
         seed, top_k, min_p, repetition_penalty, priority, timeout, chat_template_kwargs: ours, as with chat completions.
@@ -100,10 +114,12 @@ class ResponsesBody(Body):
     top_p: float | None = None
     truncation: Literal["disabled"] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
+    reasoning: Reasoning | None = None
     service_tier: Literal["auto", "default"] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
     background: bool | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
     seed: int | None = None

@@ -18,9 +18,11 @@ from engine.server.choices import Usage, collect, merged, submit
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
+from engine.server.labels import note
 from engine.server.protocol import ROLES, ChatBody
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
+from engine.server.thinking import with_effort
 from engine.server.tool_request import tool_request
 from engine.server.turn import Conversation, prepare
 from engine.types.outputs import CompletionOutput, RequestOutput
@@ -42,6 +44,7 @@ async def chat_completions(
         raise APIError(400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     params = body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    note(request, body.user, body.safety_identifier, cache_salt=body.cache_salt)
     tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
     conversation = Conversation(
         messages=body.messages,
@@ -49,6 +52,7 @@ async def chat_completions(
         add_generation_prompt=body.add_generation_prompt,
         variables=body.chat_template_kwargs,
     )
+    conversation = await with_effort(state, conversation, body.reasoning_effort, "reasoning_effort")
     turn = await prepare(state, conversation, params, special_tokens_set=body.skip_special_tokens is not None)
     params = turn.params
     reader = None if turn.plain else lambda: ChatChoice(turn.reader())
@@ -64,6 +68,8 @@ async def chat_completions(
         request=request,
     )
     head = {"id": identity, "created": int(time.time()), "model": model}
+    if body.service_tier is not None:
+        head["service_tier"] = "default"
     if body.stream:
         events = _events(body, streams, params.n, {**head, "object": "chat.completion.chunk"}, reader)
         return sse.EventStream(events, streams, request_id(request))

@@ -15,6 +15,7 @@ from engine.server.choices import Usage, collect, merged, submit
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
+from engine.server.labels import note
 from engine.server.protocol import CompletionBody
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
@@ -33,6 +34,7 @@ async def completions(
     model = state.check_model(body.model)
     if body.echo and body.logprobs is not None:
         raise APIError(400, "logprobs with echo=true is not supported: prompt tokens are not scored", param="echo")
+    note(request, body.user, cache_salt=body.cache_salt)
     prompts = body.prompts()
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise APIError(400, f"prompt holds {len(prompts)} prompts; send 1 to {MAX_PROMPTS}", param="prompt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -12,25 +11,25 @@ from engine.server import sse
 from engine.server.blocks import Blocks
 from engine.server.choices import collect, submit
 from engine.server.disconnect import until_disconnect
-from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
+from engine.server.labels import note
 from engine.server.messages_answer import DIALECT, MessageMaker
 from engine.server.messages_input import conversation
 from engine.server.messages_protocol import CountTokensBody, MessagesBody
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
-from engine.server.turn import Conversation, count_tokens, prepare, render
+from engine.server.thinking import with_effort, without_thoughts
+from engine.server.turn import Conversation, count_tokens, prepare
 
 router = APIRouter(route_class=JSONRoute)
 State = Annotated[ServerState, Depends(state_of)]
-_NO_THOUGHTS = {"enable_thinking": False, "thinking": False}
-"""The switches that chat templates have: Qwen's, and DeepSeek's."""
 
 
 @router.post("/v1/messages")
 async def messages(body: MessagesBody, request: Request, state: State) -> Response:
     """Answer a conversation, rendered by the model's chat template."""
     model = state.check_model(body.model)
+    note(request, None if body.metadata is None else body.metadata.user_id, cache_salt=body.cache_salt)
     params = body.sampling_params()
     turn = await prepare(state, await _said(body, state), params)
     identity = engine_id(request, "msg")
@@ -59,17 +58,9 @@ async def count(body: CountTokensBody, state: State) -> Response:
 
 
 async def _said(body: CountTokensBody, state: ServerState) -> Conversation:
-    """What the body says; where it asks for no thoughts, with the template's switch for that."""
+    """What the body says, with the template's switches for how much the model thinks."""
     said = conversation(body)
-    if body.thinking is None or body.thinking.type == "adaptive" or state.engine.reasoning_parser is None:
-        return said
-    switched = dataclasses.replace(said, variables={**(said.variables or {}), **_NO_THOUGHTS})
-    plain = dataclasses.replace(said, prefill="")
-    if await render(state, plain) == await render(state, dataclasses.replace(switched, prefill="")):
-        raise APIError(
-            400,
-            "thinking cannot be disabled: this model's chat template has no switch for it; leave it out",
-            param="thinking",
-            code="unsupported_parameter",
-        )
-    return switched
+    if body.thinking is not None and body.thinking.type == "disabled":
+        said = await without_thoughts(state, said, "thinking")
+    effort = None if body.output_config is None else body.output_config.effort
+    return await with_effort(state, said, effort, "output_config.effort")

@@ -18,12 +18,14 @@ from engine.server.choices import collect, submit
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute, encoded
+from engine.server.labels import note
 from engine.server.request_id import engine_id, request_id
 from engine.server.response_store import Owner, StoredResponse
 from engine.server.responses_answer import DIALECT, ResponseMaker
 from engine.server.responses_input import Item, conversation, items_of
 from engine.server.responses_protocol import ResponsesBody
 from engine.server.state import ServerState, state_of
+from engine.server.thinking import with_effort
 from engine.server.turn import prepare
 from engine.types.params import SamplingParams
 
@@ -38,11 +40,14 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
     """Answer a conversation, which may go on from a stored response."""
     model = state.check_model(body.model)
     params = body.sampling_params()
+    note(request, body.user, body.safety_identifier, cache_salt=body.cache_salt)
     store = _store(body, state)
     encoded([body.tools, body.tool_choice, body.text and body.text.model_dump()])  # the response repeats them
     before = _before(body, request, state)
     items = items_of(body)
-    turn = await prepare(state, conversation(body, before, items), params)
+    effort = None if body.reasoning is None else body.reasoning.effort
+    said = await with_effort(state, conversation(body, before, items), effort, "reasoning.effort")
+    turn = await prepare(state, said, params)
     streams = await submit(
         state,
         [turn.prompt],
@@ -229,7 +234,7 @@ def _head(body: ResponsesBody, model: str, params: SamplingParams, store: bool) 
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": store,

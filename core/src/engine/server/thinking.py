@@ -1,0 +1,60 @@
+"""How much a model thinks before it answers: switches of its chat template, refused where it has none."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from engine.server.efforts import Effort
+from engine.server.errors import APIError
+from engine.server.turn import Conversation, render
+
+if TYPE_CHECKING:
+    from engine.server.state import ServerState
+
+_NO_THOUGHTS = {"enable_thinking": False, "thinking": False}
+"""The switches that chat templates have: Qwen's, and DeepSeek's."""
+_EFFORT = "reasoning_effort"
+"""The variable that chat templates have, as gpt-oss' do."""
+
+
+async def without_thoughts(state: ServerState, said: Conversation, parameter: str) -> Conversation:
+    """The conversation with its template's switch against thoughts; as it is where the model has none anyway.
+
+    Raises a 400 APIError, which names the parameter, where the template has no switch.
+    """
+    if state.engine.reasoning_parser is None:
+        return said
+    switched = _with(said, **_NO_THOUGHTS)
+    if await _alike(state, said, switched):
+        raise _unsupported("thinking cannot be disabled: this model's chat template has no switch for it", parameter)
+    return switched
+
+
+async def with_effort(state: ServerState, said: Conversation, effort: Effort | None, parameter: str) -> Conversation:
+    """The conversation with so much thinking: the template's variable `reasoning_effort`, for "none" its switch.
+
+    Raises a 400 APIError, which names the parameter, where the template has nothing of the kind.
+    """
+    if effort is None:
+        return said
+    if effort == "none":
+        return await without_thoughts(state, said, parameter)
+    if await _alike(state, _with(said, **{_EFFORT: "low"}), _with(said, **{_EFFORT: "high"})):
+        raise _unsupported(f"this model's chat template does not take {_EFFORT}", parameter)
+    return _with(said, **{_EFFORT: effort})
+
+
+def _with(said: Conversation, **variables: object) -> Conversation:
+    return dataclasses.replace(said, variables={**(said.variables or {}), **variables})
+
+
+async def _alike(state: ServerState, one: Conversation, other: Conversation) -> bool:
+    """Whether both give the same prompt, but for a prefill, which may be refused."""
+    first = await render(state, dataclasses.replace(one, prefill=""))
+    return first == await render(state, dataclasses.replace(other, prefill=""))
+
+
+def _unsupported(found: str, parameter: str) -> APIError:
+    message, top = f"{parameter} is not supported: {found}; leave it out", parameter.partition(".")[0]
+    return APIError(400, message, param=top, code="unsupported_parameter")
