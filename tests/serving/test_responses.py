@@ -117,6 +117,47 @@ def test_stored_and_forgotten(client: openai.OpenAI) -> None:
         client.responses.retrieve(unstored.id)
 
 
+def test_events_that_a_client_comes_back_to(client: openai.OpenAI, server: Server) -> None:
+    """It leaves, and reads on where it was; afterwards all can be read again."""
+    asked: dict[str, Any] = {**OPTIONS, "input": "Tell me a story.", "max_output_tokens": 40}
+    whole = client.responses.create(**asked)
+    identity, seen = "", []
+    for event in client.responses.create(**asked, background=True, stream=True):
+        seen.append(event)
+        identity = identity or event.response.id  # type: ignore[union-attr]
+        if len(seen) == 5:
+            break
+    assert [event.sequence_number for event in seen] == [0, 1, 2, 3, 4] and seen[0].type == "response.created"
+    seen += client.responses.retrieve(identity, stream=True, starting_after=4)
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert seen[-1].type == f"response.{whole.status}"
+    assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == whole.output_text
+    again = list(client.responses.retrieve(identity, stream=True))
+    assert [event.to_dict() for event in again] == [event.to_dict() for event in seen]
+    stored = client.responses.retrieve(identity)
+    assert stored.output_text == whole.output_text and stored.background
+    assert list(client.responses.retrieve(identity, stream=True, starting_after=len(seen))) == []
+    for name, refused in (
+        ("stream", lambda: list(client.responses.retrieve(whole.id, stream=True))),
+        ("starting_after", lambda: client.responses.retrieve(identity, extra_query={"starting_after": 1})),
+        ("include", lambda: client.responses.retrieve(identity, include=["message.output_text.logprobs"])),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            refused()
+        assert (caught.value.param or "").removesuffix("[]") == name
+
+
+def test_a_cancelled_stream_in_the_background_ends(client: openai.OpenAI, server: Server) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "input": "Tell me a story.", "temperature": 1.9, "background": True}
+    events = client.responses.create(**asked, stream=True, extra_body={"seed": 3})
+    first = next(iter(events))
+    assert first.type == "response.created"
+    assert client.responses.cancel(first.response.id).status == "cancelled"
+    assert all(event.type != "response.completed" for event in events)
+    server.until_idle()
+    assert client.responses.retrieve(first.response.id).status == "cancelled"
+
+
 def test_in_the_background(client: openai.OpenAI, server: Server) -> None:
     whole = client.responses.create(input=QUESTION, **OPTIONS)
     made = client.responses.create(input=QUESTION, background=True, **OPTIONS)
@@ -252,7 +293,6 @@ def test_asynchronously(server: Server, client: openai.OpenAI) -> None:
     [
         ({"conversation": "c"}, "conversation", "not supported"),
         ({"reasoning": {"effort": "low"}}, "reasoning", "not supported"),
-        ({"background": True, "stream": True}, None, "background"),
         ({"background": True, "store": False}, "store", "background"),
         ({"truncation": "auto"}, "truncation", "disabled"),
         ({"include": ["message.output_text.logprobs"]}, "include", "at most 0"),

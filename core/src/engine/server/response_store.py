@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from engine.server.event_log import EventLog
+
 Owner = str | None
 """Of an API key; None where the server asks for none."""
 
@@ -22,11 +24,13 @@ class StoredResponse:
         response: as it was answered.
         before: the items of the responses that it went on from, with their outputs.
         items: of its own input.
+        events: by which it was, or is being, told; None where they are not kept.
     """
 
     response: Mapping[str, Any]
     before: Sequence[Mapping[str, Any]]
     items: Sequence[Mapping[str, Any]]
+    events: EventLog | None = None
 
     @property
     def conversation(self) -> list[Mapping[str, Any]]:
@@ -65,6 +69,7 @@ class ResponseStore:
         """Keep a response, in the place of one with the same id. One that is larger than all room is not kept."""
         self._expire()
         size = sum(len(orjson.dumps(part)) for part in (stored.response, *stored.before, *stored.items))
+        size += stored.events.size if stored.events is not None else 0
         self.delete(owner, stored.response["id"])
         shelf = self._shelves.setdefault(owner, _Shelf())
         shelf.entries[stored.response["id"]] = stored, size, self._clock() + self._seconds

@@ -82,7 +82,10 @@ class ResponseMaker:
                         made = self._end(output, completion)
                         yield self._event(f"response.{made['status']}", response=made)
         except Exception as error:
-            yield self._event("response.failed", response=self.failed(error, request_id))
+            made = self.failed(error, request_id)
+            if self._head["background"]:  # nobody else may hear of it
+                self._finish(made)
+            yield self._event("response.failed", response=made)
 
     def _told(self, completion: CompletionOutput) -> Iterator[Event]:
         self._num_tokens += len(completion.token_ids)

@@ -93,7 +93,8 @@ class ResponsesBody(Body):
         user, safety_identifier: the client's name for its own user, given back, which stands in the access log.
         prompt_cache_key: given back; what it asks for is so anyway: prompts that begin alike are found in the cache.
         cache_salt: ours: requests with another find none of each other's cached pages.
-        background: answer at once, and compute the response while nobody waits; not with stream, nor without store.
+        background: answer at once, and compute the response whether or not somebody waits; not without store. With
+            stream its events are kept, too.
         include: only an empty list.
         seed, top_k, min_p, repetition_penalty, priority, timeout, chat_template_kwargs: ours, as with chat completions.
     """
@@ -134,8 +135,6 @@ class ResponsesBody(Body):
     def _stream_options_need_stream(self) -> ResponsesBody:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed with stream=true")
-        if self.background and self.stream:
-            raise ValueError("background is not supported with stream=true; send one of them")
         return self
 
     def sampling_params(self) -> SamplingParams:

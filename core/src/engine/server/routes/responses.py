@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -17,6 +17,7 @@ from engine.server.blocks import Blocks
 from engine.server.choices import collect, submit
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
+from engine.server.event_log import EventLog
 from engine.server.json import JSON, JSONRoute, encoded
 from engine.server.labels import note
 from engine.server.request_id import engine_id, request_id
@@ -60,9 +61,11 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
     )
     owner = _owner(request)
 
+    log = EventLog() if body.background and body.stream else None
+
     def finish(response: dict[str, Any]) -> None:
         if store:
-            state.responses.put(owner, StoredResponse(response, before, items))
+            state.responses.put(owner, StoredResponse(response, before, items, log))
 
     def count(text: str) -> int:
         return len(state.engine.tokenizer.encode(text, add_special_tokens=False))
@@ -70,7 +73,8 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
     maker = ResponseMaker(_head(body, model, params, store), Blocks(turn.reader()), count, finish)
     name = request_id(request)
     if body.background:
-        return JSON(_run_behind(maker, streams, finish, name, request, state))
+        begun = _run_behind(maker, streams, finish, name, request, state, log)
+        return JSON(begun) if log is None else sse.EventStream(log.read(), (), name, DIALECT)
     if body.stream:
         return sse.EventStream(maker.events(streams[0], name), streams, name, DIALECT)
     (output,) = await until_disconnect(request, collect(streams))
@@ -84,11 +88,16 @@ def _run_behind(
     name: str,
     request: Request,
     state: ServerState,
+    log: EventLog | None,
 ) -> dict[str, Any]:
-    """Compute the response while nobody waits; it is kept as it stands, from now on."""
+    """Compute the response whether or not somebody waits; it is kept as it stands, from now on, its events in `log`."""
 
     async def run() -> None:
         try:
+            if log is not None:
+                async for event in maker.events(streams[0], name):
+                    log.add(event)
+                return
             (output,) = await collect(streams)
             maker.whole(output)
         except Exception as error:
@@ -99,6 +108,8 @@ def _run_behind(
     def close() -> None:
         for stream in streams:
             stream.close()
+        if log is not None:
+            log.end()
         kept = state.responses.get(_owner(request), begun["id"])
         if kept is not None and kept.response["status"] == begun["status"]:  # it was cancelled before it began to run
             finish(maker.cancelled())
@@ -110,11 +121,26 @@ def _run_behind(
 
 
 @router.get("/v1/responses/{identity}")
-async def retrieve(identity: str, request: Request, state: State) -> Response:
-    """A stored response."""
-    if request.query_params:
-        raise _unsupported(request)
-    return JSON(_stored(identity, request, state).response)
+async def retrieve(
+    identity: str,
+    request: Request,
+    state: State,
+    stream: bool = False,
+    starting_after: Annotated[int, Query(ge=0)] | None = None,
+) -> Response:
+    """A stored response; with `stream` its events, behind the one with the number `starting_after`."""
+    if set(request.query_params) - {"stream", "starting_after"}:
+        raise _unsupported(request, {"stream", "starting_after"})
+    stored = _stored(identity, request, state)
+    if not stream:
+        if starting_after is not None:
+            raise APIError(400, "starting_after is only allowed with stream=true", param="starting_after")
+        return JSON(stored.response)
+    if stored.events is None:
+        found = "the events of this response are not kept: they are with background=true and stream=true"
+        raise APIError(400, found, param="stream")
+    start = 0 if starting_after is None else starting_after + 1
+    return sse.EventStream(stored.events.read(start), (), request_id(request), DIALECT)
 
 
 @router.delete("/v1/responses/{identity}")
@@ -147,7 +173,7 @@ async def input_items(
 ) -> Response:
     """What a stored response answers, page by page."""
     if set(request.query_params) - {"order", "limit", "after"}:
-        raise _unsupported(request)
+        raise _unsupported(request, {"order", "limit", "after"})
     stored = _stored(identity, request, state)
     items = [_named(identity, i, item) for i, item in enumerate((*stored.before, *stored.items))]
     if order == "desc":
@@ -209,8 +235,8 @@ def _missing(identity: str) -> APIError:
     return APIError(404, f"the response {identity[:200]!r} is not here, or not any more", code="response_not_found")
 
 
-def _unsupported(request: Request) -> APIError:
-    name = next(iter(request.query_params))[:64]
+def _unsupported(request: Request, known: Set[str]) -> APIError:
+    name = next(name for name in request.query_params if name not in known)[:64]
     return APIError(400, f"the parameter {name!r} is not supported here", param=name, code="unsupported_parameter")
 
 
