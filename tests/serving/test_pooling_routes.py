@@ -63,6 +63,24 @@ def close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=1e-6)
 
 
+def test_inputs_that_are_cut(classifier: Pair) -> None:
+    """[CLS] and [SEP] stay around the beginning of the text."""
+    body = {"input": "That is a very happy person indeed"}
+    whole = classifier.post("/tokenize", prompt=body["input"]).json()["tokens"]
+    cut = classifier.post("/classify", **body, truncate_prompt_tokens=5).json()
+    same = classifier.post("/classify", input=[[*whole[:4], whole[-1]]]).json()
+    assert cut["data"][0]["probs"] == same["data"][0]["probs"] and cut["usage"]["prompt_tokens"] == 5
+    assert classifier.post("/classify", **body, truncate_prompt_tokens=-1).json()["usage"]["prompt_tokens"] == len(
+        whole
+    )
+    too_long = {"input": "happy " * 5000}
+    assert classifier.post("/classify", **too_long).status_code == 400
+    assert classifier.post("/classify", **too_long, truncate_prompt_tokens=-1).status_code == 200
+    for most, words in ((2, "none of it would be left"), (0, "from 1, or -1")):
+        answer = classifier.post("/classify", **body, truncate_prompt_tokens=most)
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
+
 def test_the_official_client_embeds(embedder: Pair) -> None:
     client = embedder.server.client()
     expected = [output.outputs.embedding for output in embedder.llm.embed(TEXTS, use_tqdm=False)]
@@ -129,7 +147,7 @@ def test_special_tokens(crosser: Pair, classifier: Pair) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param", "says"),
     [
-        ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+        ("/v1/embeddings", {"input": "x", "truncation_side": "left"}, "truncation_side", "not supported"),
         ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
         ("/v1/embeddings", {"input": []}, "input", "send 1 to 2048"),
         ("/v1/embeddings", {"input": ["x"] * 2049}, "input", "2049 prompts"),

@@ -28,6 +28,33 @@ def test_text_and_ids(inputs: InputProcessor) -> None:
     assert request.eos_token_ids == [0]  # the tokenizer's second id lies outside the vocabulary
 
 
+@pytest.mark.parametrize(
+    ("most", "max_tokens", "kept"),
+    [
+        (3, 4, "hij"),
+        (11, 4, "\x02abcdefghij"),
+        (100, 4, "\x02abcdefghij"),
+        (-1, 12, "ghij"),
+        (-1, None, "\x02abcdefghij"),
+    ],
+)
+def test_prompts_that_are_cut(inputs: InputProcessor, most: int, max_tokens: int | None, kept: str) -> None:
+    """The end stays: it is gone on from."""
+    for prompt in ({"prompt": "abcdefghij"}, {"prompt_token_ids": [2, *map(ord, "abcdefghij")]}):
+        cut = {**prompt, "truncate_prompt_tokens": most}
+        processed = inputs.process("a", cut, SamplingParams(max_tokens=max_tokens))
+        assert processed.prompt_token_ids == [ord(c) for c in kept] == processed.requests[0].prompt_token_ids
+        assert processed.prompt is None, "its text would not be what was computed"
+    long = {"prompt": "x" * 50, "truncate_prompt_tokens": -1}
+    assert len(inputs.process("b", long, SamplingParams(max_tokens=None)).prompt_token_ids) == 15
+
+
+@pytest.mark.parametrize("most", [0, -2, 1.0, True, "3"])
+def test_lengths_that_are_none(inputs: InputProcessor, most: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens"):
+        inputs.process("a", {"prompt": "a", "truncate_prompt_tokens": most}, SamplingParams())
+
+
 def test_defaults_are_filled_in(inputs: InputProcessor) -> None:
     params = SamplingParams(max_tokens=None, top_k=5000, logprobs=64, min_tokens=3)
     (request,) = inputs.process("a", "hello", params, arrival_time=4.5).requests

@@ -6,10 +6,12 @@ import math
 import random
 import reprlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from engine.frontend import truncation
 from engine.frontend.clock import SteadyClock
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.past_calls import read_calls
@@ -187,7 +189,7 @@ class InputProcessor:
         if isinstance(params, PoolingParams):
             return self._process_pooling(request_id, prompt, params, arrival_time, priority, timeout, info)
         parsed = self._rewritten(parse_prompt(prompt), info)
-        ids = self._ids(parsed)
+        ids = truncation.last(self._ids(parsed), parsed.truncate, self._fits(params.max_tokens))
         room = self._room(ids)
         self._check_stop_ids(params.stop_token_ids)
         self._constraints.check(params)
@@ -214,7 +216,7 @@ class InputProcessor:
             )
             for index in range(count)
         ]
-        return ProcessedRequest(request_id, parsed.text, ids, params, requests, info)
+        return ProcessedRequest(request_id, _text(parsed), ids, params, requests, info)
 
     def _process_pooling(
         self,
@@ -231,6 +233,9 @@ class InputProcessor:
         if self.model.pooler.lower_case and parsed.token_ids is None and parsed.text is not None:
             parsed = parsed._replace(text=parsed.text.lower())
         ids = self._ids(parsed)
+        text = parsed.text if parsed.token_ids is None and parsed.add_special_tokens else None
+        bare = None if text is None else partial(self._encode, text, False)
+        ids = truncation.first(ids, parsed.truncate, self.max_model_len, bare)
         if len(ids) > self.max_model_len:
             raise PromptTooLongError(
                 f"a prompt of {len(ids)} tokens",
@@ -248,7 +253,11 @@ class InputProcessor:
             timeout=timeout,
             pooling=complete,
         )
-        return ProcessedRequest(request_id, parsed.text, ids, carrier, [request], info)
+        return ProcessedRequest(request_id, _text(parsed), ids, carrier, [request], info)
+
+    def _fits(self, max_tokens: int | None) -> int:
+        """Tokens of a prompt that leave room for the answer."""
+        return max(1, self.max_model_len - (max_tokens or 1))
 
     def _rewritten(self, parsed: ParsedPrompt, info: RequestInfo | None) -> ParsedPrompt:
         """The prompt as hooks want it. Token ids are passed by."""
@@ -437,3 +446,8 @@ def _text_message(message: Any) -> dict[str, Any]:
             )
         texts.append(text)
     return {**message, "content": "\n".join(texts)}
+
+
+def _text(parsed: ParsedPrompt) -> str | None:
+    """The text of the prompt, to be shown; None where it was cut, so that its tokens say what is left."""
+    return parsed.text if parsed.truncate is None else None

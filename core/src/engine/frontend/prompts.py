@@ -11,10 +11,12 @@ from engine.types.errors import InvalidRequestError
 
 class TextPrompt(TypedDict):
     """Text to tokenise. Prompts with different `cache_salt` share no cached pages. Unless `add_special_tokens` is
-    False, the tokenizer adds those that it adds to every text, such as one that begins it."""
+    False, the tokenizer adds those that it adds to every text, such as one that begins it. Of a prompt with
+    `truncate_prompt_tokens` the last so many tokens are taken, the first where it is pooled; -1: as many as fit."""
 
     prompt: str
     cache_salt: NotRequired[str]
+    truncate_prompt_tokens: NotRequired[int]
     add_special_tokens: NotRequired[bool]
 
 
@@ -24,12 +26,13 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    truncate_prompt_tokens: NotRequired[int]
 
 
 Prompt = str | TextPrompt | TokensPrompt | Sequence[int]
 """One prompt: text, a dict with text, a dict with token ids, or bare token ids."""
 
-_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens"})
+_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", "truncate_prompt_tokens"})
 _FORMS = 'pass a string, a list of token ids, {"prompt": "..."} or {"prompt_token_ids": [...]}'
 
 
@@ -39,13 +42,14 @@ class ParsedPrompt(NamedTuple):
     Args:
         text: to tokenise, or to show with the output.
         token_ids: plain Python integers, not yet compared with the vocabulary.
-        cache_salt, add_special_tokens: see `TextPrompt`.
+        cache_salt, add_special_tokens, truncate: see `TextPrompt`.
     """
 
     text: str | None
     token_ids: list[int] | None
     cache_salt: str | None
     add_special_tokens: bool = True
+    truncate: int | None = None
 
 
 def parse_prompt(prompt: Any) -> ParsedPrompt:
@@ -66,7 +70,12 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     special = prompt.get("add_special_tokens", True)
     if not isinstance(special, bool):
         raise InvalidRequestError(f"add_special_tokens={special!r:.80}", "it is not a boolean", _FORMS)
-    return ParsedPrompt(text, None if ids is None else _token_ids(ids), salt, special)
+    most = prompt.get("truncate_prompt_tokens")
+    if most is not None and (type(most) is not int or most < -1 or most == 0):
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens={most!r:.80}", "it is no number of tokens", "pass one from 1, or -1 for what fits"
+        )
+    return ParsedPrompt(text, None if ids is None else _token_ids(ids), salt, special, most)
 
 
 def as_prompts(prompts: Any) -> list[Any]:

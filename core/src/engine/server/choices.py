@@ -77,13 +77,20 @@ def salted(prompts: Sequence[Prompt], request: Request, state: ServerState) -> S
     return prompts
 
 
+def truncated(prompts: Sequence[Prompt], most: int | None) -> Sequence[Prompt]:
+    """The prompts, to be cut to so many tokens."""
+    return prompts if most is None else [cast(Prompt, {**_fields(p), "truncate_prompt_tokens": most}) for p in prompts]
+
+
+def _fields(prompt: Prompt) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    return dict(prompt) if isinstance(prompt, Mapping) else {"prompt_token_ids": prompt}
+
+
 def _salted(prompt: Prompt, salt: str) -> Prompt:
     """The prompt with this salt, before its own where it has one."""
-    fields: dict[str, Any]
-    if isinstance(prompt, str):
-        fields = {"prompt": prompt}
-    else:
-        fields = dict(prompt) if isinstance(prompt, Mapping) else {"prompt_token_ids": prompt}
+    fields = _fields(prompt)
     own = fields.get("cache_salt")
     return cast(Prompt, {**fields, "cache_salt": salt if own is None else f"{salt} {own}"})
 

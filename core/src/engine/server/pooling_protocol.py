@@ -8,7 +8,7 @@ from pydantic import FailFast, Field, model_validator
 from typing_extensions import TypeAliasType
 
 from engine.server.body_model import Body
-from engine.server.protocol import IntegerLists, Integers, Objects, Strings
+from engine.server.protocol import IntegerLists, Integers, Objects, Strings, Truncation
 
 Inputs = Annotated[str | Integers | Strings | IntegerLists, Field(union_mode="left_to_right")]
 """A text, token ids, or a list of either."""
@@ -47,10 +47,13 @@ class InputBody(PoolingBody):
     Args:
         input: a text, token ids, or a list of either.
         add_special_tokens: put those around texts that the tokenizer puts there; not for token ids.
+        truncate_prompt_tokens: take only the first so many tokens of each, those around a text counted; -1: as many as
+            the model takes. Without it a prompt that is too long is refused.
     """
 
     input: Inputs
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
 
     @model_validator(mode="after")
     def _special_tokens_are_for_texts(self) -> InputBody:
@@ -70,8 +73,12 @@ class InputBody(PoolingBody):
     def prompts(self) -> list[Any]:
         """The same as the engine takes them."""
         special = True if self.add_special_tokens is None else self.add_special_tokens
+        most = self.truncate_prompt_tokens
+        cut = {} if most is None else {"truncate_prompt_tokens": most}
         return [
-            {"prompt": one, "add_special_tokens": special} if isinstance(one, str) else {"prompt_token_ids": one}
+            {"prompt": one, "add_special_tokens": special, **cut}
+            if isinstance(one, str)
+            else {"prompt_token_ids": one, **cut}
             for one in self.inputs()
         ]
 

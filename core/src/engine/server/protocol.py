@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import FailFast, Field, model_validator
+from pydantic import AfterValidator, FailFast, Field, model_validator
 from typing_extensions import TypeAliasType
 
 from engine.server.body_model import Body
@@ -24,6 +24,15 @@ Integers = TypeAliasType("Integers", Annotated[list[int], FailFast()])
 Strings = TypeAliasType("Strings", Annotated[list[str], FailFast()])
 Objects = TypeAliasType("Objects", Annotated[list[dict[str, Any]], FailFast()])
 IntegerLists = TypeAliasType("IntegerLists", Annotated[list[Integers], FailFast()])
+
+
+def _not_zero(count: int) -> int:
+    if not count:
+        raise ValueError("send a number of tokens from 1, or -1 for as many as fit")
+    return count
+
+
+Truncation = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
 
 
 class StreamOptions(Body):
@@ -55,7 +64,8 @@ class SamplingBody(Body):
     """What completions and chat have in common. Ranges are checked by `SamplingParams.verify`.
 
     `user`, the client's name for its own user, stands in the access log. Prompts with another `cache_salt` find none of
-    each other's cached pages.
+    each other's cached pages. With `truncate_prompt_tokens` only the last so many tokens of a prompt are taken; -1: as
+    many as fit.
     Below `seed` stand our additions to OpenAI's names; clients send them as `extra_body`.
     """
 
@@ -85,6 +95,7 @@ class SamplingBody(Body):
     bad_words: Strings | None = None
     allowed_token_ids: Integers | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Truncation | None = None
     extra_args: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputsBody | None = None

@@ -14,7 +14,7 @@ from engine.frontend.request_stream import RequestStream
 from engine.plugin.near import did_you_mean
 from engine.server import logprobs, sse
 from engine.server.chat_choice import ChatChoice
-from engine.server.choices import Usage, collect, merged, submit
+from engine.server.choices import Usage, collect, merged, submit, truncated
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
@@ -59,7 +59,7 @@ async def chat_completions(
     identity = engine_id(request, "chatcmpl")
     streams = await submit(
         state,
-        [turn.prompt],
+        truncated([turn.prompt], body.truncate_prompt_tokens),
         params,
         identity,
         stream=body.stream,

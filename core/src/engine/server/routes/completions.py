@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from engine.frontend.request_stream import RequestStream
 from engine.server import logprobs, sse
-from engine.server.choices import Usage, collect, merged, submit
+from engine.server.choices import Usage, collect, merged, submit, truncated
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
@@ -43,7 +43,7 @@ async def completions(
     identity = engine_id(request, "cmpl")
     streams = await submit(
         state,
-        [p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompts],
+        truncated([p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompts], body.truncate_prompt_tokens),
         params,
         identity,
         stream=body.stream,
