@@ -5,6 +5,7 @@
 // which is made to sleep soon after its work (openmp.h): two teams that spin would fight for the cores.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <type_traits>
@@ -38,6 +39,65 @@ void parallel_for(int threads, std::size_t total, std::size_t piece, Body&& body
                 if (begin >= c.total) return;
                 (*c.body)(begin, begin + c.piece < c.total ? begin + c.piece : c.total);
             }
+        },
+        &context);
+}
+
+// Calls body(begin, end, next) for ranges that together are 0 .. whole + single - 1. They get shorter towards `whole`
+// (guided self-scheduling: Polychronopoulos, Kuck 1987) and have one index from there on, so that a thread has much of
+// what lies side by side, and all come to an end together. `next` is where this thread goes on, as far as it can be told.
+template <typename Body>
+void parallel_runs(int threads, std::size_t whole, std::size_t single, Body&& body) {
+    const std::size_t total = whole + single;
+    if (threads <= 1 || total <= 1) {
+        if (total) body(std::size_t{0}, total, total);
+        return;
+    }
+    struct Context {
+        std::atomic<std::size_t> next;
+        std::size_t whole, total, shares;
+        std::remove_reference_t<Body>* body;
+    } context{{0}, whole, total, static_cast<std::size_t>(threads) * 2, &body};
+    on_threads(
+        threads, total,
+        [](void* address) {
+            auto& c = *static_cast<Context*>(address);
+            std::size_t begin = c.next.load(std::memory_order_relaxed), end;
+            for (;;) {
+                do {
+                    if (begin >= c.total) return;
+                    const std::size_t share = begin < c.whole ? (c.whole - begin) / c.shares : 0;
+                    end = begin + (share ? share : 1);
+                } while (!c.next.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+                (*c.body)(begin, end, end);
+                begin = c.next.load(std::memory_order_relaxed);
+            }
+        },
+        &context);
+}
+
+// Calls work(each) on every thread that takes part, which calls each(body) once; that calls body(index, next) for indices
+// that together are 0 .. total - 1. Each thread takes an index ahead: `next` comes after `index`; total: none does.
+template <typename Work>
+void parallel_ahead(int threads, std::size_t total, Work&& work) {
+    struct Context {
+        std::atomic<std::size_t> next;
+        std::size_t total;
+        std::remove_reference_t<Work>* work;
+    } context{{0}, total, &work};
+    if (!total) return;
+    on_threads(
+        threads, total,
+        [](void* address) {
+            auto& c = *static_cast<Context*>(address);
+            std::size_t index = c.next.fetch_add(1, std::memory_order_relaxed);
+            if (index >= c.total) return;
+            (*c.work)([&](auto&& body) {
+                for (std::size_t next; index < c.total; index = next) {
+                    next = std::min(c.next.fetch_add(1, std::memory_order_relaxed), c.total);
+                    body(index, next);
+                }
+            });
         },
         &context);
 }

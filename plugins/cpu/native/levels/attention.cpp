@@ -25,10 +25,12 @@ public:
         const std::size_t items = plan(threads);
         const auto useful = static_cast<std::size_t>(work_ / GRAIN) + 1;
         threads = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(std::max(threads, 1)), useful));
-        parallel_for(threads, items, 1, [&](std::size_t begin, std::size_t end) {
+        parallel_ahead(threads, items, [&](auto&& each) {
             Scratch::Claim claim(scratch_);
             Tile<How> tile(a_, claim.memory);
-            for (std::size_t i = begin; i < end; ++i) compute(tile, items - 1 - i);  // long prefills come last: first
+            each([&](std::size_t i, std::size_t next) {  // long prefills come last: they are begun first
+                compute(tile, items - 1 - i, next < items ? first_keys(items - 1 - next) : Range{});
+            });
         });
         const auto real = static_cast<std::size_t>(a_.query_start_loc[a_.rows]);
         const std::size_t num_heads = heads_ * a_.group, padding = a_.tokens - std::min(real, a_.tokens);
@@ -98,30 +100,48 @@ private:
         return items;
     }
 
-    void compute(Tile<How>& tile, std::size_t item) {
+    // An item's row, head and part: a tile of its queries, or a segment of its keys.
+    struct Item {
+        std::size_t row, head, part;
+    };
+
+    Item find(std::size_t item) const {
         const auto& rows = scratch_.rows();
         const auto found = std::upper_bound(rows.begin(), rows.end(), item, [](std::size_t value, const Scratch::Row& row) {
             return value < row.first_item;
         });
-        const auto r = static_cast<std::size_t>(found - rows.begin()) - 1;
-        const Scratch::Row& row = rows[r];
+        const auto r = static_cast<std::size_t>(found - rows.begin()) - 1, within = item - rows[r].first_item;
+        return {r, within % heads_, within / heads_};
+    }
+
+    // About where an item begins to read.
+    Range first_keys(std::size_t item) const {
+        const Item at = find(item);
+        const Scratch::Row& row = scratch_.rows()[at.row];
+        const bool divided = row.first_pair >= 0;
+        return {a_.block_table + at.row * a_.table_stride, at.head,
+                row.begin + (divided ? static_cast<std::int64_t>(at.part) * row.segment_keys : 0), row.end};
+    }
+
+    void compute(Tile<How>& tile, std::size_t item, const Range& then) {
+        const auto [r, head, part] = find(item);
+        const Scratch::Row& row = scratch_.rows()[r];
         const std::size_t parts = row.first_pair < 0 ? row.tiles : row.segments;
-        const std::size_t head = (item - row.first_item) % heads_, part = (item - row.first_item) / heads_;
         const auto first = static_cast<std::size_t>(a_.query_start_loc[r]);
         const auto n = static_cast<std::size_t>(a_.query_start_loc[r + 1]) - first;
         const std::int32_t* table = a_.block_table + r * a_.table_stride;
         if (row.segments > 1) {
             take(tile, first, n, head, 0, n * a_.group);
             if (row.first_pair < 0)
-                segments(tile, row, table, first, n * a_.group, head);
+                segments(tile, row, table, first, n * a_.group, head, then);
             else
-                segment(tile, row, table, first, n * a_.group, head, part);
+                segment(tile, row, table, first, n * a_.group, head, part, then);
             return;
         }
         const std::size_t queries = n * a_.group, begin = queries * part / parts, end = queries * (part + 1) / parts;
         const auto [from, to] = take(tile, first, n, head, begin, end);
         constexpr auto step = static_cast<std::int64_t>(STEP);
-        tile.attend(end - begin, table, head, from / step * step, to);
+        tile.attend(end - begin, {table, head, from / step * step, to}, then);
         give(tile, tile.sums(), first, head, begin, end);
     }
 
@@ -144,11 +164,12 @@ private:
 
     // All segments of a row's head, one after the other.
     void segments(Tile<How>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t first,
-                  std::size_t queries, std::size_t head) {
+                  std::size_t queries, std::size_t head, const Range& then) {
         const std::size_t floats = queries * tile.stride();
         const Sums merged{tile.spare(), tile.spare() + floats, tile.spare() + floats + queries};
         for (std::size_t s = 0; s < row.segments; ++s) {
-            attend_segment(tile, row, table, queries, head, s);
+            const Range keys = segment_keys(row, table, head, s);
+            tile.attend(queries, keys, s + 1 < row.segments ? segment_keys(row, table, head, s + 1) : then);
             merge(merged, tile.sums(), queries, tile.stride(), s == 0);
         }
         give(tile, merged, first, head, 0, queries);
@@ -156,8 +177,8 @@ private:
 
     // One of them. Whoever computes the last one merges them, in their order: the bits are those of `segments`.
     void segment(Tile<How>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t first,
-                 std::size_t queries, std::size_t head, std::size_t s) {
-        attend_segment(tile, row, table, queries, head, s);
+                 std::size_t queries, std::size_t head, std::size_t s, const Range& then) {
+        tile.attend(queries, segment_keys(row, table, head, s), then);
         const std::size_t pair = static_cast<std::size_t>(row.first_pair) + head, floats = queries * tile.stride();
         const auto place = [&](std::size_t i) {
             float* memory = scratch_.partial(pair, i);
@@ -174,10 +195,9 @@ private:
         give(tile, merged, first, head, 0, queries);
     }
 
-    void attend_segment(Tile<How>& tile, const Scratch::Row& row, const std::int32_t* table, std::size_t queries,
-                        std::size_t head, std::size_t s) const {
+    static Range segment_keys(const Scratch::Row& row, const std::int32_t* table, std::size_t head, std::size_t s) {
         const std::int64_t begin = row.begin + static_cast<std::int64_t>(s) * row.segment_keys;
-        tile.attend(queries, table, head, begin, std::min(row.end, begin + row.segment_keys));
+        return {table, head, begin, std::min(row.end, begin + row.segment_keys)};
     }
 
     static void merge(const Sums& into, const Sums& part, std::size_t queries, std::size_t stride, bool first) {

@@ -35,6 +35,13 @@ struct QueryRow {
     float slope;              // of its head, times LOG2E
 };
 
+// Keys key .. end - 1 of a head of the row with this table. None: end <= key.
+struct Range {
+    const std::int32_t* table = nullptr;
+    std::size_t head = 0;
+    std::int64_t key = 0, end = 0;
+};
+
 // Rows' running results: sums [rows, stride], and for each row the largest score (times LOG2E) and the sum of weights.
 struct Sums {
     float* values;
@@ -105,20 +112,22 @@ public:
 
     void take_query(std::size_t i, const Operand* q) const { std::copy_n(q, size_, queries_ + i * size_); }
 
-    // Leaves in `sums` what the first `count` rows make of keys begin .. end - 1 of a head.
-    void attend(std::size_t count, const std::int32_t* table, std::size_t head, std::int64_t begin, std::int64_t end) {
+    // Leaves in `sums` what the first `count` rows make of a range of keys; `then` is read after it.
+    void attend(std::size_t count, const Range& range, const Range& then) {
         count_ = count;
         std::fill_n(sums_.values, count * stride_, 0.0f);
         std::fill_n(sums_.top, count, -INFINITE);
         std::fill_n(sums_.total, count, 0.0f);
-        for (std::int64_t key = begin; key < end;) {
+        for (std::int64_t key = range.key; key < range.end;) {
             const auto step = static_cast<std::int64_t>(STEP);
-            const std::int64_t next = std::min(end, (key / step + 1) * step);
-            list_keys(table, head, key, static_cast<std::size_t>(next - key));
+            const std::int64_t next = std::min(range.end, (key / step + 1) * step);
+            const auto n = static_cast<std::size_t>(next - key);
+            list_keys(range.table, range.head, key, n);
             multiply_keys();
-            const bool all = weigh(key, static_cast<std::size_t>(next - key));
-            list_values(table, head, key, static_cast<std::size_t>(next - key), all);
-            next_ = page(table, head, (next < end ? next : key) / static_cast<std::int64_t>(a_.cache.block));
+            const bool all = weigh(key, n);
+            list_values(range.table, range.head, key, n, all);
+            if (count_ <= WAITING)
+                list_next(next < range.end ? Range{range.table, range.head, next, range.end} : then);
             multiply_values();
             key = next;
         }
@@ -154,6 +163,26 @@ private:
                 i += count;
             }
         });
+    }
+
+    // The first keys of what is read after this step.
+    void list_next(const Range& range) {
+        constexpr auto group = static_cast<std::int64_t>(GROUP);
+        for (std::size_t i = 0; i < NR; ++i) {
+            const std::int64_t key = range.key / group * group + static_cast<std::int64_t>(i) * group;
+            const auto place = static_cast<std::size_t>(key);
+            if (key < range.end)
+                next_[i] = page(range.table, range.head, static_cast<std::int64_t>(place / a_.cache.block)) +
+                           place % a_.cache.block * size_;
+            else
+                next_[i] = i ? next_[i - 1] : keys_[0].data;
+        }
+    }
+
+    // What is read after run `run` of the values and those that were asked for with the keys.
+    const Cache* after_values(std::size_t run) const {
+        const std::size_t place = run + NR;
+        return place < num_values_ ? values_[place].data : next_[std::min(place - num_values_, NR - 1)];
     }
 
     // scores [rows, keys] = queries . keys
@@ -394,8 +423,7 @@ private:
             const Operand* p = weights + values.at;
             std::ptrdiff_t ahead = 0;
             if constexpr (AHEAD)
-                ahead = reinterpret_cast<const char*>(run + 1 < num_values_ ? values_[run + 1].data : next_) -
-                        reinterpret_cast<const char*>(values.data);
+                ahead = reinterpret_cast<const char*>(after_values(run)) - reinterpret_cast<const char*>(values.data);
             for (std::size_t pair = 0; pair < values.pairs; ++pair, data += size_ * PAIR, p += PAIR) {
                 typename How::Wide wide[N];
                 for (std::size_t n = 0; n < N; ++n) {
@@ -425,7 +453,7 @@ private:
     Cache* clean_;
     QueryRow* rows_;
     Keys* keys_;
-    const Cache* next_ = nullptr;  // the keys of the next step
+    const Cache* next_[NR] = {};  // of the next step
     Values* values_;
 };
 

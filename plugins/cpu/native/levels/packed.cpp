@@ -41,7 +41,7 @@ struct Product {
     Output<typename How::Element> out;
 
     template <std::size_t MR>
-    void tile(std::size_t panel, std::size_t row) const {
+    void tile(std::size_t panel, std::size_t row, Fetch fetch) const {
         const std::size_t units = layout.units();
         const std::uint8_t* w = weight + panel * layout.panel_bytes();
         const std::uint8_t* x = words + row * units * 4;
@@ -49,8 +49,7 @@ struct Product {
         for (auto& of_row : sums)
             for (Floats& sum : of_row) sum = Floats::zero();
         for (std::size_t u = 0; u < units; ++u, w += PANEL * 4, x += MR * 4) {
-            __builtin_prefetch(w + AHEAD);
-            __builtin_prefetch(w + AHEAD + 64);
+            fetch.unit<PANEL * 4>();
             Words right[VECTORS];
             for (std::size_t v = 0; v < VECTORS; ++v) right[v] = Words::load(w + v * Words::LANES * 4);
 #pragma GCC unroll 12
@@ -64,6 +63,27 @@ struct Product {
     }
 };
 
+// Word u of row m, of `size` rows of `count` words, to word u * size + m.
+void interleave(const std::uint8_t* rows, std::size_t stride, std::size_t size, std::size_t count, std::uint8_t* to) {
+    constexpr std::size_t SOME = 4;
+    std::size_t u = 0;
+#if defined(__AVX2__)
+    for (; size % SOME == 0 && u + SOME <= count; u += SOME)
+        for (std::size_t m = 0; m < size; m += SOME) {
+            __m128 four[SOME];
+            for (std::size_t i = 0; i < SOME; ++i)
+                four[i] = _mm_loadu_ps(reinterpret_cast<const float*>(rows + (m + i) * stride + u * 4));
+            _MM_TRANSPOSE4_PS(four[0], four[1], four[2], four[3]);
+            for (std::size_t i = 0; i < SOME; ++i)
+                _mm_storeu_ps(reinterpret_cast<float*>(to + ((u + i) * size + m) * 4), four[i]);
+        }
+#endif
+    for (std::size_t begin = u; begin < count; begin += SOME)  // what is written together lies together
+        for (std::size_t m = 0; m < size; ++m)
+            for (u = begin; u < std::min(count, begin + SOME); ++u)
+                std::memcpy(to + (u * size + m) * 4, rows + m * stride + u * 4, 4);
+}
+
 template <typename How>
 void multiply(const Packed& a, int threads) {
     using T = typename How::Element;
@@ -76,16 +96,14 @@ void multiply(const Packed& a, int threads) {
     const Product<How> product{layout, static_cast<const std::uint8_t*>(a.weight),
                                as_it_lies ? static_cast<const std::uint8_t*>(a.x) : words,
                                {static_cast<T*>(a.out), layout.outputs, a.bias}};
-    over_panels<MOST>(layout, a.rows, product, threads, [&](std::size_t row, std::size_t size) {
+    over_panels<MOST>(layout, a.weight, a.rows, product, threads, [&](std::size_t row, std::size_t size) {
         if (as_it_lies) return;
         std::uint8_t* tile = words + row * units * 4;
+        interleave(reinterpret_cast<const std::uint8_t*>(x + row * a.x_stride), a.x_stride * sizeof(T), size, whole, tile);
+        if (whole == units) return;
         for (std::size_t m = 0; m < size; ++m) {
-            const T* from = x + (row + m) * a.x_stride;
-            for (std::size_t u = 0; u < whole; ++u) std::memcpy(tile + (u * size + m) * 4, from + u * EACH, 4);
-            if (whole < units) {
-                std::memset(tile + (whole * size + m) * 4, 0, 4);
-                std::memcpy(tile + (whole * size + m) * 4, from + whole * EACH, sizeof(T));
-            }
+            std::memset(tile + (whole * size + m) * 4, 0, 4);
+            std::memcpy(tile + (whole * size + m) * 4, x + (row + m) * a.x_stride + whole * EACH, sizeof(T));
         }
     });
 }

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "levels/fetch.h"
 #include "levels/words.h"
 #include "packing.h"
 #include "parallel.h"
@@ -19,9 +20,7 @@
 namespace engine_cpu::ENGINE_CPU_LEVEL {
 
 constexpr std::size_t VECTORS = PANEL / Words::LANES;  // registers that hold a unit of a panel
-constexpr std::size_t PIECE = std::size_t{64} << 10;   // bytes of weights that a thread takes at once
 constexpr std::size_t CHUNK = std::size_t{384} << 10;  // bytes of rows that stay in a core's second-level cache
-constexpr std::size_t AHEAD = 2048;                    // bytes of a panel that are asked for in advance
 
 // Rows of the tile at `row` of `rows`; the same decomposition everywhere.
 template <std::size_t MOST>
@@ -41,40 +40,58 @@ void over_tiles(std::size_t begin, std::size_t end, Body&& body) {
     }
 }
 
-// Calls kernel.template tile<MR>(panel, row) with the tile's size as a constant.
+// Calls kernel.template tile<MR>(panel, row, fetch) with the tile's size as a constant.
 template <std::size_t MOST, typename Kernel>
-void tile(const Kernel& kernel, std::size_t panel, std::size_t row, std::size_t size) {
+void tile(const Kernel& kernel, std::size_t panel, std::size_t row, std::size_t size, Fetch fetch) {
     if constexpr (MOST >= 12)
-        if (size == 12) return kernel.template tile<12>(panel, row);
+        if (size == 12) return kernel.template tile<12>(panel, row, fetch);
     if constexpr (MOST >= 8)
-        if (size == 8) return kernel.template tile<8>(panel, row);
+        if (size == 8) return kernel.template tile<8>(panel, row, fetch);
     if constexpr (MOST >= 4)
-        if (size == 4) return kernel.template tile<4>(panel, row);
+        if (size == 4) return kernel.template tile<4>(panel, row, fetch);
     if constexpr (MOST >= 2)
-        if (size == 2) return kernel.template tile<2>(panel, row);
-    return kernel.template tile<1>(panel, row);
+        if (size == 2) return kernel.template tile<2>(panel, row, fetch);
+    return kernel.template tile<1>(panel, row, fetch);
 }
 
-// prepare(row, size) for every tile of rows, then every tile of every panel.
+// prepare(row, size) for every tile of rows, then every tile of every panel of `weight`.
 template <std::size_t MOST, typename Kernel, typename Prepare>
-void over_panels(const Layout& layout, std::size_t rows, const Kernel& kernel, int threads, Prepare&& prepare) {
+void over_panels(const Layout& layout, const void* weight, std::size_t rows, const Kernel& kernel, int threads,
+                 Prepare&& prepare) {
+    if (!rows) return;
     constexpr std::size_t WHOLE = tile_rows<MOST>(MOST);
-    const std::size_t tiles = (rows + WHOLE - 1) / WHOLE;
-    parallel_for(threads, tiles, 1, [&](std::size_t begin, std::size_t end) {
+    parallel_for(threads, (rows + WHOLE - 1) / WHOLE, 1, [&](std::size_t begin, std::size_t end) {
         over_tiles<MOST>(begin * WHOLE, std::min(rows, end * WHOLE), prepare);
     });
-    const std::size_t panels = layout.panels(), row_bytes = std::max<std::size_t>(1, layout.units() * 4);
-    const std::size_t chunk = std::max<std::size_t>(1, CHUNK / row_bytes / WHOLE) * WHOLE;
-    const std::size_t chunks = (rows + chunk - 1) / chunk;
-    const std::size_t fair = panels * chunks / (static_cast<std::size_t>(threads) * 2);
-    const std::size_t piece =
-        chunks > 1 ? 1 : std::max<std::size_t>(1, std::min(fair, PIECE / std::max<std::size_t>(1, layout.panel_bytes())));
-    parallel_for(threads, panels * chunks, piece, [&](std::size_t begin, std::size_t end) {
+    const auto* first_panel = static_cast<const std::uint8_t*>(weight);
+    const std::size_t panels = layout.panels(), bytes = layout.panel_bytes(), units = layout.units();
+    const std::size_t chunk = std::max<std::size_t>(1, CHUNK / std::max<std::size_t>(1, units * 4) / WHOLE) * WHOLE;
+    const std::size_t chunks = (rows + chunk - 1) / chunk, last_chunk = (chunks - 1) * chunk;
+    const auto address = [&](std::size_t index) { return first_panel + index % panels * bytes; };
+    const auto compute = [&](std::size_t panel, std::size_t begin, std::size_t end, const std::uint8_t* next) {
+        const std::size_t tiles = (end - begin + WHOLE - 1) / WHOLE;
+        over_tiles<MOST>(begin, end, [&](std::size_t row, std::size_t size) {
+            const std::size_t place = (row - begin) / WHOLE;
+            tile<MOST>(kernel, panel, row, size,
+                       end - begin == size ? Fetch::along(address(panel), next, bytes)
+                                           : Fetch::part(next, bytes, place, tiles, units));
+        });
+    };
+    // The last panels go tile by tile where there are several, so that the threads come to an end together.
+    const std::size_t blocks = (rows - last_chunk + WHOLE - 1) / WHOLE;
+    const std::size_t divided = blocks > 1 ? std::min(panels, static_cast<std::size_t>(std::max(threads, 1))) : 0;
+    const std::size_t whole = panels * chunks - divided;
+    parallel_runs(threads, whole, divided * blocks, [&](std::size_t begin, std::size_t end, std::size_t next) {
         for (std::size_t index = begin; index < end; ++index) {
-            const std::size_t first = index / panels * chunk, panel = index % panels;
-            over_tiles<MOST>(first, std::min(rows, first + chunk), [&](std::size_t row, std::size_t size) {
-                tile<MOST>(kernel, panel, row, size);
-            });
+            const std::uint8_t* after = address(index + 1 < end ? index + 1 : std::min(next, panels * chunks - 1));
+            if (index < whole) {
+                const std::size_t first = index / panels * chunk;
+                compute(index % panels, first, std::min(rows, first + chunk), after);
+            } else {
+                const std::size_t block = (index - whole) % blocks, first = last_chunk + block * WHOLE;
+                const std::size_t panel = panels - divided + (index - whole) / blocks;
+                compute(panel, first, std::min(rows, first + WHOLE), address(panel));
+            }
         }
     });
 }

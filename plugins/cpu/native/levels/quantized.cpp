@@ -21,15 +21,14 @@ struct Int8 {
     Output<T> out;
 
     template <std::size_t MR>
-    void tile(std::size_t panel, std::size_t row) const {
+    void tile(std::size_t panel, std::size_t row, Fetch fetch) const {
         const std::uint8_t* w = static_cast<const std::uint8_t*>(a.weight) + panel * a.layout.panel_bytes();
         const std::uint8_t* x = rows.words + row * rows.units * 4;
         Words sums[MR][VECTORS];
         for (auto& of_row : sums)
             for (Words& sum : of_row) sum = Words::zero();
         for (std::size_t u = 0; u < rows.units; ++u, w += PANEL * 4, x += MR * 4) {
-            __builtin_prefetch(w + AHEAD);
-            __builtin_prefetch(w + AHEAD + 64);
+            fetch.unit<PANEL * 4>();
             Words right[VECTORS];
             for (std::size_t v = 0; v < VECTORS; ++v) right[v] = Words::load(w + v * Words::LANES * 4);
 #pragma GCC unroll 12
@@ -58,7 +57,7 @@ struct Int4 {
     Output<T> out;
 
     template <std::size_t MR>
-    void tile(std::size_t panel, std::size_t row) const {
+    void tile(std::size_t panel, std::size_t row, Fetch fetch) const {
         constexpr std::size_t HALF = VECTORS / 2 ? VECTORS / 2 : 1;  // registers of 64 bytes of nibbles
         const std::uint8_t* w = static_cast<const std::uint8_t*>(a.weight) + panel * a.layout.panel_bytes();
         const std::uint8_t* x = rows.words + row * rows.units * 4;
@@ -71,6 +70,7 @@ struct Int4 {
         for (std::size_t g = 0; g < rows.groups; ++g, row_scales += MR, offsets += MR) {
             const std::uint8_t* scales = w;
             w += PANEL * 2;
+            fetch.unit<PANEL * 2>();
             Words sums[MR][VECTORS];
 #pragma GCC unroll 12
             for (std::size_t m = 0; m < MR; ++m) {
@@ -78,7 +78,7 @@ struct Int4 {
                 for (Words& sum : sums[m]) sum = start;
             }
             for (std::size_t u = 0; u < units; ++u, w += PANEL * 2, x += MR * 4) {
-                __builtin_prefetch(w + AHEAD);
+                fetch.unit<PANEL * 2>();
                 Words right[VECTORS];
                 for (std::size_t v = 0; v < HALF; ++v) {
                     const Words both = Words::load(w + v * Words::LANES * 4);
@@ -111,7 +111,7 @@ void multiply(const Packed& a, std::size_t group_size, std::int32_t half, int th
     const RoundedRows rows(a);
     const auto* x = static_cast<const T*>(a.x);
     const Kernel<T> kernel{a, rows, {static_cast<T*>(a.out), a.layout.outputs, a.bias}};
-    over_panels<MOST>(a.layout, a.rows, kernel, threads, [&](std::size_t row, std::size_t size) {
+    over_panels<MOST>(a.layout, a.weight, a.rows, kernel, threads, [&](std::size_t row, std::size_t size) {
         for (std::size_t m = 0; m < size; ++m)
             rows.round(x + (row + m) * a.x_stride, a.layout.inputs, group_size, row, m, size, half);
     });

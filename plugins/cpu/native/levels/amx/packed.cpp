@@ -21,6 +21,7 @@ namespace ENGINE_CPU_LEVEL {
 namespace {
 
 constexpr std::size_t BLOCK = 2 * Tiles::ROWS;           // rows of x
+constexpr std::size_t PIECE = std::size_t{64} << 10;        // bytes of weights that a thread takes at once
 constexpr std::size_t TILE_UNITS = Tiles::BYTES / 4;     // of a row
 constexpr std::size_t STRIDE = PANEL * 4;                // bytes of a unit of a panel, and of a row of sums
 constexpr std::size_t STEP = TILE_UNITS * STRIDE;        // bytes of a panel that two tiles hold
