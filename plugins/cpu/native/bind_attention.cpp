@@ -23,7 +23,9 @@ public:
         const AttentionWrite arguments{static_cast<DType>(dtype), at(k), k_stride, k_head_stride, at(v), v_stride,
                                        v_head_stride, at<const std::int64_t>(slots), tokens, cache};
         tape::run("attention_write", [kernel = kernels_.attention_write, arguments, threads = threads_] {
-            kernel(arguments, threads);
+            AttentionWrite now = arguments;
+            now.tokens = tape::rows(now.tokens);
+            kernel(now, threads);
         });
     }
 
@@ -38,7 +40,10 @@ public:
             at<const std::int64_t>(kv_index), rows, tokens, group_, cache, scale, soft_cap, window,
             at<const float>(sinks), at<const float>(slopes)};
         tape::run("attention", [kernel = kernels_.attention, arguments, scratch = &scratch_, threads = threads_] {
-            kernel(arguments, *scratch, threads);
+            AttentionForward now = arguments;
+            now.rows = tape::rows(now.rows);
+            now.tokens = tape::rows(now.tokens);
+            kernel(now, *scratch, threads);
         });
     }
 

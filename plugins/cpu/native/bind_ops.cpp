@@ -2,8 +2,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
-#include "huge_pages.h"
 #include "kernels.h"
+#include "memory.h"
 #include "tape.h"
 
 namespace nb = nanobind;
@@ -58,7 +58,9 @@ private:
     void run(const char* name, void (*kernel)(DType, const Arguments&, int), int dtype,
              const Arguments& arguments) const {
         tape::run(name, [kernel, dtype = static_cast<DType>(dtype), arguments, threads = threads_] {
-            kernel(dtype, arguments, threads);
+            Arguments now = arguments;
+            if constexpr (!std::is_same_v<Arguments, Elementwise>) now.rows = tape::rows(now.rows);
+            kernel(dtype, now, threads);
         });
     }
 
@@ -82,6 +84,7 @@ void bind_ops(nb::module_& m) {
     m.def("levels", &levels);
     m.def("sum", &sum, "level"_a, "dtype"_a, "out"_a, "sources"_a, "count"_a);
     m.def("use_huge_pages", &use_huge_pages, "address"_a, "bytes"_a, unlocked());
+    m.def("keep_freed_memory", &keep_freed_memory);
     nb::class_<Ops>(m, "Ops")
         .def(nb::init<const std::string&, int>(), "level"_a, "threads"_a)
         .def("norm", &Ops::norm, unlocked())

@@ -32,7 +32,11 @@ public:
         const Packed arguments{layout,     static_cast<DType>(dtype), at(x),                  x_stride, rows,
                                at(weight), at<const float>(scales),   at<const float>(bias), at(out),  at(scratch)};
         tape::run(layout.quantized() ? "linear_quantized" : "linear_packed",
-                  [kernel = kernel_, arguments, threads = threads_] { kernel(arguments, threads); });
+                  [kernel = kernel_, arguments, threads = threads_] {
+                      Packed now = arguments;
+                      now.rows = tape::rows(now.rows);
+                      kernel(now, threads);
+                  });
     }
 
 private:

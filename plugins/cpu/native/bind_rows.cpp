@@ -18,7 +18,11 @@ void bound_gather(int threads, std::uintptr_t x, std::size_t stride, std::size_t
                   std::uintptr_t index, bool wide, std::size_t count, std::int64_t first, bool part,
                   std::uintptr_t out) {
     const GatherRows a{at(x), stride, rows, row_bytes, at(index), wide, count, first, part, at(out)};
-    tape::run("gather_rows", [a, threads] { gather_rows(a, threads); });
+    tape::run("gather_rows", [a, threads] {
+        GatherRows now = a;
+        now.count = tape::rows(now.count);
+        gather_rows(now, threads);
+    });
 }
 
 // table, its stride and width, tokens of a block, block table, its stride, slot mapping

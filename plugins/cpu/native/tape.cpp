@@ -10,6 +10,12 @@ constexpr std::size_t BLOCK = 16384;
 
 thread_local Tape* current = nullptr;
 
+// Of the replay on this thread; none: 0.
+struct Share {
+    std::size_t of, rows;
+};
+thread_local Share share{0, 0};
+
 }  // namespace
 
 Tape::~Tape() {
@@ -31,8 +37,14 @@ void Tape::end() {
     current = nullptr;
 }
 
-void Tape::replay() const {
+void Tape::replay(std::size_t rows) const {
     if (records_) throw std::logic_error("this tape still records");
+    if (rows > rows_) throw std::invalid_argument("this tape has fewer rows");
+    struct Within {
+        explicit Within(Share now) : before(share) { share = now; }
+        ~Within() { share = before; }
+        Share before;
+    } within(rows && rows < rows_ ? Share{rows_, rows} : Share{0, 0});
     for (const Call& call : calls_) call.run(call.state);
 }
 
@@ -56,6 +68,10 @@ void* Tape::allocate(std::size_t bytes) {
 }
 
 namespace tape {
+
+std::size_t rows(std::size_t recorded) noexcept {
+    return share.of && recorded % share.of == 0 ? recorded / share.of * share.rows : recorded;
+}
 
 Tape* recording() noexcept { return current; }
 

@@ -4,6 +4,8 @@
 // records on this thread it is kept as well; Tape::replay() then runs all of them in order. A closure holds addresses,
 // sizes and scalars only. Whatever changes from step to step (lengths, block tables, positions) it reads from memory at
 // its addresses when it runs; scratch memory keeps its address for as long as the tape does.
+//
+// A tape of a step of so many rows also replays fewer: calls that work row by row ask tape::rows() how many count.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +20,8 @@ namespace engine_cpu {
 
 class Tape {
 public:
-    Tape() = default;
+    // rows: of what is recorded; 0: a replay always computes all of it.
+    explicit Tape(std::size_t rows = 0) : rows_(rows) {}
     ~Tape();
     Tape(const Tape&) = delete;
     Tape& operator=(const Tape&) = delete;
@@ -28,9 +31,9 @@ public:
     void begin();
     void end();
 
-    // Runs every call in order, on the calling thread. What a call throws ends the replay. Throws std::logic_error
-    // while the tape still records.
-    void replay() const;
+    // Runs every call in order, on the calling thread, for the first `rows` rows; 0: for all. What a call throws ends the
+    // replay. Throws std::logic_error while the tape still records, std::invalid_argument for more rows than it has.
+    void replay(std::size_t rows = 0) const;
 
     std::size_t size() const { return calls_.size(); }
     std::vector<std::string> names() const;
@@ -59,9 +62,14 @@ private:
     std::vector<std::unique_ptr<unsigned char[]>> blocks_;  // what the calls' states lie in
     std::size_t used_ = 0, room_ = 0;                       // bytes of the last block
     bool recorded_ = false, records_ = false;
+    std::size_t rows_;
 };
 
 namespace tape {
+
+// How many of a call's `recorded` rows count now: all, but within a replay of fewer rows the same share of them. A call
+// has a multiple of the tape's rows where it has several for each; another number stands for something else.
+std::size_t rows(std::size_t recorded) noexcept;
 
 // The tape that records on this thread, or null. Mind the GIL: recording belongs to the thread, not to Python.
 Tape* recording() noexcept;

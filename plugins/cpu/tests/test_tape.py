@@ -86,3 +86,32 @@ def test_an_error_ends_recording(native, add) -> None:
         add(out, x)
     tape.replay()
     assert out.eq(3).all()
+
+
+def test_fewer_rows(native) -> None:
+    """A replay of some rows computes those, and leaves the others alone."""
+    rows, size = 6, 32
+    x, out = torch.randn(rows, size), torch.zeros(rows, size)
+    weight = torch.ones(size)
+    ops = native.Ops("auto", 2)
+    with native.Tape(rows) as tape:
+        ops.norm(FLOAT32, x.data_ptr(), size, 0, rows, 1, size, weight.data_ptr(), out.data_ptr(), 1e-6)
+    expected = out.clone()
+    for count in (1, 4, 5, 6, 0):
+        out.fill_(7)
+        tape.replay(count)
+        count = count or rows
+        assert torch.equal(out[:count], expected[:count]) and out[count:].eq(7).all()
+    with pytest.raises(ValueError, match="fewer rows"):
+        tape.replay(rows + 1)
+
+
+def test_rows_that_are_none_of_the_step(native) -> None:
+    """A number that is no multiple of the tape's rows stands for something else, and stays."""
+    x, out, weight = torch.randn(7, 32), torch.zeros(7, 32), torch.ones(32)
+    with native.Tape(4) as tape:
+        native.Ops("auto", 1).norm(FLOAT32, x.data_ptr(), 32, 0, 7, 1, 32, weight.data_ptr(), out.data_ptr(), 1e-6)
+    expected = out.clone()
+    out.fill_(7)
+    tape.replay(1)
+    assert torch.equal(out, expected)

@@ -49,10 +49,13 @@ class PlatformCard(Card):
         recorder: by what `capture` sees the work that a step launches, a word that other drivers answer with
             `captured_by`: "stream" for everything that is launched on the device's stream (CUDA graphs), or a word of
             its own for what is recorded in another way. None: nothing is captured.
+        skips_padding: whether the replay of a step takes the number of rows that count, and may leave out those after
+            them, which pad the step up to its bucket.
     """
 
     worker: str | None = None
     recorder: str | None = None
+    skips_padding: bool = False
 
     @classmethod
     def describe(cls) -> PlatformFacts:
@@ -70,7 +73,7 @@ class Trial(NamedTuple):
     Args:
         prepare: prepare(0) and prepare(1) fill the step's buffers with two inputs that differ in every value that may
             change from step to step, and put everything else that it reads and writes into the same state. Nothing of
-            it is in use by anybody.
+            it is in use by anybody. In the first input no row sees anything of those after it.
         outputs: the tensors that the last run of the step, or of its replayable form, left.
     """
 
@@ -104,9 +107,10 @@ class Platform(Protocol):
         """Row counts that decode steps are padded up to, ascending; empty: no padding, every size runs as it is."""
         ...
 
-    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
+    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[..., None]:
         """A replayable form of `fn`, which reads and writes fixed buffers only. Called once for each `key`, before
-        anything is served.
+        anything is served; a decode step's key is its bucket. The form is called without arguments, or where the card
+        says `skips_padding` and `key` is a bucket, with the number of rows that count.
 
         `key` is None for a step that is not to be captured; the answer is then `fn`, as it is where the platform cannot
         capture this one and has said so (a warning). A tensor that `fn` made in its last run while it was captured

@@ -64,6 +64,8 @@ class Assembly:
     connectors: dict[str, KVConnectorWorker] = field(default_factory=dict)
     not_captured: tuple[str, ...] | None = None
     """Why no step can be captured, empty where they can be; None where the platform captures nothing anyway."""
+    skips_padding: bool = False
+    """`engine.interfaces.platform.PlatformCard.skips_padding`."""
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -96,12 +98,24 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
     except BaseException:
         group.close()
         raise
-    not_captured = _not_captured(start, chosen, attention)
-    return Assembly(platform, context.ops, attention, model, group, drafter, processors, connectors, not_captured)
-
-
-def _not_captured(start: WorkerStart, chosen: _Chosen, attention: Attention) -> tuple[str, ...] | None:
     card = cast("type[PlatformCard]", chosen.fit("platform", "", None).card)
+    return Assembly(
+        platform,
+        context.ops,
+        attention,
+        model,
+        group,
+        drafter,
+        processors,
+        connectors,
+        _not_captured(card, start, chosen, attention),
+        card.skips_padding,
+    )
+
+
+def _not_captured(
+    card: type[PlatformCard], start: WorkerStart, chosen: _Chosen, attention: Attention
+) -> tuple[str, ...] | None:
     if card.recorder is None or not start.model.generates:
         return None
     # Of several communicators the first takes what it accepts: the sums of activations, in all likelihood.

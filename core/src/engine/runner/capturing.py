@@ -76,7 +76,8 @@ class DecodeTrial:
         pool, rows = self._attention.pool, np.arange(self._frame.num_rows)
         assert pool is not None
         groups = [group for group in self._attention.groups if group.layer_bytes]
-        # Rows that share a page stand at different positions in it, and a position is where its block ends at most.
+        # Rows that share a page stand at different positions in it, and a position is where its block ends at most. In
+        # input 0 they see the rows before them, in input 1 those after them.
         span = max(1, min([self._max_model_len - 1, *(group.tokens_per_block for group in groups)]))
         positions = rows % span if number == 0 else span - 1 - rows % span
         half = max(1, len(pool) // 2)

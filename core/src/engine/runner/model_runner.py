@@ -63,7 +63,7 @@ class _Step:
     hidden: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     broken: torch.Tensor | None = None
-    run: Callable[[], None] | None = None
+    run: Callable[..., None] | None = None
     token_types: torch.Tensor | None = None
 
 
@@ -77,6 +77,7 @@ class ModelRunner:
         processors: the logits processors, in their order.
         walk: over the model's layers; None: through all of them.
         capture: whether `capture` finds any buckets.
+        skips_padding: whether the platform's replays take the number of rows that count.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class ModelRunner:
         processors: Sequence[Processor] = (),
         walk: Walk | None = None,
         capture: bool = False,
+        skips_padding: bool = False,
     ) -> None:
         self._platform, self._ops, self._attention, self._model = platform, ops, attention, model
         self._groups = attention.groups
         self._walk: Walk = PlainWalk() if walk is None else walk
         self._buckets = platform.buckets(start.max_num_seqs) if capture else ()
+        self._skips_padding = skips_padding
         max_rows = max(start.max_num_seqs, *self._buckets, 1)
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
         max_tokens, uncached = max(start.max_num_batched_tokens, max_rows), len(self._groups) - len(start.layout.groups)
@@ -207,7 +210,10 @@ class ModelRunner:
             step.select = None
         if step.run is None:
             step.run = self._platform.capture(partial(self._forward, step), None)
-        step.run()
+        if bucket is not None and self._skips_padding:
+            step.run(plan.num_rows)
+        else:
+            step.run()
         if self._pooler is not None:
             assert step.hidden is not None
             return self._pooler.pool(step.hidden, plan)

@@ -74,6 +74,7 @@ class Worker:
             parts.drafter,
             parts.processors,
             capture=parts.not_captured == (),
+            skips_padding=parts.skips_padding,
         )
         captured = self._runner.capture()
         ready = WorkerReady(

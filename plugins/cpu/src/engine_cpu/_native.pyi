@@ -9,13 +9,18 @@ class Tape:
     Every call of this module that computes runs at once as ever, and is kept as well; its addresses must stay valid.
     """
 
-    def __init__(self) -> None: ...
+    def __init__(self, rows: int = 0) -> None:
+        """rows: of what is recorded, so that fewer can be replayed."""
+
     def __enter__(self) -> Self:
         """Raises RuntimeError where a tape records on this thread already, and where this one has recorded."""
 
     def __exit__(self, *error: object) -> None: ...
-    def replay(self) -> None:
-        """Run the calls in order, without the GIL. What one raises ends it. Raises RuntimeError while it records."""
+    def replay(self, rows: int = 0) -> None:
+        """Run the calls in order, for the first `rows` rows (0: for all), without the GIL. What one raises ends it.
+
+        Raises RuntimeError while it records, ValueError where it has not so many rows.
+        """
 
     def __len__(self) -> int:
         """How many calls there are."""
@@ -53,6 +58,9 @@ class ShmGroup:
 
 def use_huge_pages(address: int, bytes: int) -> bool:
     """Put the whole 2 MiB pieces of private memory onto huge pages, in place; whether the system did."""
+
+def keep_freed_memory() -> bool:
+    """Let the process keep up to 512 MiB that are freed, for its next steps; whether the C library does (GNU's)."""
 
 class Ops:
     """Kernels of one level, in float32 and bfloat16. Strides and sizes count elements; see native/kernels.h."""

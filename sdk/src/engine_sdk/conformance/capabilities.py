@@ -246,6 +246,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("copies to and from the device", "to_device to_host"),
             Capability("buckets of captured steps", "buckets"),
             Capability("captured and replayed steps are right", "capture what_is_not_captured what_cannot_be_captured"),
+            Capability("replays that skip padding", "rows_that_count"),
         ),
         "quantization": (
             Capability("activations in {}", "linear", r"\w+-(.*)"),

@@ -18,7 +18,7 @@ from engine.interfaces.platform import Platform, PlatformCard, PlatformFacts, Pl
 from engine.plugin import Registry, load_body
 from engine.plugin.verdicts import ranked
 from engine.types.errors import ContractError, KVCacheTooSmallError
-from engine_sdk.conformance.base import Conformance
+from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.core_contexts import start_message
 from engine_sdk.conformance.subject import Subject
@@ -211,6 +211,31 @@ class PlatformConformance(Conformance):
                 replay()
                 found = left if replay is step else captured
                 assert torch.equal(found[0].cpu(), torch.full((4, 64), turn + 0.5 + 14.0 * turn)), "another result"
+
+    @pytest.mark.parametrize("rows", [1, 3, 4])
+    def test_rows_that_count(self, rows: int) -> None:
+        """Where the card says `skips_padding`: a replay that is told how many rows count computes those."""
+        card = cast("type[PlatformCard]", self.subject().card)
+        if not card.skips_padding:
+            not_served("the card says that its replays compute all rows of a bucket (skips_padding)")
+        platform, add = self.platform(), self._add()
+        x, y = (torch.zeros(4, 64, device=platform.device) for _ in range(2))
+        left: list[torch.Tensor] = []
+
+        def step() -> None:
+            left[:] = [add(x, y)]
+
+        def prepare(number: int) -> None:
+            x.fill_(number)
+            y.fill_(3)
+
+        replay = platform.capture(step, 4, Trial(prepare, lambda: tuple(left)))
+        captured = left[:]
+        for turn in range(3):
+            x.fill_(turn + 0.5)
+            replay(rows)
+            found = left if replay is step else captured
+            assert torch.equal(found[0][:rows].cpu(), torch.full((rows, 64), turn + 3.5)), "another result"
 
     def test_what_cannot_be_captured(self) -> None:
         """A step that asks for a value on the host is refused with a ContractError, or given back as it is and right:

@@ -11,6 +11,7 @@ import torch
 from engine.interfaces.host_memory import cache_memory, zeroed_pool
 from engine.interfaces.platform import CacheMemory, Trial
 from engine.types.errors import ContractError
+from engine_cpu._native import keep_freed_memory
 from engine_cpu.platform_cpu.capture import capture
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BUCKETS = (1, 2, 4, 8, 16)
-"""Rows of captured steps. With more of them the step takes so long that Python is the least of it."""
+MOST_ROWS = 64
+"""Of a captured step. With more of them the step takes so long that Python is the least of it."""
 
 
 class HostFetch(NamedTuple):
@@ -53,19 +54,16 @@ class CpuPlatformBody:
         return self._device
 
     def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
-        """1, 2, 4, 8 and 16 rows, as far as so many requests run at once."""
-        if self._mode == "never":
-            return ()
-        enough = next((place for place, bucket in enumerate(BUCKETS) if bucket >= max_num_seqs), len(BUCKETS))
-        return BUCKETS[: enough + 1]
+        """One, of as many rows as there can be, up to 64: a replay computes those that count."""
+        return () if self._mode == "never" else (min(max_num_seqs, MOST_ROWS),)
 
-    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
+    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[..., None]:
         """See the interface. Recorded as native calls; `fn` itself, with a warning, where that cannot be done and the
         option `capture` does not insist."""
         if key is None or self._mode == "never":
             return fn
         try:
-            return capture(fn, trial)
+            return capture(fn, key if isinstance(key, int) else 0, trial)
         except ContractError as error:
             if self._mode == "always":
                 raise
@@ -77,7 +75,11 @@ class CpuPlatformBody:
         return cache_memory(largest_step, utilization, self._start.size * self._start.data_parallel_size)
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
-        """uint8 [num_pages, page_bytes], zeroed. Raises KVCacheTooSmallError."""
+        """uint8 [num_pages, page_bytes], zeroed. Raises KVCacheTooSmallError.
+
+        From here on the process keeps what its steps free: the weights, whose loading takes memory once, are there.
+        """
+        keep_freed_memory()
         return torch.from_numpy(zeroed_pool(num_pages, page_bytes))
 
     def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:

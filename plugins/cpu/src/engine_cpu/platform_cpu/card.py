@@ -34,6 +34,7 @@ class CpuPlatform(PlatformCard):
     framework = "torch"
     Options = CpuPlatformOptions
     recorder = TAPE
+    skips_padding = True
     body = "engine_cpu.platform_cpu.body:CpuPlatformBody"
 
     @classmethod

@@ -8,6 +8,7 @@ import torch
 
 from engine.modeling.guard import DispatchGuard
 from engine.types.errors import ContractError
+from engine_cpu.platform_cpu.recorded_memory import RecordedMemory
 
 _ALLOCATIONS = frozenset(
     {
@@ -25,7 +26,7 @@ class RecordingGuard(DispatchGuard):
     """While active, every tensor operation must be a view or an allocation of memory that nobody has filled.
 
     Attributes:
-        tensors: what was allocated. A replay writes there, so it must live as long as the tape.
+        memory: where that lies. A replay writes there, so it must live as long as the tape.
 
     Raises (from the offending line):
         ContractError: names the operation, the file, the line and the function.
@@ -33,14 +34,12 @@ class RecordingGuard(DispatchGuard):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tensors: list[torch.Tensor] = []
+        self.memory = RecordedMemory()
 
     def refuse(self, func: Any, line: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See the base."""
         if func in _ALLOCATIONS:
-            made = func(*args, **kwargs)
-            self.tensors.append(made)
-            return made
+            return self.memory.place(func(*args, **kwargs))
         raise ContractError(
             "record a decode step as native calls",
             f"{func} at {line}, which a replay would leave out",
