@@ -219,6 +219,40 @@ class Forgets(ChoiceMatcher):
         super().rollback(len(self._path))
 
 
+class Guesses(ChoiceMatcher):
+    """Takes the first way for the only one."""
+
+    __slots__ = ()
+
+    def forced_bytes(self) -> bytes:
+        return super().forced_bytes() or bytes(list(self.node.children)[:1])
+
+
+class Hurries(ChoiceMatcher):
+    """Goes on where the output may end."""
+
+    __slots__ = ()
+
+    def forced_bytes(self) -> bytes:
+        forced, node = bytearray(), self.node
+        while len(node.children) == 1:
+            ((byte, node),) = node.children.items()
+            forced.append(byte)
+        return bytes(forced)
+
+
+class Moves(ChoiceMatcher):
+    """Stands behind what it was asked for."""
+
+    __slots__ = ()
+
+    def forced_bytes(self) -> bytes:
+        forced = super().forced_bytes()
+        for byte in forced:
+            self.node = self.node.children[byte]
+        return forced
+
+
 class AcceptsAnything(WithMatcher):
     """matchers accept what masks forbid"""
 
@@ -267,13 +301,31 @@ class RollsBackAll(WithMatcher):
     matcher = Forgets
 
 
+class ForcesTheFirst(WithMatcher):
+    """of several ways the first is said to be forced"""
+
+    matcher = Guesses
+
+
+class ForcesPastEnds(WithMatcher):
+    """bytes behind a complete output are said to be forced"""
+
+    matcher = Hurries
+
+
+class ForcingMoves(WithMatcher):
+    """what is forced is taken as written when it is asked for"""
+
+    matcher = Moves
+
+
 PLAIN_MUTANTS = [
     *map(dropping, KEYWORDS), OneRepeatLess, FirstBranch, ArraysAreObjects, RefusesWithoutName,
 ]  # fmt: skip
 CHOICE_MUTANTS = [
     EveryToken, NoEnd, EndsAnywhere, OneSpelling, RowsInOrder, ClearsOthers, OnlyAdds, ReadsEarly, LosesTheLast,
     AcceptsAnything, LeavesTraces, NotFinished, FinishedTooEarly, EndsForGood, RollsBackLess, RollsBackNear,
-    RollsBackAll,
+    RollsBackAll, ForcesTheFirst, ForcesPastEnds, ForcingMoves,
 ]  # fmt: skip
 MUTANTS = [*PLAIN_MUTANTS, *CHOICE_MUTANTS]
 

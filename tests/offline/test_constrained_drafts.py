@@ -1,4 +1,4 @@
-"""Drafts under constraints, with every grammar driver: the same tokens as without, in fewer steps."""
+"""Drafts and jumps under constraints, with every grammar driver: the same tokens as without, in fewer steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ CONSTRAINTS: dict[str, Any] = {
 PROMPT = 'la la la la la la. the cat sat on the mat. {"name_of_the_pet": "Tom", "kind_of_the_pet": "cat"'
 
 
-@pytest.fixture(scope="module", params=["choice", "llguidance", "outlines", "xgrammar"])
+DRIVERS = ["choice", "xgrammar", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llguidance", "outlines"))]
+
+
+@pytest.fixture(scope="module", params=DRIVERS)
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     if request.param != "choice" and importlib.util.find_spec(f"engine_{request.param}") is None:
         pytest.skip(f"engine-{request.param} is not installed")
@@ -41,28 +44,31 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 
 class Run(NamedTuple):
-    """What requests got, and what it took."""
+    """What requests got, and what it took: steps, drafts that were accepted, and tokens that were jumped over."""
 
     outputs: list[object]
     steps: int
     accepted: int
+    jumped: int
 
 
-def run(llm: LLM, params: list[SamplingParams], drafts: bool) -> Run:
+def run(llm: LLM, params: list[SamplingParams], *, drafts: bool = False, jumps: bool = False) -> Run:
     scheduler = llm.llm_engine.client._core.scheduler
-    speculation = scheduler.speculation
-    scheduler.speculation = speculation if drafts else None
-    before, accepted = llm.llm_engine.stats().step_id, speculation.num_accepted
+    speculation, jump_ahead = scheduler.speculation, scheduler.jump_ahead
+    learned = jump_ahead.learned
+    before, accepted, jumped = llm.llm_engine.stats().step_id, speculation.num_accepted, learned.num_accepted
+    scheduler.speculation, scheduler.jump_ahead = speculation if drafts else None, jump_ahead if jumps else None
     try:
         found = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
     finally:
-        scheduler.speculation = speculation
+        scheduler.speculation, scheduler.jump_ahead = speculation, jump_ahead
     outputs = [
         (done.text, done.token_ids, done.finish_reason, done.logprobs is None or len(done.logprobs))
         for output in found
         for done in output.outputs
     ]
-    return Run(outputs, llm.llm_engine.stats().step_id - before, speculation.num_accepted - accepted)
+    steps = llm.llm_engine.stats().step_id - before
+    return Run(outputs, steps, speculation.num_accepted - accepted, learned.num_accepted - jumped)
 
 
 def requests(llm: LLM, kind: str) -> list[SamplingParams]:
@@ -73,7 +79,7 @@ def requests(llm: LLM, kind: str) -> list[SamplingParams]:
     if kind == "later":
         fields["start_after"] = llm.get_tokenizer().encode("!", False)
     constraint = StructuredOutputsParams(**fields)
-    common = {"max_tokens": 60, "structured_outputs": constraint, "ignore_eos": kind == "later"}
+    common = {"max_tokens": 48, "structured_outputs": constraint, "ignore_eos": kind == "later"}
     if kind == "later":
         common["logit_bias"] = {fields["start_after"][0]: 6.0}
     greedy = SamplingParams(temperature=0.0, **common)
@@ -81,18 +87,22 @@ def requests(llm: LLM, kind: str) -> list[SamplingParams]:
         greedy,
         *(
             SamplingParams(temperature=0.9, seed=seed, **common, **more)
-            for seed, more in enumerate(({"logprobs": 2}, {"n": 2}, {"min_tokens": 12}, {"stop": ["cat"]}))
+            for seed, more in enumerate(({"logprobs": 2, "n": 2}, {"min_tokens": 12, "stop": ["cat"]}))
         ),
         SamplingParams(temperature=0.0, max_tokens=20),
     ]
 
 
 @pytest.mark.parametrize("kind", CONSTRAINTS)
-def test_drafts_change_no_token(llm: LLM, kind: str) -> None:
+def test_drafts_and_jumps_change_no_token(llm: LLM, kind: str) -> None:
     params = requests(llm, kind)
-    plain, drafted = run(llm, params, drafts=False), run(llm, params, drafts=True)
-    assert drafted.outputs == plain.outputs
-    assert plain.accepted == 0 < drafted.accepted
+    plain, drafted = run(llm, params), run(llm, params, drafts=True)
+    jumping, both = run(llm, params, jumps=True), run(llm, params, drafts=True, jumps=True)
+    assert drafted.outputs == jumping.outputs == both.outputs == plain.outputs
+    assert plain.accepted == plain.jumped == jumping.accepted == drafted.jumped == 0
+    assert drafted.accepted and both.accepted
+    if kind == "json":
+        assert jumping.jumped and both.jumped
     if kind == "later":
         begun = [text for text, *_ in plain.outputs if re.search("!( la){3}", str(text))]
         assert begun, plain.outputs
@@ -100,6 +110,22 @@ def test_drafts_change_no_token(llm: LLM, kind: str) -> None:
 
 def test_fewer_steps(llm: LLM) -> None:
     (greedy, *_) = requests(llm, "choice")
-    plain, drafted = run(llm, [greedy], drafts=False), run(llm, [greedy], drafts=True)
+    plain, drafted = run(llm, [greedy]), run(llm, [greedy], drafts=True)
     assert drafted.outputs == plain.outputs
     assert drafted.steps < plain.steps
+
+
+def test_a_jump_takes_one_step(llm: LLM) -> None:
+    """The second time it is known how the model spells what is forced."""
+    text = "a_name_that_is_long_enough"
+    constraint = StructuredOutputsParams(choice=[text])
+    params = [SamplingParams(temperature=0.0, max_tokens=60, structured_outputs=constraint)]
+    plain, first, second = run(llm, params), run(llm, params, jumps=True), run(llm, params, jumps=True)
+    assert second.outputs == first.outputs == plain.outputs and plain.outputs[0][0] == text  # type: ignore[index]
+    assert plain.steps >= 8 and first.steps <= plain.steps
+    assert second.steps <= 4, "the prompt, the first token, the others"
+
+
+def test_it_can_be_turned_off() -> None:
+    with LLM("tiny", enable_jump_ahead=False, num_kv_pages=100) as model:
+        assert model.llm_engine.client._core.scheduler.jump_ahead is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import drafting
+from masking import jump_ahead
 from paged_worker import VOCAB, HoldingExecutor, PagedWorker, make_grammar
 from schedules import Settings
 
@@ -138,6 +139,8 @@ def make_core(
         swapping=swapping(kv, context, policy(context)),
         constraints=Constraints(grammar or make_grammar(), VOCAB, takes_drafts=settings.drafts_under_masks),
     )
+    if settings.jump_ahead and settings.drafts_under_masks:
+        scheduler.jump_ahead = jump_ahead(settings.max_num_seqs, VOCAB)
     ready = executor.start(message)
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
     return core, executor

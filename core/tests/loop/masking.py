@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from schedules import Schedule
 
+from engine.scheduling.jump_ahead import JumpAhead
 from engine.types.errors import InvalidRequestError
 from engine.types.params import SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
@@ -32,6 +33,8 @@ class ScriptedMatcher:
         rng = random.Random(f"{self._seed} {self.tokens}")
         self.allowed = {self._always, *rng.sample(range(self._vocab), rng.randint(1, self._vocab // 2))}
         self._ends = len(self.tokens) > 1 and rng.random() < 0.08
+        if rng.random() < 0.5:
+            self.allowed = {self._always}
 
     def accept(self, tokens: Sequence[int]) -> int:
         for count, token in enumerate(tokens):
@@ -45,6 +48,17 @@ class ScriptedMatcher:
         assert 0 < num_tokens <= len(self.tokens)
         del self.tokens[-num_tokens:]
         self._read()
+
+    def forced_bytes(self) -> bytes:
+        """Id t stands for byte t. Now and then it promises too much, as where tokens are spelled otherwise."""
+        rng, there = random.Random(f"{self._seed} {self.tokens} forced"), ScriptedMatcher(self._seed, self._vocab, 0)
+        there._always, there.tokens = self._always, [*self.tokens]
+        there._read()
+        while there.allowed == {self._always} and not there._ends and len(there.tokens) < 200:
+            there.tokens.append(self._always)
+            there._read()
+        more = rng.choices(range(self._vocab), k=rng.choice([0, 0, 0, 3]))
+        return bytes([*there.tokens[len(self.tokens) :], *more])
 
     @property
     def finished(self) -> bool:
@@ -77,6 +91,11 @@ class ScriptedGrammar:
         self.num_masks += len(rows)
         for matcher, row in zip(matchers, rows, strict=True):
             out[row] = matcher.row()
+
+
+def jump_ahead(num_slots: int, vocab: int) -> JumpAhead:
+    """Over what scripts force."""
+    return JumpAhead(num_slots, lambda: [bytes([token]) for token in range(vocab)], lambda text: list(text.encode()))
 
 
 def constrained(params: SamplingParams, seed: str, start_after: list[int] | None = None) -> SamplingParams:

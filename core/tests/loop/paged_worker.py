@@ -178,7 +178,7 @@ class PagedWorker:
         self.connector.register(torch.from_numpy(self.cells.view(np.uint8)))
         self.new_slot = [None] * slots
         self.max_num_batched_tokens = message.max_num_batched_tokens
-        self.num_steps = self.num_copies = 0
+        self.num_steps = self.num_copies = self.num_given = 0
         self._states: dict[int, np.ndarray] = {}
         self._open: tuple[int, Done, Callable[..., StepResult]] | None = None
         self.stopped = False
@@ -264,11 +264,18 @@ class PagedWorker:
 
     def _draft(self, plan: StepPlan) -> StepPlan:
         """Put drafts behind the rows' tokens; the plan, cut to what was found."""
-        assert self.propose is not None and plan.num_drafts is not None
+        assert plan.num_drafts is not None
         found = np.zeros(plan.num_rows, np.int32)
+        given = {} if plan.given_drafts is None else self._given(plan)
+        self.num_given += len(given)
         for row in np.flatnonzero(plan.num_drafts).tolist():
             slot, at, k = int(plan.slot_of_row[row]), int(plan.num_computed[row]) + 1, int(plan.num_drafts[row])
             new = self.new_slot[slot]
+            if row in given:
+                assert (self.tokens[slot, at : at + k] == -1).all() and len(given[row]) == k
+                found[row], self.tokens[slot, at : at + k] = k, given[row]
+                continue
+            assert self.propose is not None
             prompt = new.token_ids[: new.num_prompt_tokens].tolist()
             if new.request_id not in self._truths:
                 stops = new.stop_token_ids.tolist()
@@ -281,6 +288,12 @@ class PagedWorker:
             self.tokens[slot, at : at + len(drafts)] = drafts
         num_tokens = np.where(plan.num_drafts > 0, 1 + found, plan.num_tokens).astype(np.int32)
         return msgspec.structs.replace(plan, num_tokens=num_tokens, num_drafts=found)
+
+    def _given(self, plan: StepPlan) -> dict[int, list[int]]:
+        given = plan.given_drafts
+        assert given is not None and given.row.dtype == given.tokens.dtype == np.int32
+        assert (np.diff(given.row) > 0).all() and (given.tokens < VOCAB).all()
+        return {row: [t for t in of_row if t >= 0] for row, of_row in zip(given.row.tolist(), given.tokens.tolist())}  # noqa: B905
 
     def _scan(self, plan: StepPlan, g: int, cells: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """The states after each token; those at the ends of blocks, and the last, go into the pages. All states are
@@ -374,7 +387,7 @@ class PagedWorker:
             assert new.slot.dtype == new.index.dtype == new.page.dtype == np.int32
             assert ((new.page > 0) & (new.page < self.num_pages)).all()
             second = table[new.slot, new.index] != -1
-            if self.propose is not None:  # the pages of rejected drafts went back: those blocks begin anew
+            if self.propose is not None or self.num_given:  # pages of rejected drafts went back: blocks begin anew
                 computed = np.zeros(table.shape[0], np.int64)
                 computed[plan.slot_of_row] = plan.num_computed
                 g = self._group_of(table)

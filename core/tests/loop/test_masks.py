@@ -77,6 +77,7 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, la
         check_outcome(core, request, outcomes[request.request_id])
     event(f"preemptions: {min(core.stats().num_preemptions, 3)}")
     event(f"sampled after the step before came back: {executor.num_ahead > 0}")
+    event(f"jumped: {executor.worker.num_given > 0}, accepted: {core.stats().num_accepted_jump_tokens > 0}")
     event(f"completed: {any(outcome.completed for outcome in outcomes.values())}")
 
 
@@ -243,6 +244,38 @@ def test_a_matcher_that_gives_up_on_a_draft_ends_its_request_alone() -> None:
     truth, _ = alone(core.scheduler.kv.layout, [1, 2, 3], request.params, [], 120)
     assert outcomes["long"].tokens == truth[: len(outcomes["long"].tokens)] and len(outcomes["long"].tokens) < 10
     expect(core, strong, outcomes)
+
+
+# -- jumping ahead -----------------------------------------------------------------------------------------------------
+JUMPING = replace(PLAIN, jump_ahead=True, max_model_len=120)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("drafter", ["", "right", "wrong"])
+def test_jumps_take_fewer_steps_for_the_same_tokens(in_flight: int, drafter: str) -> None:
+    """With a drafter, too; and its figures are its own."""
+    settings = replace(JUMPING, in_flight=in_flight, drafter=drafter, num_drafts=2)
+    total, steps, jumps = 0, 0, 0
+    for seed in range(12):
+        core, executor, outcomes = run_drafted(settings, planned("a", f"jump {seed}", 30))
+        total, steps = total + len(outcomes["a"].tokens), steps + executor.worker.num_steps
+        stats = core.stats()
+        jumps += stats.num_accepted_jump_tokens
+        assert stats.num_accepted_jump_tokens <= stats.num_jump_tokens
+        assert (drafter == "right") >= (stats.num_accepted_drafts > 0) and (drafter != "") >= (stats.num_drafts > 0)
+    assert jumps > 10 and steps < total - 10
+
+
+def test_nobody_jumps_who_may_not() -> None:
+    """Without a constraint, with a driver that cannot tell, or where it is turned off."""
+    for settings in (replace(JUMPING, drafts_under_masks=False), replace(JUMPING, jump_ahead=False)):
+        _, executor, _ = run_drafted(settings, planned("a", "jump 1"), planned("free"))
+        assert executor.worker.num_given == 0
+    _, executor, _ = run_drafted(JUMPING, planned("free"))
+    assert executor.worker.num_given == 0
+    waits = replace(planned("a", "jump 1"), host_tokens=True)
+    _, executor, _ = run_drafted(JUMPING, waits)
+    assert executor.worker.num_given == 0, "somebody reads its tokens on the host"
 
 
 # -- compilation -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from harness import ALL_PROCESSORS, VOCAB, choice, layout, registry, start_messa
 from hypothesis import HealthCheck, event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from masking import ScriptedGrammar, constrained
+from masking import ScriptedGrammar, constrained, jump_ahead
 from paged_worker import HoldingExecutor
 from schedules import Outcome, Planned, Schedule, Settings, run_schedule, schedules
 
@@ -67,7 +67,7 @@ def worker_for(settings: Settings, buckets: bool = False) -> tuple[Worker, Worke
 def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, HoldingExecutor]:
     """An engine core with the real worker behind an executor that holds results back."""
     like = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False, num_drafts=0, adaptive=True)
-    like = replace(like, long_prefill_token_threshold=0)
+    like = replace(like, long_prefill_token_threshold=0, jump_ahead=False)
     worker, ready = worker_for(like, buckets)
     hold = max(1, settings.in_flight - 1) if settings.hold else 0
     executor = HoldingExecutor(worker, layout(), settings.max_num_seqs, settings.max_model_len, hold)
@@ -98,6 +98,7 @@ def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, Ho
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         swapping=swapping(kv, context, FCFS(context)),
         constraints=Constraints(ScriptedGrammar(VOCAB, VOCAB - 2), VOCAB, takes_drafts=True),
+        jump_ahead=jump_ahead(settings.max_num_seqs, VOCAB) if settings.jump_ahead else None,
     )
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
     return core, executor

@@ -45,7 +45,7 @@ class Outlines:
         row = np.zeros(-(-size // 32), np.int32)
         for token in ends:
             row.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))
-        return OutlinesMatcher(index, ends, row, size)
+        return OutlinesMatcher(index, ends, row, size, self._context.vocabulary())
 
     def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
         """See the interface. A mask is written in some 50 microseconds, by a look into a table."""

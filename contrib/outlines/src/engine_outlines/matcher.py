@@ -9,6 +9,9 @@ from outlines_core import Guide, Index
 
 from engine.interfaces.grammar import MAX_ROLLBACK
 
+FEW = 24
+"""Where text is forced, the tokens that may come are its beginnings: hardly more than this."""
+
 
 class OutlinesMatcher:
     """See `engine.interfaces.grammar.Matcher`.
@@ -18,12 +21,21 @@ class OutlinesMatcher:
         ends: ids that end the sequence.
         ends_row: int32 [words]; the mask of these.
         vocab_size: also the id of the mark that stands behind every text, see `compiler`.
+        pieces: the bytes of each id.
     """
 
-    __slots__ = ("_complete", "_ended", "_ends", "_ends_row", "_guide", "_row", "_size")
+    __slots__ = ("_complete", "_ended", "_ends", "_ends_row", "_guide", "_pieces", "_row", "_size")
 
-    def __init__(self, index: Index, ends: frozenset[int], ends_row: np.ndarray, vocab_size: int) -> None:
-        self._guide = Guide(index, MAX_ROLLBACK + 1)  # one more for `_marked`
+    def __init__(
+        self,
+        index: Index,
+        ends: frozenset[int],
+        ends_row: np.ndarray,
+        vocab_size: int,
+        pieces: Sequence[bytes | None],
+    ) -> None:
+        self._guide = Guide(index, 2 * MAX_ROLLBACK)  # twice: for what is only looked at
+        self._pieces = pieces
         self._ends, self._ends_row, self._size = ends, ends_row, vocab_size
         self._ended = self._complete = False
         self._row: np.ndarray | None = None
@@ -50,6 +62,24 @@ class OutlinesMatcher:
         if num_tokens:
             self._guide.rollback_state(num_tokens - self._ended)
             self._ended, self._row = False, None
+
+    def forced_bytes(self) -> bytes:
+        """See the interface. Where every token that may come begins with the shortest of them, that one is forced."""
+        forced, steps = bytearray(), 0
+        while not self._ended and steps < MAX_ROLLBACK:
+            tokens = self._guide.get_tokens()
+            if not 0 < len(tokens) <= FEW or self._size in tokens:
+                break
+            pieces = {token: self._pieces[token] or b"" for token in tokens if token < len(self._pieces)}
+            shortest = min(pieces, key=lambda token: len(pieces[token]), default=-1)
+            if len(pieces) < len(tokens) or not all(piece.startswith(pieces[shortest]) for piece in pieces.values()):
+                break
+            forced += pieces[shortest]
+            self._guide.advance(shortest, False)
+            steps += 1
+        if steps:
+            self._guide.rollback_state(steps)
+        return bytes(forced)
 
     @property
     def finished(self) -> bool:

@@ -56,6 +56,7 @@ class EngineConfig(BaseModel):
     memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: Literal["xxhash", "sha256"] = "xxhash"
+    enable_jump_ahead: bool = True
     in_flight: Positive | None = None
     grammar_warm_up: bool | None = None
     step_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 600.0

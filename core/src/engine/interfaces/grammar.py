@@ -63,7 +63,8 @@ class GrammarCard(Card):
     `CompileOptions` then."""
 
     rollback: ClassVar[bool] = False
-    """Its matchers have `Matcher.rollback`. Without it requests under its constraints are not drafted for."""
+    """Its matchers have `Matcher.rollback` and `Matcher.forced_bytes`. Without it requests under its constraints are
+    not drafted for, and do not jump ahead."""
 
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:
@@ -89,6 +90,12 @@ class Matcher(Protocol):
     def rollback(self, num_tokens: int) -> None:
         """Stand where it stood before the last tokens that were accepted: so many, at most `MAX_ROLLBACK`, and not more
         than there were. An end of sequence may be among them. Called where the card says `rollback`."""
+        ...
+
+    def forced_bytes(self) -> bytes:
+        """What must come next, in whatever tokens: as far as there is no other way to go on, and the output cannot end.
+        b"" where there is a choice, or where that is not known. Called where the card says `rollback`, perhaps once a
+        step; it changes nothing. The core computes these bytes' tokens together, and checks them under their masks."""
         ...
 
     @property

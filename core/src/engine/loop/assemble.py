@@ -19,6 +19,7 @@ from engine.loop.vocabulary import Vocabulary
 from engine.plugin import Candidate, HookRelay, Manifest, PluginList, Registry
 from engine.plugin.manifest import check_hooks, restore_choice
 from engine.scheduling.constraints import Constraints
+from engine.scheduling.jump_ahead import JumpAhead
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Speculation
 from engine.scheduling.swapping import Swapping
@@ -75,6 +76,8 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             hash_algo=start.prefix_caching_hash_algo,
             max_encoder_len=worker.model.max_encoder_len,
         )
+        vocabulary = Vocabulary(start, registry)
+        constraints = _constraints(start, registry, vocabulary)
         scheduler = Scheduler(
             kv=kv,
             policy=_build("scheduling_policy", start, registry, context),
@@ -84,7 +87,8 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             speculation=_speculation(start, registry),
             long_prefill_token_threshold=start.long_prefill_token_threshold,
             swapping=_swapping(start, registry, context, kv),
-            constraints=_constraints(start, registry),
+            constraints=constraints,
+            jump_ahead=_jump_ahead(start, constraints, vocabulary),
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
         )
@@ -115,14 +119,20 @@ def _speculation(start: CoreStart, registry: Registry) -> Speculation | None:
     return Speculation(start.worker.max_num_seqs, options.num_tokens, options.adaptive)
 
 
-def _constraints(start: CoreStart, registry: Registry) -> Constraints | None:
+def _jump_ahead(start: CoreStart, constraints: Constraints | None, vocabulary: Vocabulary) -> JumpAhead | None:
+    """Over what constraints force; None where the user does not want it, or no grammar driver at work can tell."""
+    if constraints is None or not constraints.takes_drafts or not start.enable_jump_ahead:
+        return None
+    return JumpAhead(start.worker.max_num_seqs, vocabulary, vocabulary.encode)
+
+
+def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary) -> Constraints | None:
     """The grammar drivers at work; None where the manifest names none."""
     choices = [choice for choice in start.worker.choices if choice.point == "grammar"]
     if not choices:
         return None
-    (tokenizer,) = (choice for choice in start.worker.choices if choice.point == "tokenizer")
     chosen = [restore_choice(registry, choice) for choice in choices]
-    model, vocabulary = start.worker.model, Vocabulary(tokenizer, start, registry)
+    model = start.worker.model
     apart: list[CompilerProcesses] = []
     drivers: dict[Candidate, GrammarDriver] = {}
     for selection in {selection.candidate: selection for selection in chosen}.values():

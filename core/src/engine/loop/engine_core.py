@@ -177,6 +177,7 @@ class EngineCore:
         """Counts as of now."""
         scheduler = self.scheduler
         pool, speculation = scheduler.kv.pool, scheduler.speculation
+        jumps = None if scheduler.jump_ahead is None else scheduler.jump_ahead.learned
         swap = NO_SWAP if scheduler.swapping is None else scheduler.swapping.connector.usage()
         return StepStats(
             step_id=scheduler.done_step,
@@ -192,6 +193,8 @@ class EngineCore:
             generation_tokens=scheduler.generation_tokens,
             num_drafts=0 if speculation is None else speculation.num_drafts,
             num_accepted_drafts=0 if speculation is None else speculation.num_accepted,
+            num_jump_tokens=0 if jumps is None else jumps.num_drafts,
+            num_accepted_jump_tokens=0 if jumps is None else jumps.num_accepted,
             num_swapped=scheduler.num_swapped,
             num_swap_preemptions=scheduler.preemptions.num_swapped,
             num_swap_full=scheduler.preemptions.num_swap_full,

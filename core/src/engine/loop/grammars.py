@@ -66,6 +66,10 @@ class InTurn:
         """See the interface."""
         self.matcher.rollback(num_tokens)
 
+    def forced_bytes(self) -> bytes:
+        """See the interface."""
+        return self.matcher.forced_bytes()
+
     @property
     def finished(self) -> bool:
         """See the interface."""

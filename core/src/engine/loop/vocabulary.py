@@ -13,33 +13,43 @@ from engine.plugin.manifest import restore_choice
 
 if TYPE_CHECKING:
     from engine.interfaces.tokenizer import Tokenizer
-    from engine.types.start import Choice, CoreStart
+    from engine.types.start import CoreStart
 
 
 class Vocabulary:
     """What `GrammarContext.vocabulary` is. Thread-safe.
 
     Args:
-        choice: the manifest's tokenizer.
-        start: where its files lie.
+        start: what names the tokenizer, and says where its files lie.
         registry: what is installed.
     """
 
-    def __init__(self, choice: Choice, start: CoreStart, registry: Registry) -> None:
-        self._choice, self._start, self._registry = choice, start, registry
+    def __init__(self, start: CoreStart, registry: Registry) -> None:
+        self._start, self._registry = start, registry
         self._lock = threading.Lock()
         self._pieces: Sequence[bytes | None] | None = None
+        self._built: Tokenizer | None = None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without special tokens. Raises TokenizerError."""
+        with self._lock:
+            if self._built is None:
+                self._built = self._tokenizer()
+        return self._built.encode(text, False)
 
     def __call__(self) -> Sequence[bytes | None]:
         """The vocabulary; see `Tokenizer.vocabulary`. Raises TokenizerError."""
         with self._lock:
             if self._pieces is None:
-                self._pieces = self._tokenizer().vocabulary()
+                if self._built is None:
+                    self._built = self._tokenizer()
+                self._pieces = self._built.vocabulary()
             return self._pieces
 
     def _tokenizer(self) -> Tokenizer:
-        chosen = restore_choice(self._registry, self._choice)
         worker = self._start.worker
+        (choice,) = (choice for choice in worker.choices if choice.point == "tokenizer")
+        chosen = restore_choice(self._registry, choice)
         context = FrontContext(
             folder=self._start.tokenizer_folder, files=worker.files, model=worker.model, options=chosen.options
         )

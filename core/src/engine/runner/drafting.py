@@ -19,7 +19,7 @@ from engine.interfaces.ops import Ops
 from engine.interfaces.platform import Fetch, Platform
 from engine.sampling.sampler import SampledDrafts
 from engine.types.errors import ContractError
-from engine.types.plan import StepPlan
+from engine.types.plan import GivenDrafts, StepPlan
 
 
 class ChosenDrafter(NamedTuple):
@@ -70,8 +70,10 @@ class StepDrafts:
     """The drafts of one step.
 
     Args:
-        rows: as the drafter was asked; `drafts`: what it answered, with counts.
+        rows: all that have drafts; `drafts`: those, with counts.
         place: int64 [m]; the plan's row of each.
+        asked: as the drafter was asked; None where it was not.
+        asked_place: int64; the plan's row of each of these.
         positions: where the step draws.
         sampled: the drafts in the order of `positions`.
         fetch: their copy to the host under way, where masks follow that depend on them.
@@ -80,6 +82,8 @@ class StepDrafts:
     rows: DraftRows
     drafts: Drafts
     place: np.ndarray
+    asked: DraftRows | None
+    asked_place: np.ndarray
     positions: Positions
     sampled: SampledDrafts
     fetch: Fetch | None = None
@@ -95,16 +99,17 @@ class StepDrafts:
 
 
 class Drafting:
-    """A drafter in the hands of the runner.
+    """A drafter in the hands of the runner, and drafts that come with a plan.
 
     Args:
-        chosen: at work.
+        chosen: at work; None where the engine has no drafter: then all drafts come with their plan.
         ops, platform: the worker's.
         tokens: int32 [max_num_seqs + 1, max_model_len + 1]; the device's table of tokens.
     """
 
-    def __init__(self, chosen: ChosenDrafter, ops: Ops, platform: Platform, tokens: torch.Tensor) -> None:
-        self._drafter, self._acceptance = chosen
+    def __init__(self, chosen: ChosenDrafter | None, ops: Ops, platform: Platform, tokens: torch.Tensor) -> None:
+        self._drafter: Drafter | None = None if chosen is None else chosen.drafter
+        self._acceptance: Acceptance = "exact" if chosen is None else chosen.acceptance
         self._ops, self._platform, self._tokens = ops, platform, tokens
         self._session = Session(tokens)
 
@@ -114,7 +119,8 @@ class Drafting:
         return self._acceptance == "rejection"
 
     def propose(self, plan: StepPlan) -> tuple[StepPlan, StepDrafts]:
-        """Ask for the drafts of a plan with `num_drafts` and put them into the table.
+        """Ask for the drafts of a plan with `num_drafts`, as far as they do not come with it, and put all into the
+        table.
 
         Returns:
             The plan, cut to the drafts that were found, and the drafts.
@@ -124,9 +130,17 @@ class Drafting:
         """
         assert plan.num_drafts is not None
         place = np.flatnonzero(plan.num_drafts)
-        rows = DraftRows(plan.slot_of_row[place], plan.num_computed[place] + 1, plan.num_drafts[place])
-        drafts = self._checked(self._drafter.propose(rows, self._session), rows)
-        assert drafts.counts is not None
+        rows = _rows(plan, place)
+        given = plan.given_drafts
+        asked_place = place if given is None else np.setdiff1d(place, given.row)
+        asked, drafts = None, None
+        if len(asked_place):
+            assert self._drafter is not None, "a plan wants drafts, and there is no drafter"
+            asked = rows if given is None else _rows(plan, asked_place)
+            drafts = self._checked(self._drafter.propose(asked, self._session), asked)
+        if given is not None:
+            drafts = self._merged(drafts, np.searchsorted(place, asked_place), given, rows, place)
+        assert drafts is not None and drafts.counts is not None
         num_drafts = np.zeros(plan.num_rows, np.int32)
         num_drafts[place] = drafts.counts
         num_tokens = plan.num_tokens.copy()
@@ -135,7 +149,8 @@ class Drafting:
         num_decodes = plan.num_rows if alone.all() else int(alone.argmin())
         plan = msgspec.structs.replace(plan, num_tokens=num_tokens, num_drafts=num_drafts, num_decodes=num_decodes)
         positions = Positions.of(np.flatnonzero(plan.samples), num_drafts)
-        step = StepDrafts(rows, drafts, place, positions, self._put(rows, drafts, place, positions))
+        sampled = self._put(rows, drafts, place, positions)
+        step = StepDrafts(rows, drafts, place, asked, asked_place, positions, sampled)
         if plan.masks_follow:
             step.fetch = self._platform.to_host((drafts.tokens,))
         return plan, step
@@ -153,6 +168,26 @@ class Drafting:
                 point="drafter",
             )
         return drafts._replace(counts=counts)
+
+    def _merged(
+        self, proposed: Drafts | None, at: np.ndarray, given: GivenDrafts, rows: DraftRows, place: np.ndarray
+    ) -> Drafts:
+        """What the drafter proposed, which goes to the rows `at`, and what came with the plan: that is certain."""
+        m, k, device = len(place), int(rows.num_drafts.max()), self._tokens.device
+        mine = np.searchsorted(place, given.row)
+        host = np.full((m, k), -1, np.int64)
+        host[mine, : given.tokens.shape[1]] = given.tokens[:, :k]
+        tokens, counts, probs = self._upload(host).int(), rows.num_drafts.copy(), None
+        if proposed is not None:
+            assert proposed.counts is not None
+            where, width = self._upload(at), proposed.tokens.shape[1]
+            tokens[where, :width] = proposed.tokens.int()
+            counts[at] = proposed.counts
+            if self.rejects and proposed.probs is not None:
+                probs = torch.zeros(m, k, proposed.probs.shape[2], dtype=proposed.probs.dtype, device=device)
+                probs.scatter_(2, tokens.clamp(min=0).long().unsqueeze(2), 1.0)
+                probs[where, :width] = proposed.probs
+        return Drafts(tokens, counts, probs)
 
     def _put(self, rows: DraftRows, drafts: Drafts, place: np.ndarray, positions: Positions) -> SampledDrafts:
         """Write the drafts behind their rows' tokens; and the same in the order of the positions that draw."""
@@ -177,8 +212,10 @@ class Drafting:
         of it."""
         positions = step.positions
         counts = self._ops.verify(tokens, step.sampled.tokens, self._upload(positions.start))
-        mine = np.searchsorted(positions.rows, step.place)
-        self._drafter.accepted(step.rows, counts[self._upload(mine)] - 1)
+        if step.asked is not None:
+            assert self._drafter is not None
+            mine = np.searchsorted(positions.rows, step.asked_place)
+            self._drafter.accepted(step.asked, counts[self._upload(mine)] - 1)
         return counts
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
@@ -186,3 +223,9 @@ class Drafting:
         out = torch.empty(host.shape, dtype=torch.int64, device=self._platform.device)
         self._platform.to_device(host, out)
         return out
+
+
+def _rows(plan: StepPlan, place: np.ndarray) -> DraftRows:
+    """These rows, as a drafter is asked for them."""
+    assert plan.num_drafts is not None
+    return DraftRows(plan.slot_of_row[place], plan.num_computed[place] + 1, plan.num_drafts[place])

@@ -73,7 +73,7 @@ class ModelRunner:
     Args:
         start: sizes and limits.
         platform, ops, attention, model: at work; attention is bound to the pool.
-        drafter: None where the engine has none; then no plan may want drafts.
+        drafter: None where the engine has none; then all drafts come with their plans.
         processors: the logits processors, in their order.
         walk: over the model's layers; None: through all of them.
         capture: whether `capture` finds any buckets.
@@ -110,7 +110,7 @@ class ModelRunner:
         self._processors = ProcessorChain(processors, platform, tokens)
         self._sampler = Sampler(ops, platform, tokens, self._parameters, self._processors)
         self._scorer = PromptScorer(ops, platform, model, tokens, start.model.vocab_size)
-        self._drafting = None if drafter is None else Drafting(drafter, ops, platform, tokens)
+        self._drafting = Drafting(drafter, ops, platform, tokens)
         self._open: OpenStep | FailedStep | None = None
         self._captured: dict[int, _Step] = {}
         self._vocab_size, self._max_model_len = start.model.vocab_size, start.max_model_len
@@ -191,7 +191,6 @@ class ModelRunner:
         self._slots.apply(plan)
         drafts: StepDrafts | None = None
         if plan.num_drafts is not None:
-            assert self._drafting is not None, "a plan wants drafts, and there is no drafter"
             plan, drafts = self._drafting.propose(plan)
         rows = np.flatnonzero(plan.samples)
         if not plan.num_rows:
@@ -304,7 +303,7 @@ class ModelRunner:
         self, step: _Step, plan: StepPlan, drafts: StepDrafts, scores: PromptScores | None, masks: Masks | None
     ) -> StepFuture:
         """As `_sample`, at all positions of rows with drafts; and how many of the draws count."""
-        assert step.logits is not None and step.broken is not None and self._drafting is not None
+        assert step.logits is not None and step.broken is not None
         at = drafts.positions
         logits, broken = step.logits[: len(at.row)], step.broken[: len(at.row)]
         num_tokens = step.frame.seq_lens_bound[at.row] - at.ahead

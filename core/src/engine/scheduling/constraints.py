@@ -136,18 +136,19 @@ class Constraints:
         rows = np.flatnonzero(plan.samples & slots.matched[of_row] & slots.accepts[of_row]).astype(np.int32)
         row_slots, before = of_row[rows], (plan.num_computed + plan.num_tokens)[rows]
         drafted = plan.num_drafts is not None and bool(plan.num_drafts[rows].any())
-        if drafted:
-            assert plan.num_drafts is not None
+        if plan.num_drafts is not None:
             before -= plan.num_drafts[rows]
         if (slots.known[row_slots] < before).any():
             return None
         matchers = [_matcher(slots, slot) for slot in row_slots.tolist()]
-        if not drafted:
+        if plan.num_drafts is None or not drafted:
             bits = np.empty((rows.size, self._words), np.int32)
             if rows.size:
                 self._fill(matchers, np.arange(rows.size, dtype=np.int32), bits)
             return Masks(row=rows, bits=bits)
-        found = check_drafts(plan, drafts(), self._vocab_size)
+        found = given = _given(plan)
+        if any(wanted and not given[row] for row, wanted in zip(rows.tolist(), plan.num_drafts[rows], strict=True)):
+            found = check_drafts(plan, drafts(), self._vocab_size)
         chains = [
             DraftedRow(matcher, found[row], slots.stop_ids(slot) if found[row] else frozenset())
             for matcher, row, slot in zip(matchers, rows.tolist(), row_slots.tolist(), strict=True)
@@ -172,6 +173,15 @@ def unserved(request: EngineRequest) -> InvalidRequestError:
     """The error for a constrained request in an engine without a grammar driver."""
     asked = f"add request {request.request_id!r} with structured_outputs"
     return InvalidRequestError(asked, "this engine has no grammar driver", "start it with --grammar DRIVER")
+
+
+def _given(plan: StepPlan) -> list[list[int]]:
+    """The drafts of each row that come with the plan."""
+    tokens: list[list[int]] = [[] for _ in range(plan.num_rows)]
+    if plan.given_drafts is not None and plan.num_drafts is not None:
+        for row, given in zip(plan.given_drafts.row.tolist(), plan.given_drafts.tokens.tolist(), strict=True):
+            tokens[row] = given[: plan.num_drafts[row]]
+    return tokens
 
 
 class Ending(NamedTuple):
@@ -251,6 +261,10 @@ class GivenUp:
 
     def rollback(self, num_tokens: int) -> None:
         """It has heard of nothing."""
+
+    def forced_bytes(self) -> bytes:
+        """Nothing."""
+        return b""
 
 
 def _request(slots: SlotTable, slot: int) -> Request:

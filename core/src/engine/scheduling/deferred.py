@@ -54,6 +54,10 @@ class Deferred:
             self._before.pop()
             self.started = False
 
+    def forced_bytes(self) -> bytes:
+        """See the interface."""
+        return self.matcher.forced_bytes() if self.started else b""
+
     @property
     def finished(self) -> bool:
         """See the interface."""

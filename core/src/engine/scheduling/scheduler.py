@@ -31,8 +31,10 @@ from engine.scheduling.batch import Batch, Chunk, build_plan
 from engine.scheduling.constraints import Constraints, unserved
 from engine.scheduling.contract import broken_logits, check_result
 from engine.scheduling.deadlines import Deadlines, timed_out
+from engine.scheduling.drafts import choose_drafts
 from engine.scheduling.failed_loads import spoilt
 from engine.scheduling.integrity import check_integrity
+from engine.scheduling.jump_ahead import JumpAhead
 from engine.scheduling.long_prompts import share_budget
 from engine.scheduling.pooled import pooled_hit_limit, take_pooled
 from engine.scheduling.preemption import Preemptions, oldest_that_fit
@@ -69,6 +71,7 @@ class Scheduler:
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
         swapping: where preempted requests leave their pages; None: they are computed again.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
+        jump_ahead: over what constraints force; None: token by token.
         whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.
         vocab_size: a result with another token ends the engine; None: not checked.
 
@@ -92,13 +95,14 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         swapping: Swapping | None = None,
         constraints: Constraints | None = None,
+        jump_ahead: JumpAhead | None = None,
         whole_prompts: bool = False,
         vocab_size: int | None = None,
     ) -> None:
         self.swapping, self.vocab_size = swapping, vocab_size
         self.preemptions = Preemptions()
         self.long_prefill_token_threshold, self.whole_prompts = long_prefill_token_threshold, whole_prompts
-        self.speculation, self.constraints = speculation, constraints
+        self.speculation, self.constraints, self.jump_ahead = speculation, constraints, jump_ahead
         self.kv, self.policy = kv, policy
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -256,7 +260,7 @@ class Scheduler:
     def _choose_decodes(self, batch: Batch) -> None:
         s = self.slots
         can = (s.phase == DECODE) & (s.placed < s.limit)
-        if self.speculation is not None:
+        if self.speculation is not None or self.jump_ahead is not None:
             can &= s.drafts == 0
         ready = can.nonzero()[0].astype(np.int32)
         if not ready.size:
@@ -274,7 +278,9 @@ class Scheduler:
             return
         positions = s.computed[ready]
         self.kv.leave_window(ready, positions, s.last_step[ready])
-        drafts = self._drafts(batch, ready)
+        room, shared = batch.budget - ready.size, bool(self.prefilling or len(self.policy))
+        sources = self.speculation, self.jump_ahead, self.constraints
+        drafts, batch.given = choose_drafts(ready, s, room, shared, *sources)
         if drafts is not None:
             need = self.kv.extend_need(ready, positions + 1 + drafts)
             if np.add.reduce(need, axis=None) > self.kv.num_available:
@@ -298,16 +304,6 @@ class Scheduler:
         if drafts is not None:
             s.drafts[ready] = batch.drafts = drafts
             batch.budget -= int(np.add.reduce(drafts))
-
-    def _drafts(self, batch: Batch, ready: np.ndarray) -> np.ndarray | None:
-        """Drafts for decodes, int32 [n]; None for none at all."""
-        if self.speculation is None:
-            return None
-        room = batch.budget - ready.size
-        if self.prefilling or len(self.policy):
-            room //= 2
-        constrained = self.constraints is not None and self.constraints.takes_drafts
-        return self.speculation.choose(ready, self.slots, room, constrained)
 
     def _choose_prefills(self, batch: Batch, again: bool = False) -> None:
         s = self.slots
@@ -415,8 +411,9 @@ class Scheduler:
             self.kv.begin_slot(slot, hit)
         else:
             restoring.begin(self.kv, slot, back.restored)
-        if self.speculation is not None:
-            self.speculation.enter(slot)
+        for drafts in (self.speculation, self.jump_ahead):
+            if drafts is not None:
+                drafts.enter(slot)
         self._add_chunk(batch, request, hit.num_tokens, size, hit, back)
 
     def _room(self, batch: Batch, request: Request, hit: Hit) -> int:
@@ -483,7 +480,7 @@ class Scheduler:
             self._compute_again(result.failed_pages, plan.step_id)
         if lowest == BROKEN:
             self._fail_broken(plan, result)
-        accepted = accept(plan, result, self.slots, self.kv, self.speculation)
+        accepted = accept(plan, result, self.slots, self.kv, self.speculation, self.jump_ahead)
         if self._pools:
             accepted = take_pooled(plan, result, self.slots, accepted)
         self.prompt_tokens += accepted.prompt_tokens
@@ -569,6 +566,8 @@ class Scheduler:
         if self.swapping is not None:
             self.swapping.ended(request)
         if request.slot >= 0:
+            if self.jump_ahead is not None:
+                self.jump_ahead.leave(request.slot, self.slots)
             self.slots.leave(request.slot, self.done_step)
         request.status = Status.FINISHED
         del self.requests[request.request_id]

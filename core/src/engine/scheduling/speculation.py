@@ -34,13 +34,14 @@ class Speculation:
         num_slots: slots.
         num_tokens: the most drafts of a request in one step.
         adaptive: see the module.
+        least: k is never below it. Pauses are as ever.
 
     Attributes:
         num_drafts, num_accepted: drafts that were computed, and that became output, since start.
     """
 
-    def __init__(self, num_slots: int, num_tokens: int, adaptive: bool = True) -> None:
-        self.num_tokens, self.adaptive = num_tokens, adaptive
+    def __init__(self, num_slots: int, num_tokens: int, adaptive: bool = True, least: int = 1) -> None:
+        self.num_tokens, self.adaptive, self.least = num_tokens, adaptive, least
         self.num_drafts = self.num_accepted = 0
         self._k = np.full(num_slots, num_tokens, np.int32)
         self._misses = np.zeros(num_slots, np.int32)
@@ -97,7 +98,7 @@ class Speculation:
         if not self.adaptive:
             return
         k = np.where((accepted == drafted) & (accepted > 0), 2 * self._k[slots], accepted + 1)
-        self._k[slots] = np.minimum(k, self.num_tokens)
+        self._k[slots] = np.minimum(np.maximum(k, self.least), self.num_tokens)
         hit = slots[accepted > 0]
         self._misses[hit] = 0
         self._pause[hit] = _FIRST_PAUSE

@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.kv.manager import KVManager
 from engine.scheduling.constraints import Ending, follow
+from engine.scheduling.jump_ahead import JumpAhead
 from engine.scheduling.prompt_scores import take_prompt_scores
 from engine.scheduling.request import Request
 from engine.scheduling.slots import DECODE, SlotTable
@@ -39,7 +40,12 @@ class Accepted(NamedTuple):
 
 
 def accept(
-    plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager, speculation: Speculation | None = None
+    plan: StepPlan,
+    result: StepResult,
+    slots: SlotTable,
+    kv: KVManager,
+    speculation: Speculation | None = None,
+    jump_ahead: JumpAhead | None = None,
 ) -> Accepted:
     """Accept the drawn tokens. A token of a request that has ended meanwhile is surplus and is dropped, and so is one
     behind the token that ends its request.
@@ -66,15 +72,11 @@ def accept(
         kept = kept.copy()
         kept[[ending.place for ending in endings]] = [ending.kept for ending in endings]
     if plan.num_drafts is not None and rows.size:
-        assert speculation is not None and result.num_drafts is not None
+        assert result.num_drafts is not None
         _settle_drafts(plan, rows, row_slots, counts, slots, kv)
-        tried = plan.num_drafts[rows] > 0
-        speculation.learn(
-            row_slots[tried],
-            (positions + kept)[tried],
-            result.num_drafts[rows][tried],
-            np.minimum(counts - 1, kept)[tried],
-        )
+        accepted = np.minimum(counts - 1, kept)
+        for learning, tried in _tried(plan, rows, speculation, jump_ahead):
+            learning.learn(row_slots[tried], (positions + kept)[tried], result.num_drafts[rows][tried], accepted[tried])
     known = positions + kept
     tokens = _remember(row_slots, positions, drawn, kept, slots)
     slots.known[row_slots] = known
@@ -118,6 +120,22 @@ def accept(
         ended.append(request)
     num_tokens = rows.size if plan.num_drafts is None and not endings else int(np.add.reduce(kept))
     return Accepted(outputs, ended, prompt_tokens, num_tokens, scores)
+
+
+def _tried(
+    plan: StepPlan, rows: np.ndarray, speculation: Speculation | None, jump_ahead: JumpAhead | None
+) -> list[tuple[Speculation, np.ndarray]]:
+    """Who hears what became of the drafts of which rows, bool [n]: whoever they came from."""
+    assert plan.num_drafts is not None
+    tried, found = plan.num_drafts[rows] > 0, []
+    if plan.given_drafts is not None:
+        assert jump_ahead is not None
+        given = np.isin(rows, plan.given_drafts.row)
+        found.append((jump_ahead.learned, tried & given))
+        tried = tried & ~given
+    if speculation is not None:
+        found.append((speculation, tried))
+    return found
 
 
 def _drawn(plan: StepPlan, result: StepResult, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -78,6 +78,8 @@ class StepStats(msgspec.Struct, kw_only=True):
         swap_pages_used, swap_pages_total: of the swap tier.
         num_drafts, num_accepted_drafts: tokens that the drafter proposed and steps computed, and those of them that
             became output, since start.
+        num_jump_tokens, num_accepted_jump_tokens: tokens that constraints forced and steps computed ahead, and those of
+            them that became output, since start. They are no drafts.
         hook_failures: (plugin, hook, how often it raised) of the hooks of this core, since start.
     """
 
@@ -94,6 +96,8 @@ class StepStats(msgspec.Struct, kw_only=True):
     generation_tokens: int = 0
     num_drafts: int = 0
     num_accepted_drafts: int = 0
+    num_jump_tokens: int = 0
+    num_accepted_jump_tokens: int = 0
     num_swapped: int = 0
     num_swap_preemptions: int = 0
     num_swap_full: int = 0

@@ -86,6 +86,18 @@ class HostTokens(msgspec.Struct, kw_only=True):
     token: Int32
 
 
+class GivenDrafts(msgspec.Struct, kw_only=True):
+    """Drafts that the drafter is not asked for: a constraint forces them.
+
+    Args:
+        row: int32 [g], ascending; rows of the plan, which computes all of theirs: `num_drafts[row]`.
+        tokens: int32 [g, k]; those of each row, in order, then -1.
+    """
+
+    row: Int32
+    tokens: np.ndarray
+
+
 class StepPlan(msgspec.Struct, kw_only=True):
     """One step over R rows, ordered: decodes (one token each), then extends (decodes with drafts among them), then
     prefills.
@@ -109,6 +121,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
         new_slots: requests that enter a slot.
         new_blocks: one entry for each KV group.
         num_drafts: int32 [R]; the drafts among `num_tokens`; None where no row has any.
+        given_drafts: those that come with the plan; None where there are none.
         host_tokens: None where no slot of this step needs them.
         copies: of pages; None where there are none. A source may be a page that a row of this step writes to: it is
             read before.
@@ -128,6 +141,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     new_slots: list[NewSlot]
     new_blocks: list[NewBlocks]
     num_drafts: Int32 | None = None
+    given_drafts: GivenDrafts | None = None
     host_tokens: HostTokens | None = None
     copies: PageCopies | None = None
     kv_metadata: dict[str, bytes] | None = None

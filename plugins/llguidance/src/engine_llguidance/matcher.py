@@ -59,6 +59,10 @@ class LLGuidanceMatcher:
             self.handle.rollback(num_tokens - self._ended)
             self._ended, self.row = False, None
 
+    def forced_bytes(self) -> bytes:
+        """See the interface."""
+        return b"" if self._ended or self.handle.is_accepting() else bytes(self.handle.compute_ff_bytes())
+
     @property
     def finished(self) -> bool:
         """See the interface. Where the output is complete its mask says whether it may go on, and is kept for then."""

@@ -59,6 +59,18 @@ class XGrammarMatcher:
             self.handle.rollback(num_tokens)
             self._ended, self.row = False, None
 
+    def forced_bytes(self) -> bytes:
+        """See the interface. The library gives text: within a character, of which some bytes are written, it cannot."""
+        if self._ended or self.failure is not None:
+            return b""
+        began = time.perf_counter()
+        try:
+            forced: str = self.handle.find_jump_forward_string()
+        except UnicodeDecodeError:
+            return b""
+        self.took(time.perf_counter() - began)
+        return forced.encode(errors="ignore")
+
     def took(self, seconds: float) -> None:
         """Something about this matcher took so long."""
         if seconds > SLOW_SECONDS:

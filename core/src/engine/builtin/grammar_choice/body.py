@@ -52,6 +52,14 @@ class ChoiceMatcher:
             del self._path[-num_tokens:]
             self._ended = False
 
+    def forced_bytes(self) -> bytes:
+        """See the interface."""
+        forced, node = bytearray(), self.node
+        while not (self._ended or node.complete) and len(node.children) == 1:
+            ((byte, node),) = node.children.items()
+            forced.append(byte)
+        return bytes(forced)
+
     @property
     def finished(self) -> bool:
         """See the interface."""

@@ -194,6 +194,30 @@ class GrammarConformance(Conformance):
             assert _mask(grammar, matcher) == first
             assert matcher.accept(tokens[:MAX_ROLLBACK]) == MAX_ROLLBACK and _mask(grammar, matcher) == last
 
+    @each_case
+    def test_forced_bytes(self, case: Case) -> None:
+        """They are forced: at each of these bytes no mask has another way, nor an end. Asking changes nothing."""
+        self._can_roll_back()
+        grammar = self.grammar(case)
+        for seed in range(3):
+            random, matcher = np.random.default_rng([seed, 3]), grammar.compile(case.constraint, (END,))
+            tokens: list[int] = []
+            while not matcher.finished and len(tokens) < 20:
+                allowed = _mask(grammar, matcher)
+                forced = matcher.forced_bytes()
+                assert isinstance(forced, bytes) and not matcher.finished and _mask(grammar, matcher) == allowed
+                there = _behind(grammar, case, tokens)
+                for place, byte in enumerate(forced):
+                    ways = {END if token == END else (PIECES[token] or b"?")[0] for token in _mask(grammar, there)}
+                    assert ways == {byte}, f"{forced!r} behind {_text(tokens)!r}: not forced from byte {place} on"
+                    assert there.accept([byte]) == 1
+                    if there.finished:
+                        assert place == len(forced) - 1, f"{forced!r} behind {_text(tokens)!r} goes beyond the end"
+                tokens.append(int(random.choice(sorted(allowed))))
+                assert matcher.accept([tokens[-1]]) == 1
+            if matcher.finished:
+                assert matcher.forced_bytes() == b"", "something is forced behind the end"
+
     # -- masks -------------------------------------------------------------------------------------------------------
     @each_case
     def test_rows_of_masks(self, case: Case) -> None:
