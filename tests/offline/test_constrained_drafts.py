@@ -129,3 +129,25 @@ def test_a_jump_takes_one_step(llm: LLM) -> None:
 def test_it_can_be_turned_off() -> None:
     with LLM("tiny", enable_jump_ahead=False, num_kv_pages=100) as model:
         assert model.llm_engine.client._core.scheduler.jump_ahead is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{"executor": "process"}, {"tensor_parallel_size": 2}])
+def test_ranks_in_processes_of_their_own(more: dict[str, Any]) -> None:
+    """Their drafts come to the core before they sample, and what is forced goes to them with the plan."""
+    texts = ["la la la la la la la la", "a_name_that_is_long_enough"]
+    params = [
+        SamplingParams(
+            temperature=temperature, seed=1, max_tokens=60, structured_outputs=StructuredOutputsParams(choice=choice)
+        )
+        for temperature, choice in ((0.0, texts[:1]), (0.0, texts[1:]), (0.9, texts))
+    ]
+    common: dict[str, Any] = {"dtype": "float64", "num_kv_pages": 200, "max_model_len": 256, "grammar": "choice"}
+    found = []
+    for settings in ({"enable_jump_ahead": False}, {"drafter": "ngram", "drafter.min_match": 1, **more}):
+        with LLM("tiny", **common, **settings) as model:
+            outputs = model.generate(["la la la la"] * 3, params, use_tqdm=False)
+            found.append([output.outputs[0].token_ids for output in outputs])
+            stats = model.llm_engine.stats()
+    assert found[0] == found[1]
+    assert stats.num_accepted_drafts + stats.num_accepted_jump_tokens > 5 and stats.num_drafts and stats.num_jump_tokens

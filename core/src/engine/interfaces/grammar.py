@@ -15,7 +15,7 @@ that are part of the output; those of a request that is preempted and computed a
 
 Where a row has drafts, its matcher is led along them for the masks of their positions, by `accept`, and back to where
 it stood, by `rollback`, before anything else is asked of it. That needs a card that says `rollback`: other drivers'
-matchers get no drafts.
+matchers get no drafts. What a constraint forces (`forced_bytes`) makes drafts, too.
 """
 
 from __future__ import annotations

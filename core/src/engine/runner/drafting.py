@@ -1,4 +1,5 @@
-"""Drafts in the runner: proposed when a step begins, computed with it, and verified once the target has drawn.
+"""Drafts in the runner: proposed when a step begins, or brought by its plan, computed with it, and verified once the
+target has drawn.
 
 A row with d drafts puts them behind its last token in the table of tokens, so that the model, the penalties and the
 masks of each position see the drafts before it. The target draws at all 1 + d positions; each draw goes into the table

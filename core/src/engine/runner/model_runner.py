@@ -340,4 +340,5 @@ def _placed(masks: Masks | None, row: np.ndarray) -> SampledMasks | None:
     if masks is None:
         return None
     nth = np.arange(len(masks.row)) - np.searchsorted(masks.row, masks.row)  # mask of its row
-    return SampledMasks(np.searchsorted(row, masks.row) + nth, masks.bits)
+    bits = masks.bits if masks.bits.flags.writeable else masks.bits.copy()  # torch takes no array that only can be read
+    return SampledMasks(np.searchsorted(row, masks.row) + nth, bits)

@@ -107,8 +107,9 @@ class StepPlan(msgspec.Struct, kw_only=True):
     a placeholder that the previous step's sampler fills in on the device.
 
     A row with d drafts is a decode that computes d more tokens: its last token, then d tokens that the worker's drafter
-    proposes when the step begins and puts into the token table. Each of these 1 + d tokens draws the next one; the
-    draws count as far as the drafts before them equal the draws. The drafter may find fewer than d.
+    proposes when the step begins and puts into the token table, or that come with the plan. Each of these 1 + d tokens
+    draws the next one; the draws count as far as the drafts before them equal the draws. The drafter may find fewer
+    than d.
 
     Args:
         step_id: counts up by one; results return in this order.
