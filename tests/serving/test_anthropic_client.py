@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import anthropic
 import httpx
+import openai
 import pytest
 from pydantic import BaseModel
 
@@ -257,6 +258,18 @@ def test_thoughts_keys_and_a_full_context(thinker: Server) -> None:
         begun = [*USER, {"role": "assistant", "content": "The"}]
         with pytest.raises(anthropic.BadRequestError, match=told):
             client.messages.create(messages=begun if not more else USER, **OPTIONS, **more)
+    budget: Any = {"type": "enabled", "budget_tokens": 2}
+    thought, answer = client.messages.create(messages=USER, **OPTIONS, thinking=budget).content
+    assert thought.type == "thinking" and answer.type == "text" and block.thinking.startswith(thought.thinking)
+    assert len(thought.thinking) < len(block.thinking)
+    with pytest.raises(anthropic.BadRequestError, match="less than max_tokens"):
+        client.messages.create(model="tiny", max_tokens=2, messages=USER, thinking=budget)
+    chat = openai.OpenAI(base_url=thinker.address + "/v1", api_key="secret").chat.completions.create(
+        model="tiny", messages=USER, temperature=0, max_tokens=40,
+        extra_body={"thinking_token_budget": 2, "structured_outputs": {"choice": ["yes", "no"]}},
+    )  # fmt: skip
+    said = chat.choices[0].message
+    assert said.content in ("yes", "no") and said.to_dict()["reasoning_content"] == thought.thinking
     long = [{"role": "user", "content": "Tell me a long story. " * 30}]
     full = client.messages.create(model="tiny", max_tokens=8192, messages=long, extra_body={"seed": 1})
     assert full.stop_reason in ("model_context_window_exceeded", "end_turn")

@@ -73,6 +73,10 @@ class TestLogitBias(LogitsProcessorConformance):
     driver = "logit_bias"
 
 
+class TestThinkingBudget(LogitsProcessorConformance):
+    driver = "thinking_budget"
+
+
 class TestInline(ExecutorConformance):
     driver = "inline"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.types.params import SamplingParams
     from engine.types.plan import NewSlot
 
-PARAMETERS: tuple[str, ...] = ("allowed_token_ids", "bad_words", "logit_bias")
+PARAMETERS: tuple[str, ...] = ("allowed_token_ids", "bad_words", "logit_bias", "thinking_budget")
 """The fields of `SamplingParams` that a processor honours, in the order in which their drivers are applied. Drivers
 that are added by name follow, in their order; then penalties, temperature and filters."""
 

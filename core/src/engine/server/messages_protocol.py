@@ -28,10 +28,19 @@ class Thinking(Body):
 
     Args:
         type: "adaptive" leaves it to the model; "disabled" keeps it from thinking, and is refused where its chat
-            template has no switch for that. "enabled" is refused: its `budget_tokens` would not be kept to.
+            template has no switch for that; "enabled" lets it think for `budget_tokens`, and is refused where nobody
+            knows how the model marks its thoughts.
+        budget_tokens: with "enabled": thoughts that have not ended after so many tokens are ended.
     """
 
-    type: Literal["adaptive", "disabled"]
+    type: Literal["adaptive", "disabled", "enabled"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Thinking:
+        if (self.budget_tokens is not None) != (self.type == "enabled"):
+            raise ValueError("budget_tokens and the type enabled go together")
+        return self
 
 
 class Metadata(Body):
@@ -143,6 +152,13 @@ class MessagesBody(CountTokensBody):
     repetition_penalty: float | None = None
     priority: int = 0
     timeout: float | None = None
+
+    @model_validator(mode="after")
+    def _budget_leaves_an_answer(self) -> MessagesBody:
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and budget >= self.max_tokens:
+            raise ValueError("thinking.budget_tokens has to be less than max_tokens")
+        return self
 
     def sampling_params(self) -> SamplingParams:
         """The request's parameters, verified. Raises InvalidRequestError."""

@@ -168,6 +168,7 @@ class ChatBody(SamplingBody):
         tool_choice: "none", "auto", "required", or one of them by name.
         parallel_tool_calls: whether it may call several at once.
         metadata: up to 16 texts by name, given back with the answer.
+        thinking_token_budget: thoughts that have not ended after so many tokens of the output are ended.
         reasoning_effort: how much the model thinks, where its chat template takes that.
         service_tier: "auto" or "default": all requests are served alike, as the answer says where it was sent.
         safety_identifier: as `user`, which goes before it.
@@ -187,6 +188,7 @@ class ChatBody(SamplingBody):
     parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
     reasoning_effort: Effort | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _NO_THOUGHTS = {"enable_thinking": False, "thinking": False}
 """The switches that chat templates have: Qwen's, and DeepSeek's."""
+_THOUGHTS = {"enable_thinking": True, "thinking": True}
 _EFFORT = "reasoning_effort"
 """The variable that chat templates have, as gpt-oss' do."""
 
@@ -29,6 +30,21 @@ async def without_thoughts(state: ServerState, said: Conversation, parameter: st
     if await _alike(state, said, switched):
         raise _unsupported("thinking cannot be disabled: this model's chat template has no switch for it", parameter)
     return switched
+
+
+def with_budget(
+    state: ServerState, said: Conversation, tokens: int | None, parameter: str, *, switch: bool = False
+) -> Conversation:
+    """The conversation with thoughts of at most so many tokens; with `switch` a template that can be told to think is.
+
+    Raises a 400 APIError, which names the parameter, where nobody knows how the model marks its thoughts.
+    """
+    if tokens is None:
+        return said
+    if state.engine.reasoning_parser is None:
+        found = "no reasoning parser is at work, so that nobody knows how this model marks its thoughts"
+        raise _unsupported(f"{found} (--reasoning-parser NAME)", parameter)
+    return dataclasses.replace(_with(said, **_THOUGHTS) if switch else said, thinking_budget=tokens)
 
 
 async def with_effort(state: ServerState, said: Conversation, effort: Effort | None, parameter: str) -> Conversation:

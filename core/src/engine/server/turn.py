@@ -20,6 +20,7 @@ from engine.server.state import ServerState
 from engine.server.tool_constraint import Plan, plan_calls
 from engine.server.tool_request import ToolRequest
 from engine.types.params import SamplingParams
+from engine.types.thinking import ThinkingBudget
 
 if TYPE_CHECKING:
     from engine.interfaces.reasoning_parser import ReasoningParserCard
@@ -38,6 +39,7 @@ class Conversation:
         tools: that the model may or must call.
         add_generation_prompt: end the prompt where the assistant begins.
         variables: further variables for the template.
+        thinking_budget: tokens after which thoughts are ended.
         prefill: the beginning of the answer, which the model goes on with.
     """
 
@@ -45,6 +47,7 @@ class Conversation:
     tools: ToolRequest = field(default_factory=ToolRequest)
     add_generation_prompt: bool = True
     variables: Mapping[str, Any] | None = None
+    thinking_budget: int | None = None
     prefill: str = ""
 
 
@@ -89,6 +92,8 @@ async def prepare(
     prompt = await render(state, conversation)
     end = prompt["prompt"][-PROMPT_END:]
     params = after_thoughts(params, state, end)
+    if conversation.thinking_budget is not None:
+        params = within_budget(params, state, end, conversation.thinking_budget)
     reasoning = state.engine.reasoning_parser
 
     def reader() -> CompletionReader:
@@ -163,6 +168,19 @@ def after_thoughts(params: SamplingParams, state: ServerState, prompt: str) -> S
     end = state.engine.tokenizer.encode(cast("type[ReasoningParserCard]", selection.card).end, add_special_tokens=False)
     constraint = msgspec.structs.replace(params.structured_outputs, start_after=end)
     return msgspec.structs.replace(params, structured_outputs=constraint)
+
+
+def within_budget(params: SamplingParams, state: ServerState, prompt: str, tokens: int) -> SamplingParams:
+    """The parameters, so that thoughts end after so many tokens. There is a reasoning parser."""
+    selection = state.engine.plan.reasoning_parser
+    assert selection is not None
+    card = cast("type[ReasoningParserCard]", selection.card)
+    begin, end = (state.engine.tokenizer.encode(mark, add_special_tokens=False) for mark in (card.begin, card.end))
+    if _thinks(state, prompt):
+        begin = []
+    elif not begin:
+        return params  # the prompt has ended the thoughts
+    return msgspec.structs.replace(params, thinking_budget=ThinkingBudget(tokens=tokens, end=end, begin=begin))
 
 
 def _thinks(state: ServerState, prompt: str) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine.types.thinking import ThinkingBudget
 
 MAX_LOGPROBS = 64
 """The most alternatives per position that a request may ask for."""
@@ -60,6 +61,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
         bad_words_token_ids: the same in token ids, taken as they are. The frontend adds the ids of `bad_words` to them.
         allowed_token_ids: None, or the only ids that may be drawn.
         extra_args: arguments of logits processors, by the key that the processor claims.
+        thinking_budget: None, or how long the model may think before it answers.
         structured_outputs: None, or a constraint on the output. Where it is complete the request ends, whatever
             `min_tokens` says.
 
@@ -91,6 +93,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
     bad_words_token_ids: list[list[int]] = msgspec.field(default_factory=list)
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
+    thinking_budget: ThinkingBudget | None = None
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
@@ -167,7 +170,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
                     "allowed_token_ids=[]", "no token could be drawn", "name the ids, or leave it out to allow all"
                 )
         self._verify_extra_args()
-        self._verify_structured_outputs()
+        self._verify_structures()
 
     def _verify_stops(self) -> None:
         if not isinstance(self.stop, list) or not all(isinstance(s, str) for s in self.stop):
@@ -249,7 +252,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
                 "pass numbers, strings, lists and mappings",
             ) from error
 
-    def _verify_structured_outputs(self) -> None:
+    def _verify_structures(self) -> None:
+        if self.thinking_budget is not None:
+            if not isinstance(self.thinking_budget, ThinkingBudget):
+                found = f"thinking_budget={self.thinking_budget!r:.80}"
+                raise InvalidRequestError(
+                    found, "it is no ThinkingBudget", "pass ThinkingBudget(tokens=..., end=[...])"
+                )
+            self.thinking_budget.verify()
         if self.structured_outputs is None:
             return
         if not isinstance(self.structured_outputs, StructuredOutputsParams):

@@ -20,6 +20,7 @@ from engine.interfaces.logits_processor import (
 from engine.types.errors import InvalidRequestError
 from engine.types.params import SamplingParams
 from engine.types.plan import NewSlot
+from engine.types.thinking import ThinkingBudget
 from engine_sdk.conformance.base import Conformance
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.timing import median_seconds
@@ -38,12 +39,19 @@ EXAMPLES: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"bad_words_token_ids": [[1, 2], [0], [2, 1, 3]]},
         {"bad_words_token_ids": [[2, 2]]},
     ),
+    "thinking_budget": (
+        {"thinking_budget": ThinkingBudget(tokens=0, end=[7, 8])},
+        {"thinking_budget": ThinkingBudget(tokens=3, end=[2])},
+        {"thinking_budget": ThinkingBudget(tokens=6, end=[1, 2], begin=[0])},
+        {"thinking_budget": ThinkingBudget(tokens=9, end=[200, 3, 255], begin=[3, 1])},
+    ),
 }
 """Requests that use each of the parameters."""
 OUTSIDE: Mapping[str, dict[str, Any]] = {
     "allowed_token_ids": {"allowed_token_ids": [VOCAB]},
     "logit_bias": {"logit_bias": {VOCAB: 1.0}},
     "bad_words": {"bad_words_token_ids": [[1, VOCAB]]},
+    "thinking_budget": {"thinking_budget": ThinkingBudget(tokens=1, end=[VOCAB])},
 }
 """Requests with ids that the model has not got."""
 
@@ -68,6 +76,19 @@ class Request:
             params=self.params,
             stop_token_ids=np.empty(0, np.int32),
         )
+
+
+def _forced(budget: ThinkingBudget | None, output: list[int]) -> int | None:
+    """The one token that may follow this output; None where all may."""
+    if budget is None or not 0 <= len(output) - budget.tokens < len(budget.end):
+        return None
+    thoughts = output[: budget.tokens]
+
+    def written(ids: list[int]) -> bool:
+        return any(thoughts[i : i + len(ids)] == ids for i in range(len(thoughts) - len(ids) + 1))
+
+    thinking = (not budget.begin or written(budget.begin)) and not written(budget.end)
+    return budget.end[len(output) - budget.tokens] if thinking else None
 
 
 class LogitsProcessorConformance(Conformance):
@@ -177,6 +198,9 @@ class LogitsProcessorConformance(Conformance):
             if "logit_bias" in names:
                 for token, bias in (params.logit_bias or {}).items():
                     found[row, token] += bias
+            if "thinking_budget" in names and (forced := _forced(params.thinking_budget, output)) is not None:
+                found[row] = -torch.inf
+                found[row, forced] = 0.0
         return found
 
     # -- what is edited ----------------------------------------------------------------------------------------------

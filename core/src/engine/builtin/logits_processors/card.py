@@ -54,6 +54,19 @@ class LogitBias(LogitsProcessorCard):
         _within("logit_bias", params.logit_bias or (), vocab_size)
 
 
+class ThinkingBudget(LogitsProcessorCard):
+    """Thoughts that are longer than their budget are ended."""
+
+    framework = "torch"
+    parameters = frozenset({"thinking_budget"})
+    body = "engine.builtin.logits_processors.thinking_budget:ThinkingBudgetBody"
+
+    @classmethod
+    def verify(cls, params: SamplingParams, vocab_size: int) -> None:
+        if params.thinking_budget is not None:
+            _within("thinking_budget", (*params.thinking_budget.end, *params.thinking_budget.begin), vocab_size)
+
+
 def _within(name: str, ids: Iterable[int], vocab_size: int) -> None:
     for token in ids:
         if token >= vocab_size:

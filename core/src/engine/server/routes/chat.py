@@ -22,7 +22,7 @@ from engine.server.labels import note
 from engine.server.protocol import ROLES, ChatBody
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
-from engine.server.thinking import with_effort
+from engine.server.thinking import with_budget, with_effort
 from engine.server.tool_request import tool_request
 from engine.server.turn import Conversation, prepare
 from engine.types.outputs import CompletionOutput, RequestOutput
@@ -52,6 +52,7 @@ async def chat_completions(
         add_generation_prompt=body.add_generation_prompt,
         variables=body.chat_template_kwargs,
     )
+    conversation = with_budget(state, conversation, body.thinking_token_budget, "thinking_token_budget")
     conversation = await with_effort(state, conversation, body.reasoning_effort, "reasoning_effort")
     turn = await prepare(state, conversation, params, special_tokens_set=body.skip_special_tokens is not None)
     params = turn.params

@@ -18,7 +18,7 @@ from engine.server.messages_input import conversation
 from engine.server.messages_protocol import CountTokensBody, MessagesBody
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
-from engine.server.thinking import with_effort, without_thoughts
+from engine.server.thinking import with_budget, with_effort, without_thoughts
 from engine.server.turn import Conversation, count_tokens, prepare
 
 router = APIRouter(route_class=JSONRoute)
@@ -62,5 +62,7 @@ async def _said(body: CountTokensBody, state: ServerState) -> Conversation:
     said = conversation(body)
     if body.thinking is not None and body.thinking.type == "disabled":
         said = await without_thoughts(state, said, "thinking")
+    elif body.thinking is not None and body.thinking.type == "enabled":
+        said = with_budget(state, said, body.thinking.budget_tokens, "thinking.budget_tokens", switch=True)
     effort = None if body.output_config is None else body.output_config.effort
     return await with_effort(state, said, effort, "output_config.effort")
