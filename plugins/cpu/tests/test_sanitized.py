@@ -1,7 +1,7 @@
 """The native tests once more, on a module that is built with the address and undefined-behaviour sanitizers.
 
-The module is built into a temporary folder, with two levels of processor features (`scalar`, and this processor's best;
-all of them would take too long), and the tests run in a process of their own which loads it. They fail there where a
+The module is built into a temporary folder, once for each level of processor features (with `scalar` beside it), and the
+tests run in a process of their own which loads it. They fail there where a
 kernel reads or writes what is not its own, or computes what C++ leaves undefined.
 """
 
@@ -18,9 +18,12 @@ import pytest
 from native_build import PLUGIN, build, need_build_tools, run, tools
 
 HERE = Path(__file__).parent
-LIGHT = ("test_tape.py", "test_pool.py", "test_platform.py", "test_rows.py", "test_sum.py", "test_ops.py")
-HEAVY = ("test_attention.py", "test_captured.py", "test_sampling.py")
-"""Of these only what is of the best level, and no long rows: the rest takes minutes."""
+LIGHT = (
+    "test_tape.py", "test_pool.py", "test_platform.py", "test_recorded_memory.py", "test_rows.py", "test_shm.py",
+    "test_sum.py", "test_ops.py",
+)  # fmt: skip
+HEAVY = ("test_attention.py", "test_captured.py", "test_quantized.py", "test_sampling.py")
+"""Of these only what is of the level, and no long rows: the rest takes minutes."""
 FIRST = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "scikit_build" not in type(finder).__module__
@@ -30,13 +33,16 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "scikit_build" not in 
 
 
 @pytest.mark.slow
-def test_native_code_under_sanitizers(native: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon", "neon_bf16"])
+def test_native_code_under_sanitizers(native: Any, tmp_path: Path, level: str) -> None:
     need_build_tools()
+    if level not in native.levels():
+        pytest.skip(f"this processor, or the compiler, has no {level}")
     compiler = shutil.which("c++") or shutil.which("g++")
     runtimes = [_runtime(compiler, name) for name in ("libasan.so", "libstdc++.so.6")] if compiler else [None]
     if None in runtimes:
         pytest.skip("the compiler has no address sanitizer")
-    folder = _build(tmp_path, native.levels()[-1])
+    folder = _build(tmp_path, level)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), *sys.path[1:]]),
         "LD_PRELOAD": " ".join(path for path in runtimes if path),
@@ -49,7 +55,7 @@ def test_native_code_under_sanitizers(native: Any, tmp_path: Path) -> None:
     loaded = run([sys.executable, "-c", where], environment)
     assert Path(loaded.strip().splitlines()[-1]).is_relative_to(folder), loaded
     _test(LIGHT, "not slow", environment)
-    _test(HEAVY, f"{native.levels()[-1]} and not long_rows", environment)
+    _test(HEAVY, f"{level} and not long_rows", environment)
 
 
 def _test(names: tuple[str, ...], which: str, environment: dict[str, str]) -> None:
