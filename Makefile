@@ -1,4 +1,4 @@
-# make install | test | test-all | lint | format | serve | bench | bench-peers | docs
+# make install | test | test-all | soak | lint | format | serve | bench | bench-peers | docs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,6 +28,7 @@ PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup
 PORT ?= 8000
 MODEL ?=
 BENCH_FLAGS ?=
+SOAK_SECONDS ?= 1800
 # Of bench-peers: comma-separated names, and `python -m tests.benchmarks.peers --help` for more in PEERS_FLAGS.
 PEER ?= all
 PEER_MODEL ?= 10M,0.6B,1B
@@ -35,11 +36,12 @@ WORKLOAD ?= W1,W2,W3,W4,W1-int8,W1-int4
 PAIRS ?= 5
 PEERS_FLAGS ?=
 
-.PHONY: help install test test-all lint format serve bench bench-peers docs clean
+.PHONY: help install test test-all soak lint format serve bench bench-peers docs clean
 help:
 	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
 	@echo "make test       set-up if needed, lint, and every test that CI runs"
 	@echo "make test-all   the slow tests too"
+	@echo "make soak       a server under mixed load for SOAK_SECONDS=$(SOAK_SECONDS)"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make format     ruff format and the fixes that ruff can make"
 	@echo "make bench      latency, throughput, serving and the engine core, measured on this machine"
@@ -75,6 +77,9 @@ test: install lint
 
 test-all: install lint
 	$(PYTEST) -m "not gpu" $(TEST_PATHS)
+
+soak: install
+	$(TEST_ENV) SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m slow -s tests/soak
 
 # Under five minutes: each table with the command that makes it. BENCH_FLAGS=--json adds the figures as JSON.
 bench: install

@@ -18,6 +18,7 @@ from engine.server.engine_view import AsyncEngineView
 from engine.server.gate import Gate
 from engine.server.keys import AdminKey, KeyRing
 from engine.server.lifecycle import Lifecycle
+from engine.server.openapi import describe_api
 from engine.server.plugins import add_routes, wrap
 from engine.server.prometheus import Exposition
 from engine.server.request_id import RequestIds
@@ -60,6 +61,7 @@ def create_app(
     for routes in (operations, administration, models, completions, chat, messages, pooling, responses, tokenization):
         app.include_router(routes.router)
     pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
+    describe_api(app, keys=bool(keys), administered=bool(admin))
     limited = BodyLimit(wrap(cast(ASGIApp, app), llm.hooks), max_body=settings.max_body, timeout=settings.body_timeout)
     gate = Gate(
         limited,

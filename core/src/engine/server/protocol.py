@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, FailFast, Field, model_validator
+from pydantic import AfterValidator, FailFast, Field, Strict, model_validator
 from typing_extensions import TypeAliasType
 
 from engine.server.body_model import Body
@@ -19,8 +19,8 @@ MAX_METADATA = 16
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 # A list with a million wrong entries is refused for the first of them: pydantic would describe each.
-# (Named types, because a FailFast cannot stand in a union: it has no hash.)
-Integers = TypeAliasType("Integers", Annotated[list[int], FailFast()])
+# (Named types, because a FailFast cannot stand in a union: it has no hash. They do not inherit a model's strictness.)
+Integers = TypeAliasType("Integers", Annotated[list[Annotated[int, Strict()]], FailFast()])
 Strings = TypeAliasType("Strings", Annotated[list[str], FailFast()])
 Objects = TypeAliasType("Objects", Annotated[list[dict[str, Any]], FailFast()])
 IntegerLists = TypeAliasType("IntegerLists", Annotated[list[Integers], FailFast()])

@@ -1,0 +1,102 @@
+"""Mixed load for a while, with clients that leave, crawl, and send nonsense. Memory stays, no page or process is left,
+and every answer is that of a quiet server.
+
+A few seconds by default; half an hour with `make soak` (`SOAK_SECONDS=1800`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import statistics
+import time
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from tests.serving.conftest import Server
+
+from .crowd import KINDS, Crowd, quiet_answers
+
+MIB = 2**20
+SHORT = 9.0
+LONG = float(os.environ.get("SOAK_SECONDS", "1800"))
+PER_MINUTE = 1.0
+"""MiB that the processes may grow a minute, in the mean over the second half, beyond the slack."""
+SLACK = 48.0
+"""MiB that allocators may keep, however short the run."""
+FLAGS = (
+    "--dtype", "float64", "--max-num-seqs", "16", "--num-kv-pages", "220", "--write-timeout", "20",
+    "--response-store-size", "1MiB", "--grammar.cache_size", "8",
+)  # fmt: skip
+
+
+class Sample(NamedTuple):
+    """MiB of the server's process, and of its children: the core and its compiler."""
+
+    server: float
+    children: float
+
+    @property
+    def mebibytes(self) -> float:
+        return self.server + self.children
+
+
+def processes(server: Server) -> list[psutil.Process]:
+    own = psutil.Process(server.process.pid)
+    return [own, *own.children(recursive=True)]
+
+
+def resident(server: Server) -> Sample:
+    """What they hold now."""
+    sizes = []
+    for process in processes(server):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a compiler that was ended meanwhile
+            sizes.append(process.memory_info().rss / MIB)
+    return Sample(sizes[0], sum(sizes[1:]))
+
+
+def growth(samples: list[Sample]) -> float:
+    """MiB between the middle of the run and its end: medians of a sixth of it each."""
+    part = max(1, len(samples) // 6)
+    middle = [sample.mebibytes for sample in samples[len(samples) // 2 :][:part]]
+    end = [sample.mebibytes for sample in samples[-part:]]
+    return statistics.median(end) - statistics.median(middle)
+
+
+@pytest.mark.parametrize("seconds", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
+def test_mixed_load(seconds: float) -> None:
+    server = Server("tiny", *FLAGS)
+    try:
+        answers = asyncio.run(quiet_answers(server.address))
+        before = server.until_idle()
+        names, files = sorted(p.name() for p in processes(server)), psutil.Process(server.process.pid).num_fds()
+        samples = [resident(server)]
+        crowd = Crowd(server.address, answers, seed=int(seconds))
+        began = time.monotonic()
+
+        async def sample() -> None:
+            while time.monotonic() - began < seconds and not crowd.wrong:
+                await asyncio.sleep(min(1.0, seconds / 24))
+                samples.append(resident(server))
+
+        async def run() -> None:
+            await asyncio.gather(crowd.run(lambda: time.monotonic() - began < seconds), sample())
+
+        asyncio.run(run())
+        assert not crowd.wrong, crowd.wrong
+        assert set(crowd.done) == set(KINDS), f"{crowd.done}: the run was too short for every kind"
+        after = server.until_idle()
+        few = samples[:: max(1, len(samples) // 30)]
+        shown = f"MiB {' '.join(f'{s.server:.0f}+{s.children:.0f}' for s in few)}; {dict(crowd.done)}"
+        print(f"\n{len(samples)} samples in {seconds:.0f} s: {shown}; preempted {after['num_preemptions_total']:.0f}")
+        assert growth(samples) < SLACK + PER_MINUTE * seconds / 120, shown
+        assert after["kv_pages_used"] == before["kv_pages_used"] == 0
+        assert psutil.Process(server.process.pid).num_fds() <= files + 4
+        assert sorted(p.name() for p in processes(server)) == names, "a process is left"
+        assert asyncio.run(quiet_answers(server.address)) == answers, "what is cached now changes no answer"
+    finally:
+        assert server.stop() == 0, "".join(server.lines)
+    assert not [line for line in server.lines if "Traceback" in line or "ERROR" in line], "".join(server.lines)
