@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import httpx
 import openai
@@ -17,7 +16,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 90
-HERE = Path(__file__).parent
 
 
 class Server:
@@ -112,14 +110,6 @@ class Server:
                 self.process.wait()
                 raise AssertionError("the server did not stop within 30 s of SIGTERM") from None
         return self.process.returncode
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests that share a server run in one process, so that it is started once."""
-    for item in items:
-        if HERE in item.path.parents and "server" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("serving"))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from .requests import Bad, bad_requests, good_requests, long_request
+from .requests import Bad, Good, bad_requests, good_requests, long_request
 
 CLIENTS = 12
 """How many of them there are at once."""
@@ -141,11 +141,11 @@ class Crowd:
         assert (await client.get(where)).status_code == 404
 
 
-async def quiet_answers(address: str) -> dict[str, Any]:
-    """By name: what each good request is answered alone."""
+async def quiet_answers(address: str, requests: list[Good]) -> dict[str, Any]:
+    """By name: what each request is answered alone."""
     answers: dict[str, Any] = {}
     async with httpx.AsyncClient(base_url=address, timeout=600) as client:
-        for request in good_requests():
+        for request in requests:
             reply = await client.post(request.path, json=request.body)
             assert reply.status_code == 200, f"{request}: {reply.text}"
             answers[request.name] = request.whole(reply.json())

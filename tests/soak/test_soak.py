@@ -19,9 +19,10 @@ import pytest
 from tests.serving.conftest import Server
 
 from .crowd import KINDS, Crowd, quiet_answers
+from .requests import good_requests
 
 MIB = 2**20
-SHORT = 9.0
+SHORT = 7.0
 LONG = float(os.environ.get("SOAK_SECONDS", "1800"))
 PER_MINUTE = 1.0
 """MiB that the processes may grow a minute, in the mean over the second half, beyond the slack."""
@@ -70,7 +71,8 @@ def growth(samples: list[Sample]) -> float:
 def test_mixed_load(seconds: float) -> None:
     server = Server("tiny", *FLAGS)
     try:
-        answers = asyncio.run(quiet_answers(server.address))
+        requests = good_requests()
+        answers = asyncio.run(quiet_answers(server.address, requests))
         before = server.until_idle()
         names, files = sorted(p.name() for p in processes(server)), psutil.Process(server.process.pid).num_fds()
         samples = [resident(server)]
@@ -96,7 +98,8 @@ def test_mixed_load(seconds: float) -> None:
         assert after["kv_pages_used"] == before["kv_pages_used"] == 0
         assert psutil.Process(server.process.pid).num_fds() <= files + 4
         assert sorted(p.name() for p in processes(server)) == names, "a process is left"
-        assert asyncio.run(quiet_answers(server.address)) == answers, "what is cached now changes no answer"
+        again = asyncio.run(quiet_answers(server.address, requests[::5]))
+        assert again.items() <= answers.items(), "what is cached now changes no answer"
     finally:
         assert server.stop() == 0, "".join(server.lines)
     assert not [line for line in server.lines if "Traceback" in line or "ERROR" in line], "".join(server.lines)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import queue
 import subprocess
 import sys
 import textwrap
@@ -133,8 +135,20 @@ def _of_metadata(registry: Registry) -> list[Ailment]:
 
 
 def _of_cards(candidates: Sequence[Candidate], timeout: float) -> dict[Candidate, list[Ailment]]:
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        findings = pool.map(lambda candidate: _probe(candidate, timeout), candidates)
+    at_once = min(os.cpu_count() or 1, len(candidates)) or 1
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(at_once) as threads:
+        probes: queue.SimpleQueue[_Probe] = queue.SimpleQueue()
+        for _ in range(at_once):
+            probes.put(stack.enter_context(_Probe(timeout)))
+
+        def look(candidate: Candidate) -> Finding:
+            one = probes.get()
+            try:
+                return one.look(candidate)
+            finally:
+                probes.put(one)
+
+        findings = threads.map(look, candidates)
         return {
             candidate: _diagnose(candidate, finding) for candidate, finding in zip(candidates, findings, strict=True)
         }
@@ -146,20 +160,45 @@ def _record(found: Mapping[Candidate, Sequence[Ailment]]) -> None:
     PluginRecord().write(broken, map(key, found), "engine plugins doctor")
 
 
-def _probe(candidate: Candidate, timeout: float) -> Finding:
-    c = candidate
-    command = [sys.executable, "-m", "engine.plugin.probe", c.point, c.name, str(c.major), c.value, c.distribution]
-    remedy = f"report it to its author; until then: pip uninstall {c.distribution}"
-    try:
-        ended = subprocess.run([*command, c.version], capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return Finding(timeout, [], f"importing {c.value} was not done after {timeout:g} s", remedy)
-    try:
-        return Finding(*json.loads(ended.stdout.splitlines()[-1]))
-    except (IndexError, ValueError, TypeError):
-        said = ended.stderr.strip().splitlines()
-        how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit code {ended.returncode}"
-        found = f"importing {c.value} ended the process ({how})" + (f": {said[-1]}" if said else "")
+class _Probe:
+    """A process that imports cards, each in a fork of its own (see `engine.plugin.probe`).
+
+    Args:
+        timeout: seconds for each card.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> _Probe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
+    def look(self, candidate: Candidate) -> Finding:
+        """What is seen of a candidate."""
+        c = candidate
+        if self._process is None:
+            command = [sys.executable, "-m", "engine.plugin.probe", str(self._timeout)]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        asked = [c.point, c.name, c.major, c.distribution, c.version, c.value]
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+        finding, code, said = json.loads(process.stdout.readline())
+        if finding is not None:
+            return Finding(*finding)
+        remedy = f"report it to its author; until then: pip uninstall {c.distribution}"
+        if code is None:
+            found = f"importing {c.value} was not done after {self._timeout:g} s"
+            return Finding(self._timeout, [], found, remedy)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        lines = said.strip().splitlines()
+        found = f"importing {c.value} ended the process ({how})" + (f": {lines[-1]}" if lines else "")
         return Finding(0.0, [], found, remedy)
 
 
