@@ -86,10 +86,10 @@ class Server:
             time.sleep(0.02)
         return found
 
-    def until_idle(self) -> dict[str, float]:
+    def until_idle(self, seconds: float = 30) -> dict[str, float]:
         """Wait until nothing runs, waits or holds a page."""
         names = ("num_requests_running", "num_requests_waiting", "kv_pages_used")
-        return self.until(lambda m: all(m[name] == 0 for name in names), "the engine is idle")
+        return self.until(lambda m: all(m[name] == 0 for name in names), "the engine is idle", seconds)
 
     def core_pid(self) -> int:
         """The engine core's process: the server's only child."""

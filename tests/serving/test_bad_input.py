@@ -248,7 +248,7 @@ def test_a_reader_that_does_not_read(limited: Server) -> None:
         connection.connect(("127.0.0.1", limited.port))
         connection.sendall(head(len(body), "Connection: close") + body)
         limited.until(lambda m: m["num_requests_running"] == 1, "the request runs")
-        limited.until_idle()
+        limited.until_idle(90)
         answer = b""
         while chunk := connection.recv(65536):
             answer += chunk

@@ -227,7 +227,7 @@ def test_samples_use_the_prompts_pages_once() -> None:
 def test_a_drain() -> None:
     """After SIGTERM what is in progress ends as it would have, and what comes new is refused."""
     server = Server("tiny", "--dtype", "float64", "--shutdown-timeout", "60")
-    body = {"prompt": "Story", "max_tokens": 1500, "ignore_eos": True, "stream": True, "temperature": 0}
+    body = {"prompt": "Story", "max_tokens": 500, "ignore_eos": True, "stream": True, "temperature": 0}
     with httpx.stream("POST", server.address + "/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()
         events = [next(lines)]
