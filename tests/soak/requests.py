@@ -99,7 +99,7 @@ def bad_requests() -> list[Bad]:
         ("/v1/completions", {"prompt": "x", "no_such_thing": 1}),
         ("/v1/completions", {"prompt": [10**9]}),
         ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "(?=a)"}}),
-        ("/v1/completions", {"prompt": "x", "structured_outputs": {"grammar": "root ::= "}}),
+        ("/v1/completions", {"prompt": "x", "structured_outputs": {"grammar": "root ::= ("}}),
         ("/v1/chat/completions", {"messages": []}),
         ("/v1/chat/completions", {"messages": [{"role": "nobody", "content": "x"}]}),
         ("/v1/chat/completions", {**hello, "tools": [{"type": "function"}]}),
