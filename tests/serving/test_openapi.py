@@ -77,7 +77,8 @@ def test_every_operation_says_what_may_go_wrong(runner: Server) -> None:
             assert ("requestBody" not in operation) or {"400", "401", "404", "413", "429", "503", "504"} <= set(answers)
             assert bool(operation["security"]) == path.startswith("/admin/")
     streamed = {path for path, of in document["paths"].items() if "text/event-stream" in str(of)}
-    assert streamed == {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"}
+    made = {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"}
+    assert streamed == {*made, "/v1/responses/{identity}"}
 
 
 @pytest.mark.parametrize("prompt", [[False], [[True]], [0.0], [[1.0]]])

@@ -11,8 +11,16 @@ from engine.server.answer_schemas import ANSWERS, ANTHROPIC_ERROR, ERROR
 from engine.server.error_shape import speaks_anthropic
 from engine.server.gate import ADMIN_PATH, OPEN_PATHS
 
-STREAMS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"})
-"""Paths that answer with server-sent events where the body says `"stream": true`."""
+STREAMS = frozenset(
+    {
+        "POST /v1/completions",
+        "POST /v1/chat/completions",
+        "POST /v1/messages",
+        "POST /v1/responses",
+        "GET /v1/responses/{identity}",
+    }
+)
+"""What answers with server-sent events where the body, or the query, says `stream`."""
 _ERRORS = {
     400: "the request is wrong, or asks for what this server does not do",
     401: "no key, or none that fits",
@@ -74,7 +82,7 @@ def _complete(operation: dict[str, Any], path: str, method: str) -> None:
     answers.pop("422", None)
     if (schema := ANSWERS.get(f"{method} {path}")) is not None:
         content: dict[str, Any] = {"application/json": {"schema": schema}}
-        if path in STREAMS and method == "POST":
+        if f"{method} {path}" in STREAMS:
             content["text/event-stream"] = {}
         answers["200"] = {"description": operation.get("summary", ""), "content": content}
         if path in ("/health", "/ready"):
