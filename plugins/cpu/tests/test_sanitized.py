@@ -1,8 +1,8 @@
 """The native tests once more, on a module that is built with the address and undefined-behaviour sanitizers.
 
-The module is built into a temporary folder, once for each level of processor features (with `scalar` beside it), and the
-tests run in a process of their own which loads it. They fail there where a
-kernel reads or writes what is not its own, or computes what C++ leaves undefined.
+The module is built into a temporary folder, once for each level of processor features (with `scalar` beside it), and
+the tests run in a process of their own which loads it. They fail there where a kernel reads or writes what is not its
+own, or computes what C++ leaves undefined.
 """
 
 from __future__ import annotations
