@@ -22,8 +22,7 @@ STAMP := $(VENV)/.install-stamp
 
 TEST_PATHS := core/tests $(wildcard plugins/*/tests contrib/*/tests sdk/tests tests)
 # One pytest worker a core: each keeps to one thread, or they fight for the cores.
-# Hundreds of processes import the same modules: they are compiled once, whatever the environment says.
-TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup
 
 PORT ?= 8000
@@ -59,6 +58,7 @@ $(STAMP): requirements-dev.txt $(PYPROJECTS) $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TEST_MODEL)" "$(XGRAMMAR)" "$(INSTRUCTOR)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
+# Tests start hundreds of processes, and some environments keep Python from writing what it has compiled.
 	@$(BIN)/python -m compileall -q -j 0 $(addsuffix /src,$(PACKAGES))
 	@why=$$(cat plugins/cpu/build/*/native_note.txt 2>/dev/null); \
 		[ -z "$$why" ] || echo "engine-cpu has no native code ($$why): the builtin drivers serve in its place"
