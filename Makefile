@@ -90,6 +90,7 @@ bench: install
 	$(BIN)/engine bench soak $(BENCH_FLAGS)
 	$(BIN)/engine bench eviction $(BENCH_FLAGS)
 	$(BIN)/engine bench routing $(BENCH_FLAGS)
+	$(BIN)/engine bench api $(BENCH_FLAGS)
 	$(BIN)/engine bench overhead $(BENCH_FLAGS)
 	$(BIN)/engine bench latency $(BENCH_FLAGS)
 	$(BIN)/engine bench throughput $(BENCH_FLAGS)

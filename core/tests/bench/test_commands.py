@@ -176,6 +176,21 @@ def test_conversations_of_a_file(tmp_path):
     assert figures["output_tokens"] == 16
 
 
+@pytest.mark.parametrize("route", ["chat", pytest.param("completions", marks=pytest.mark.slow)])
+def test_api_counts_an_event_a_token(route: str):
+    _, figures = bench(
+        "api", "tiny", "--connections", "6", "--output-len", "30", "--repeats", "1", "--requests", "5",
+        "--rate", "600", "--route", route, MARK,
+    )  # fmt: skip
+    assert (figures["bench"], figures["route"], figures["connections"]) == ("api", route, 6)
+    assert figures["paced_events_per_token"] == 1 and 0 < figures["paced_tokens_per_s"] < 700
+    assert 0 < figures["free_events_per_token"] <= 1 and figures["free_tokens_per_s"] > figures["paced_tokens_per_s"]
+    for name in ("ttft_ms", "core_ttft_ms"):
+        ordered(figures, name, 50, 90, 99)
+    left = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert not any("serve" in command and MARK in command for command in left)
+
+
 def test_a_server_that_dies_is_counted(tmp_path):
     """Errors, not an exception: the run ends, and what was lost is told."""
     output = tmp_path / "server"

@@ -123,6 +123,16 @@ def test_an_error_of_the_executor_ends_the_engine(where: str) -> None:
     assert executor.worker.stopped
 
 
+class Given:
+    """An inbox with these messages."""
+
+    def __init__(self, *messages: ToCore) -> None:
+        self.messages = list(messages)
+
+    def get(self, timeout: float) -> ToCore | None:
+        return self.messages.pop(0) if self.messages else None
+
+
 def test_an_idle_core_looks_after_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's death between requests ends the step loop; what was refused by then is told."""
     core, executor = make_core(LAYOUTS["full"], settings())
@@ -132,14 +142,12 @@ def test_an_idle_core_looks_after_its_workers(monkeypatch: pytest.MonkeyPatch) -
         raise EngineDeadError("reach the workers", "rank 1 of 2 ended by signal 9")
 
     executor.check_health = dead  # type: ignore[method-assign]
-    inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
-    outbox: queue.SimpleQueue[FromCore | None] = queue.SimpleQueue()
+    outbox: queue.SimpleQueue[FromCore] = queue.SimpleQueue()
     monkeypatch.setattr(process, "HEALTH_SECONDS", 0.05)
     with pytest.raises(EngineDeadError, match="rank 1 of 2"):
-        process.step_loop(core, inbox, outbox)
-    inbox.put(Add([planned("late").to_request()]))
+        process.step_loop(core, Given(), outbox)
     with pytest.raises(EngineDeadError, match="rank 1 of 2"):
-        process.step_loop(core, inbox, outbox)
+        process.step_loop(core, Given(Add([planned("late").to_request()])), outbox)
     (refused,) = outbox.get_nowait().outputs.outputs
     assert refused.error[0] == "engine_dead"
 

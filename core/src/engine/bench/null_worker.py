@@ -33,18 +33,18 @@ class NullWorker:
         done.set_result(
             StepResult(
                 step_id=plan.step_id,
-                tokens=_one_each(plan) if plan.num_drafts is None else _with_drafts(plan, plan.num_drafts),
+                tokens=self.one_each(plan) if plan.num_drafts is None else _with_drafts(plan, plan.num_drafts),
                 num_drafts=plan.num_drafts,
             )
         )
         return done
 
+    def one_each(self, plan: StepPlan) -> np.ndarray:
+        """int32 [R]: what the rows draw; -1 where a row draws nothing."""
+        return np.where(plan.samples, np.int32(TOKEN), np.int32(-1))
+
     def shutdown(self) -> None:
         """Nothing to free."""
-
-
-def _one_each(plan: StepPlan) -> np.ndarray:
-    return np.where(plan.samples, np.int32(TOKEN), np.int32(-1))
 
 
 def _with_drafts(plan: StepPlan, num_drafts: np.ndarray) -> np.ndarray:

@@ -88,8 +88,8 @@ def measure_replay(options: ServeOptions, replay: ReplayOptions, server_flags: S
         )
     if options.url is not None:
         return _measure(options, replay, conversations, parse_target(options.url, options.api_key))
-    with own_server(server_flags) as url:
-        return _measure(options, replay, conversations, parse_target(url, options.api_key))
+    with own_server(server_flags) as server:
+        return _measure(options, replay, conversations, parse_target(server.url, options.api_key))
 
 
 def _measure(options: ServeOptions, replay: ReplayOptions, conversations: list[Conversation], target: Target) -> Report:

@@ -91,8 +91,8 @@ def measure_serve(options: ServeOptions, server_flags: Sequence[str]) -> Report:
         check_plot(options.plot)
     if options.url is not None:
         return _measure(options, parse_target(options.url, options.api_key))
-    with own_server(server_flags) as url:
-        return _measure(options, parse_target(url, options.api_key))
+    with own_server(server_flags) as server:
+        return _measure(options, parse_target(server.url, options.api_key))
 
 
 def parse_target(url: str, api_key: str | None) -> Target:

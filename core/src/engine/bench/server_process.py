@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from engine.types.errors import EngineError
 
@@ -20,24 +20,32 @@ STOP_SECONDS = 30
 _ADDRESS = re.compile(rb"https?://(?:[\w.]+|\[[\da-f:]+\]):\d+")
 
 
+class RunningServer(NamedTuple):
+    """A server that serves: its base address, and its process."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def own_server(flags: Sequence[str]) -> Iterator[str]:
-    """Start a server, and stop it at the end, however that comes. The value is its base address.
+def own_server(flags: Sequence[str], program: Sequence[str] = ("engine",)) -> Iterator[RunningServer]:
+    """Start a server, and stop it at the end, however that comes.
 
     Args:
         flags: of `engine serve`.
+        program: the module that is run as `engine`, and what it takes before its command.
 
     Raises:
         EngineError: it ended before it served; what it printed is told.
     """
-    command = [sys.executable, "-m", "engine", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
+    command = [sys.executable, "-m", *program, "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         with tempfile.TemporaryFile() as output:
             # Its output goes to a file: a pipe that nobody reads would fill up and stop it.
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
             try:
-                yield _wait_until_it_serves(process, output)
+                yield RunningServer(_wait_until_it_serves(process, output), process.pid)
             finally:
                 _stop(process)
     finally:

@@ -1,4 +1,4 @@
-"""`engine bench latency | throughput | serve | overhead | scheduler | soak | eviction | routing`: how fast is it?"""
+"""`engine bench latency | throughput | serve | api | overhead | scheduler | ...`: how fast is it?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PREFIX = "engine."
 class Bench(Command):
     """Measure an engine, and print what it did beside what the machine can do."""
 
-    help = "Measure latency, throughput, serving under load, the engine's own work, evictors, or routers."
+    help = "Measure latency, throughput, serving, the server's and the engine's own work, evictors, or routers."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
@@ -227,6 +227,32 @@ def server_flags(arguments: argparse.Namespace) -> list[str]:
 def _seconds(arguments: argparse.Namespace, name: str) -> float | None:
     value: float | None = getattr(arguments, name, None)
     return None if value is None else value / 1e3
+
+
+# -- api ---------------------------------------------------------------------------------------------------------------
+def _api_flags(parser: argparse.ArgumentParser) -> None:
+    add_positional_model(parser)
+    group = parser.add_argument_group("measurement", "of the model only tokenizer and chat template are used")
+    _count(group, "--connections", 256, "streams at once")
+    _count(group, "--output-len", 1000, "tokens of each stream")
+    _count(group, "--clients", 2, "processes that read them")
+    _count(group, "--repeats", 3, "of each load")
+    _number(group, "--rate", 40000.0, "tokens a second of the first load; the second has as many as there can be")
+    _count(group, "--requests", 300, "requests one after the other, for the time to first token")
+    group.add_argument(
+        "--route", choices=("chat", "completions"), default="chat", help="what is asked (default: %(default)s)"
+    )
+    add_engine_flags(parser)
+
+
+def _api(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.bench.api import ApiOptions, measure_api
+
+    if not 0 < arguments.rate < math.inf:
+        raise ConfigError(f"--rate {arguments.rate:g}", "it is out of range", "give a number above 0")
+    names = ("connections", "output_len", "clients", "repeats", "rate", "requests", "route")
+    options = ApiOptions(**{name: getattr(arguments, name) for name in names})
+    return measure_api(_config(merged), options, server_flags(arguments))
 
 
 # -- scheduler ---------------------------------------------------------------------------------------------------------
@@ -446,6 +472,7 @@ _KINDS: dict[str, tuple[_Measure, Callable[[argparse.ArgumentParser], None], str
     "latency": (_latency, _latency_flags, "one stream at a time: time to first token, time per token"),
     "throughput": (_throughput, _throughput_flags, "a whole batch offline: requests and tokens per second"),
     "serve": (_serve, _serve_flags, "a server under load that does not wait for it (open loop)"),
+    "api": (_api, _api_flags, "what the server costs, where the engine's tokens are there at once"),
     "overhead": (_overhead, _overhead_flags, "which part of a step is spent outside the executor"),
     "scheduler": (_scheduler, _scheduler_flags, "the engine core's own work in a step, without a model"),
     "soak": (_soak, _soak_flags, "a great many requests through an engine core without a model: is anything lost?"),

@@ -31,7 +31,7 @@ from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.hooks import HTTPOrigin
 from engine.types.messages import Outputs, Reply
-from engine.types.outputs import CoreOutputs, RequestOutput, StepStats
+from engine.types.outputs import CoreOutput, RequestOutput, StepStats
 from engine.types.params import SamplingParams
 from engine.types.pooled import PoolingRequestOutput
 from engine.types.pooling import PoolingParams
@@ -135,8 +135,7 @@ class AsyncLLM:
         """Wait until the cores are ready. `on_death` is called in the event loop, once, if the last of them dies."""
         self._on_death = on_death
         self.worker = merge_ready(await asyncio.to_thread(self._cores.wait_ready))
-        loop = asyncio.get_running_loop()
-        self._cores.listen(lambda news: _hand_over(loop, self._take_or_die, news))
+        self._cores.listen_in(asyncio.get_running_loop(), self._take_or_die)
         self._lifecycle.started(self._launch)
         if self._lifecycle.hears_stats:
             self._stats_hook = asyncio.create_task(self._lifecycle.run())
@@ -338,20 +337,26 @@ class AsyncLLM:
                 task.get_loop().call_soon_threadsafe(task.cancel)
         self._lifecycle.stopping()
 
-    def _take_or_die(self, item: RankNews) -> None:
+    def _take_or_die(self, several: Sequence[RankNews]) -> None:
         """News that cannot be taken in would leave requests waiting for ever: then the engine has died."""
         if self._death is not None:
             return
         try:
-            self._take(item)
+            held: list[CoreOutput] = []
+            for item in several:
+                self._take(item, held)
+            if held and self._death is None:
+                self._tell(held)
         except Exception as error:
             log.error("news of the engine core could not be taken in", exc_info=error)
             self._die(EngineDeadError("take in what the engine core computed", f"{type(error).__name__}: {error}"))
 
-    def _take(self, item: RankNews) -> None:
+    def _take(self, item: RankNews, held: list[CoreOutput]) -> None:
+        """Take in one news; what it tells of requests is put to what is held."""
         news = self._cores.take(item)
         if isinstance(news, Outputs):
-            self._take_outputs(news.outputs)
+            self.measures.stepped(news.outputs.outputs, news.outputs.stats, time.monotonic())
+            held += news.outputs.outputs
         elif isinstance(news, EngineError):
             return self._die(news)
         if isinstance(item.news, Reply):
@@ -359,10 +364,10 @@ class AsyncLLM:
         elif isinstance(item.news, EngineError) or (self._calls and item.rank not in self._cores.living):
             self._take_reply(item.rank, None)
 
-    def _take_outputs(self, news: CoreOutputs) -> None:
+    def _tell(self, news: list[CoreOutput]) -> None:
+        """Tell the streams."""
         now = time.monotonic()
-        self.measures.stepped(news.outputs, news.stats, now)
-        processed = self._output.process(news.outputs)
+        processed = self._output.process(news)
         for request_id, reason in processed.ended:
             self.measures.ended(request_id, reason, now)
         if processed.abort_ids:
@@ -377,7 +382,7 @@ class AsyncLLM:
             try:
                 self._cores.add(again.requests)
             except EngineError as error:
-                self._take_outputs(refusal(again, error))
+                self._tell(refusal(again, error).outputs)
 
     def _take_reply(self, rank: int, reply: Reply | None) -> None:
         """A rank's answer; None where it has died, and will answer nothing any more."""
@@ -410,12 +415,6 @@ class AsyncLLM:
         for _, answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(error)
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, take: Callable[[Any], None], item: Any) -> None:
-    """Call `take(item)` in the loop, unless it has closed."""
-    with contextlib.suppress(RuntimeError):  # the program has ended; there is nobody to tell
-        loop.call_soon_threadsafe(take, item)
 
 
 def _length(prompt: Any) -> int:

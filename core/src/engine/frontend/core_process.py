@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import signal
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import psutil
 import zmq
 
+from engine.frontend.loop_listener import LoopListener
 from engine.types import wire
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Beat, Failed, FromCore, ProcessStart, Ready, Shutdown, ToCore
@@ -34,8 +36,9 @@ class CoreProcess:
     """An engine core behind two ZeroMQ sockets in a private directory.
 
     `send` may be called from one thread at a time. What comes back is handed to `on_message` on a thread of this
-    object's own, until `on_death` is called there, once, with the error to show, if the process ends unasked, sends
-    what cannot be read, or is silent for `step_timeout` seconds: a core that goes round says so every second.
+    object's own, or in an event loop, until `on_death` is called there, once, with the error to show, if the process
+    ends unasked, sends what cannot be read, or is silent for `step_timeout` seconds: a core that goes round says so
+    every second.
 
     Raises EngineDeadError where the process cannot be started.
     """
@@ -47,7 +50,7 @@ class CoreProcess:
         self._context = zmq.Context()
         try:
             self._requests = self._socket(zmq.PUSH, requests)
-            self._outputs = self._socket(zmq.PULL, outputs)
+            self.outputs = self._socket(zmq.PULL, outputs)
             # A session of its own: Ctrl-C in a terminal reaches the frontend alone, which then stops the core in order.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MODULE, self._directory], stdin=subprocess.PIPE, start_new_session=True
@@ -58,11 +61,12 @@ class CoreProcess:
             raise EngineDeadError(
                 "start the engine core's process", str(error), "the system's limits may say why"
             ) from error
-        self._decode: Callable[[bytes], FromCore] = wire.decoder(FromCore).decode
-        self._stopping, self._closing = threading.Event(), threading.Event()
+        self.decode: Callable[[bytes], FromCore] = wire.decoder(FromCore).decode
+        self.stopping, self._closing = threading.Event(), threading.Event()
         self._starting = threading.Lock()  # held while `wait_ready` reads the socket that `shutdown` closes
         self._ready = self._hung = False
         self._reader: threading.Thread | None = None
+        self._listener: LoopListener | None = None
         message = ProcessStart(core=start, requests=requests, outputs=outputs)
         try:
             assert self._process.stdin is not None
@@ -89,24 +93,24 @@ class CoreProcess:
         raise answer
 
     def _wait_ready(self) -> WorkerReady | EngineError:
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             try:
                 message = self._receive()
             except msgspec.DecodeError as error:
-                return self._unreadable(error)
+                return self.end_unreadable(error)
             if isinstance(message, Ready):
                 ready = message.worker
                 break
             if isinstance(message, Failed):
                 return rebuild_error(message.error)
-            if message is None and self._process.poll() is not None and not self._stopping.is_set():
+            if message is None and self._process.poll() is not None and not self.stopping.is_set():
                 return self._last_words() or self._death("starting")
         # A message sent before the core's end of the socket is connected would be dropped, as if the core were dead.
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             if self._requests.poll(100, zmq.POLLOUT):
                 self._ready = True
                 return ready
-            if self._process.poll() is not None and not self._stopping.is_set():
+            if self._process.poll() is not None and not self.stopping.is_set():
                 return self._death("starting")
         return EngineDeadError("start the engine core's process", "it was shut down while it started")
 
@@ -114,6 +118,15 @@ class CoreProcess:
         """Begin to hand over what comes, on a thread of this object's own."""
         self._reader = threading.Thread(target=self._read_loop, args=(on_message, on_death), name="core", daemon=True)
         self._reader.start()
+
+    def listen_in(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_message: Callable[[Sequence[FromCore]], None],
+        on_death: Callable[[EngineError], None],
+    ) -> None:
+        """As `listen`, in this loop, which runs this thread: see `LoopListener`. Raises NotImplementedError."""
+        self._listener = LoopListener(self, loop, on_message, on_death, self._step_timeout)
 
     def send(self, message: ToCore) -> None:
         """Queue a message; never blocks. A dead core swallows it (`on_death` has told, or will tell)."""
@@ -126,9 +139,9 @@ class CoreProcess:
 
     def ask_to_stop(self) -> None:
         """The first half of `shutdown`, which does not wait. Idempotent."""
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             return
-        self._stopping.set()
+        self.stopping.set()
         if self._hung:
             self._kill()
         elif self._ready:
@@ -148,12 +161,14 @@ class CoreProcess:
             self._kill()
             self._process.wait()
         self._close_pipe()
+        if self._listener is not None:
+            self._listener.stop()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join()
         with self._starting:
             pass
         self._requests.close(linger=0)
-        self._outputs.close(linger=0)
+        self.outputs.close(linger=0)
         self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -169,32 +184,40 @@ class CoreProcess:
         return socket
 
     def _receive(self) -> FromCore | None:
-        if not self._outputs.poll(round(POLL_SECONDS * 1000)):
+        if not self.outputs.poll(round(POLL_SECONDS * 1000)):
             return None
-        return self._decode(self._outputs.recv())
+        return self.decode(self.outputs.recv())
 
     def _read_loop(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
         # Counted in waits, not by a clock: a machine that slept, or a frontend that was stopped, has not waited.
         silence = 0.0
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             try:
                 message = self._receive()
             except msgspec.DecodeError as error:
-                return on_death(self._unreadable(error))
+                return on_death(self.end_unreadable(error))
             if message is not None:
                 silence = 0.0
                 if isinstance(message, Failed):
                     return on_death(rebuild_error(message.error))
                 if not isinstance(message, Beat):
                     on_message(message)
-            elif self._stopping.is_set():
+            elif self.stopping.is_set():
                 return
-            elif self._process.poll() is not None:
-                return on_death(self._last_words() or self._death("running"))
+            elif self.ended():
+                return on_death(self.why_ended())
             elif (silence := silence + POLL_SECONDS) >= self._step_timeout:
-                return on_death(self._end_hung())
+                return on_death(self.end_hung())
 
-    def _end_hung(self) -> EngineDeadError:
+    def ended(self) -> bool:
+        """Whether the process has."""
+        return self._process.poll() is not None
+
+    def why_ended(self) -> EngineError:
+        """Of a process that has; may wait a moment for its last words."""
+        return self._last_words() or self._death("running")
+
+    def end_hung(self) -> EngineDeadError:
         """The core is silent: let it say where it hangs, and end it. Nobody will hear from it again."""
         self._hung, state = True, ""
         with contextlib.suppress(psutil.Error):
@@ -221,7 +244,8 @@ class CoreProcess:
             with contextlib.suppress(psutil.Error):
                 child.kill()
 
-    def _unreadable(self, error: Exception) -> EngineDeadError:
+    def end_unreadable(self, error: Exception) -> EngineDeadError:
+        """The core sends what cannot be read: end it."""
         self._hung = True
         self._kill()
         return EngineDeadError(
@@ -233,8 +257,8 @@ class CoreProcess:
     def _last_words(self) -> EngineError | None:
         """What a process that left by itself sent before: it may still be on its way when the process has ended."""
         with contextlib.suppress(msgspec.DecodeError):
-            while self._process.returncode >= 0 and self._outputs.poll(round(LAST_WORDS_SECONDS * 1000)):
-                message = self._decode(self._outputs.recv())
+            while self._process.returncode >= 0 and self.outputs.poll(round(LAST_WORDS_SECONDS * 1000)):
+                message = self.decode(self.outputs.recv())
                 if isinstance(message, Failed):
                     return rebuild_error(message.error)
         return None

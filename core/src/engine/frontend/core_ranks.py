@@ -5,6 +5,8 @@ One core is the case of one rank: there is no router, and its death is the engin
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -81,6 +83,7 @@ class CoreRanks:
         self._restarts = [Restarts(start, restarts) for start in starts]
         self._ledger, self._ready = RankLedger(1), False
         self._closing: list[threading.Thread] = []
+        self._loop: tuple[asyncio.AbstractEventLoop, Callable[[Sequence[RankNews]], None]] | None = None
         self._cores: list[CoreProcess] = []
         try:
             for start in starts:
@@ -118,7 +121,24 @@ class CoreRanks:
         """Begin to hand over news. `deliver` is called on several threads."""
         self._deliver = deliver
         for rank, core in enumerate(self._cores):
-            core.listen(_labelled(rank, deliver), _labelled(rank, deliver))
+            self._hear(rank, core)
+
+    def listen_in(self, loop: asyncio.AbstractEventLoop, take: Callable[[Sequence[RankNews]], None]) -> None:
+        """As `listen`, but `take` is called in this loop, which runs this thread. It gets several where the loop is
+        behind: news that may be taken in as one."""
+        self._loop = loop, take
+        self.listen(lambda news: _hand_over(loop, take, [news]))
+
+    def _hear(self, rank: int, core: CoreProcess) -> None:
+        if self._loop is not None:
+            loop, take = self._loop
+            with contextlib.suppress(NotImplementedError):  # a loop that waits for no sockets, as Windows' own
+                return core.listen_in(
+                    loop,
+                    lambda several: take([RankNews(rank, news) for news in several]),
+                    lambda error: take([RankNews(rank, error)]),
+                )
+        core.listen(_labelled(rank, self._deliver), _labelled(rank, self._deliver))
 
     # -- from here on: one thread ------------------------------------------------------------------------------------
     def add(self, requests: Sequence[EngineRequest]) -> int:
@@ -198,7 +218,7 @@ class CoreRanks:
         if not self._ledger.living:  # too late: the engine has died
             return core.ask_to_stop()
         self._ledger.revive(rank)
-        core.listen(_labelled(rank, self._deliver), _labelled(rank, self._deliver))
+        self._hear(rank, core)
         log.warning("data-parallel rank %d of %d stands again", rank, self._ledger.num_ranks)
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -246,6 +266,14 @@ class CoreRanks:
 
 def _labelled(rank: int, deliver: Callable[[RankNews], None]) -> Callable[[FromCore | EngineError], None]:
     return lambda news: deliver(RankNews(rank, news))
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop, take: Callable[[Sequence[RankNews]], None], news: Sequence[RankNews]
+) -> None:
+    """Call `take(news)` in the loop, unless it has closed."""
+    with contextlib.suppress(RuntimeError):  # the program has ended; there is nobody to tell
+        loop.call_soon_threadsafe(take, news)
 
 
 def _is_dead(output: CoreOutput) -> bool:

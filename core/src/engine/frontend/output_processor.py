@@ -241,15 +241,16 @@ class OutputProcessor:
                 if not core_output.new_token_ids and core_output.finish_reason is None:
                     continue  # a piece of them is no news
             text, num_tokens = sequence.take(core_output)
-            index = sequence.output.index
-            old_text, old_tokens = request.news.get(index, ("", 0))
-            request.news[index] = old_text + text, old_tokens + num_tokens
+            index, news_of = sequence.output.index, request.news
+            if index in news_of:
+                text, num_tokens = news_of[index][0] + text, news_of[index][1] + num_tokens
+            news_of[index] = text, num_tokens
             # The others of n wait for the first and find its pages: what counts is what it found itself.
             if index == 0 and core_output.num_cached_tokens:
                 request.num_cached_tokens = core_output.num_cached_tokens
             if core_output.finish_reason is FinishReason.ERROR:
                 request.error = request.error or _error(core_output)
-            if sequence.finished:
+            if sequence.output.finish_reason is not None:
                 del self._of_sequence[sequence.request_id]
                 request.running -= 1
                 ended.append((sequence.request_id, sequence.output.finish_reason or ""))

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 
 from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.output_processor import OutputKind
-from engine.types.errors import EngineError
 from engine.types.outputs import CompletionOutput, RequestOutput
 
 
@@ -23,25 +22,39 @@ class RequestStream(AsyncIterator[RequestOutput]):
         abort: ends the request of this id.
         processed: the request.
         kind: what its outputs hold.
+
+    Attributes:
+        sink: takes an output in the reader's place while the reader waits for it, and answers whether it did: in the
+            moment it is told, without waking anybody. The last output, and one with an error, are always the reader's.
     """
 
     def __init__(self, abort: Callable[[str], None], processed: ProcessedRequest, kind: OutputKind) -> None:
         self.processed = processed
         self._abort, self._kind = abort, kind
         self._news: RequestOutput | None = None
-        self._error: EngineError | None = None
+        self._error: Exception | None = None
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
+        self.sink: Callable[[RequestOutput], bool] | None = None
 
     def put(self, output: RequestOutput) -> None:
         """For the engine: the next output."""
+        if self._error is not None:
+            return  # it ended already
+        if self.sink is not None and self._is_waited_for() and not output.finished and output.error is None:
+            try:
+                if self.sink(output):
+                    return
+            except Exception as error:  # the reader's matter, not the engine's
+                self._abort(self.processed.request_id)
+                return self.fail(error)
         waiting = self._news
         if waiting is not None and self._kind is OutputKind.DELTA:
             output.outputs = _joined(waiting.outputs, output.outputs)
         self._news = output
         self._wake()
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: Exception) -> None:
         """For the engine: the error that ends the stream, after what waits to be read."""
         self._error = error
         self._wake()
@@ -83,6 +96,10 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._news = None
             self._abort(self.processed.request_id)
             self._wake()
+
+    def _is_waited_for(self) -> bool:
+        """The reader has done with everything that it got, and waits."""
+        return self._reader is not None and not self._reader.done()
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

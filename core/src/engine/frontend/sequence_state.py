@@ -77,6 +77,12 @@ class SequenceState:
             said so or because a stop string was found (then tokens after it are dropped).
         """
         ids, output = news.new_token_ids, self.output
+        if news.finish_reason is None and self._scanner is None and output.logprobs is None:
+            output.token_ids += ids  # as nearly always: nothing to look for, nothing to count
+            if self._stream is None or not (text := self._stream.push(ids)):
+                return "", len(ids)
+            self._texts.append(text)
+            return text, len(ids)
         # The token that ended the sequence is kept among the ids, but its text is shown only on demand.
         stopped = news.finish_reason is FinishReason.STOP and not news.completed
         silent_last = stopped and not self.params.include_stop_str_in_output

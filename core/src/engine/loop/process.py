@@ -1,22 +1,22 @@
 """The engine core as a process: `python -m engine.loop.process`, with its start message on standard input.
 
-Three loops around one `EngineCore.step()`: a thread that receives and decodes, the step loop on the main thread, and
-a thread that encodes and sends. Sockets belong to one thread each. Nothing is pickled, and multiprocessing is not
-used, so users need no `__main__` guard.
+One thread does all: it takes in what arrived, steps, and tells the news. A thread beside it would have to wait for the
+interpreter while a step is planned, and the first token of a request with it. ZeroMQ's own threads send and receive.
+Nothing is pickled, and multiprocessing is not used, so users need no `__main__` guard.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import logging
 import os
-import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 import zmq
@@ -52,8 +52,67 @@ CALLS = frozenset({"stats", "page_map", "reset_prefix_cache", "check_integrity",
 HEALTH_SECONDS = 1.0
 """How often an idle core looks whether its workers live, and how long a core says nothing at most."""
 
-Inbox = queue.SimpleQueue[ToCore | EngineDeadError]
-Outbox = queue.SimpleQueue[FromCore | None]
+
+class Inbox:
+    """What the frontend sent.
+
+    Args:
+        address: bound by the frontend.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = _socket(self._context, zmq.PULL, address)
+        self._decode: Callable[[bytes], ToCore] = wire.decoder(ToCore).decode
+
+    def get(self, timeout: float) -> ToCore | None:
+        """The next message; None where none comes within `timeout` seconds. One that cannot be read is logged."""
+        if timeout and not self._socket.poll(round(timeout * 1000)):
+            return None
+        while cast(int, self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            try:
+                return self._decode(self._socket.recv(zmq.NOBLOCK))
+            except msgspec.DecodeError as error:
+                log.error("a message from the frontend could not be read: %s", error)
+        return None
+
+    def close(self) -> None:
+        """Hear nothing any more."""
+        self._context.destroy(linger=0)
+
+
+class Outbox:
+    """What the frontend is told.
+
+    Args:
+        address: bound by the frontend.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()  # its own, so that it can end, which waits until the last message is on its way
+        self._socket = _socket(self._context, zmq.PUSH, address)
+        self._socket.linger = 2000
+
+    def put(self, message: FromCore) -> None:
+        """Tell it; never blocks. Raises EngineDeadError for what cannot be told: requests would wait for ever."""
+        try:
+            data = wire.encode(message)
+        except Exception as error:  # what a driver put into an output, say
+            log.error("news could not be told to the frontend", exc_info=error)
+            raise EngineDeadError("tell the frontend", f"{type(error).__name__}: {error}") from error
+        self._socket.send(data)
+
+    def close(self) -> None:
+        """Wait until all is on its way, for a moment at most."""
+        self._socket.close()
+        self._context.term()
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.set_hwm(0)
+    socket.connect(address)
+    return socket
 
 
 def main() -> int:
@@ -65,11 +124,7 @@ def main() -> int:
     start: ProcessStart = take_start(ProcessStart, sys.argv[1])
     log_as(start.core.worker.log_format)
 
-    inbox: Inbox = queue.SimpleQueue()
-    outbox: Outbox = queue.SimpleQueue()
-    context = zmq.Context()
-    sender = threading.Thread(target=_send_loop, args=(start.outputs, outbox), name="send")
-    sender.start()
+    outbox = Outbox(start.outputs)
     code = 0
     core: EngineCore | None = None
     try:
@@ -77,13 +132,10 @@ def main() -> int:
         gc.collect()
         gc.freeze()  # what stands now stands until the end: collections in mid-service need not look at it
         outbox.put(Ready(core.worker_ready))
-        receive = threading.Thread(
-            target=_receive_loop, args=(context, start.requests, inbox), name="receive", daemon=True
-        )
-        receive.start()
         if start.core.grammar_warm_up and core.scheduler.constraints is not None:
             core.scheduler.constraints.warm_up()
-        step_loop(core, inbox, outbox)
+        with contextlib.closing(Inbox(start.requests)) as inbox:
+            step_loop(core, inbox, outbox)
     except EngineError as error:
         outbox.put(Failed(error.parts))
         code = 1
@@ -92,8 +144,7 @@ def main() -> int:
         outbox.put(Failed(EngineDeadError("run the engine core", f"{type(error).__name__}: {error}").parts))
         code = 1
     finally:
-        outbox.put(None)
-        sender.join()
+        outbox.close()
         if core is not None:
             core.shutdown()
     return code
@@ -102,22 +153,18 @@ def main() -> int:
 def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
     """Take in what arrived, step, hand out the news; sleep while there is nothing to do.
 
-    Raises EngineDeadError once the core has died, after the news of it is out, and where a thread beside it has.
+    Raises EngineDeadError once the core has died, after the news of it is out, and where news cannot be told.
     """
     told = time.monotonic()
     while True:
-        while not inbox.empty() or not core.has_work():
-            try:
-                message = inbox.get(timeout=HEALTH_SECONDS)
-            except queue.Empty:
+        while (message := inbox.get(0.0 if core.has_work() else HEALTH_SECONDS)) is not None or not core.has_work():
+            if message is None:
                 core.check_health()
                 core.check_idle()
                 outbox.put(Beat())
                 continue
             if isinstance(message, Shutdown):
                 return
-            if isinstance(message, EngineDeadError):
-                raise message
             handle(core, message, outbox)
         outputs, now = core.step(), time.monotonic()
         # Also without news of requests: metrics count every step's tokens, and end with the state of the idle core.
@@ -151,41 +198,6 @@ def handle(core: EngineCore, message: ToCore, outbox: Outbox) -> None:
                 outbox.put(Reply(call_id, msgspec.to_builtins(getattr(core, method)())))
             except (EngineError, AssertionError) as error:
                 outbox.put(Reply(call_id, error=f"{type(error).__name__}: {error}"))
-
-
-def _receive_loop(context: zmq.Context, address: str, inbox: Inbox) -> None:
-    socket = context.socket(zmq.PULL)
-    socket.set_hwm(0)
-    socket.connect(address)
-    decode: Callable[[bytes], ToCore] = wire.decoder(ToCore).decode
-    try:
-        while True:
-            try:
-                inbox.put(decode(socket.recv()))
-            except msgspec.DecodeError as error:
-                log.error("a message from the frontend could not be read: %s", error)
-    except Exception as error:  # a core that hears nothing would let every request wait for ever
-        inbox.put(EngineDeadError("hear the frontend", f"{type(error).__name__}: {error}"))
-
-
-def _send_loop(address: str, outbox: Outbox) -> None:
-    context = zmq.Context()  # its own, so that it can end, which waits until the last message is on its way
-    socket = context.socket(zmq.PUSH)
-    socket.set_hwm(0)
-    socket.linger = 2000
-    socket.connect(address)
-    while (message := outbox.get()) is not None:
-        try:
-            data = wire.encode(message)
-        except Exception as error:  # what a driver put into an output, say; without it requests would wait for ever
-            log.error("news could not be told to the frontend", exc_info=error)
-            socket.send(
-                wire.encode(Failed(EngineDeadError("tell the frontend", f"{type(error).__name__}: {error}").parts))
-            )
-            break
-        socket.send(data)
-    socket.close()
-    context.term()
 
 
 if __name__ == "__main__":

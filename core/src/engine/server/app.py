@@ -34,6 +34,7 @@ from engine.server.routes import (
     responses,
     tokenization,
 )
+from engine.server.sse import Direct
 from engine.server.state import ServerState
 
 
@@ -58,11 +59,13 @@ def create_app(
         return Response(status_code=499)  # nobody reads it; the access log does
 
     app.add_exception_handler(ClientGone, on_gone)
-    for routes in (operations, administration, models, completions, chat, messages, pooling, responses, tokenization):
+    # Asked in this order for every request: those that somebody waits for come first.
+    for routes in (chat, completions, messages, responses, pooling, tokenization, operations, administration, models):
         app.include_router(routes.router)
     pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
     describe_api(app, keys=bool(keys), administered=bool(admin))
-    limited = BodyLimit(wrap(cast(ASGIApp, app), llm.hooks), max_body=settings.max_body, timeout=settings.body_timeout)
+    inside = wrap(Direct(cast(ASGIApp, app), alone=not llm.hooks.http_middleware), llm.hooks)
+    limited = BodyLimit(inside, max_body=settings.max_body, timeout=settings.body_timeout)
     gate = Gate(
         limited,
         lifecycle=lifecycle,

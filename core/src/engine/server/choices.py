@@ -134,7 +134,8 @@ class Usage:
     def add(self, output: RequestOutput) -> None:
         """Count one output of a stream."""
         self._prompts[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
-        self._completion += sum(len(completion.token_ids) for completion in output.outputs)
+        for completion in output.outputs:
+            self._completion += len(completion.token_ids)
         self._completion += output.num_discarded_tokens
 
     def json(self) -> dict[str, Any]:

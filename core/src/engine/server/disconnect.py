@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
+from starlette.types import Receive
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ class ClientGone(Exception):
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Run `work`; cancel it when the client disconnects. Raises ClientGone then."""
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnected(request))
+    watch = asyncio.ensure_future(left(request.receive))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -30,6 +31,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, return_exceptions=True)  # else what it raised meanwhile would be logged as lost
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def left(receive: Receive) -> None:
+    """Wait until the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
         pass

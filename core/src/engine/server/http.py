@@ -8,6 +8,8 @@ import contextlib
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from engine.server.sse import EXTENSION
+
 MAX_HEAD_BYTES = 64 * 1024
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -71,6 +73,7 @@ def bounded_protocol(header_timeout: float, write_timeout: float, max_connection
             self._disarm()
             self._end_stall()  # what is written from now on would look like a client that does not read
             super().on_headers_complete()
+            self.scope["extensions"] = {EXTENSION: self.cycle}  # type: ignore[dict-item]
 
         def pause_writing(self) -> None:
             super().pause_writing()

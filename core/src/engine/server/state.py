@@ -74,6 +74,6 @@ class ServerState:
             )
 
 
-def state_of(request: Request) -> ServerState:
-    """The app's state, for `Depends`."""
+async def state_of(request: Request) -> ServerState:
+    """The app's state, for `Depends`. A coroutine, or it would run in a thread, for every request."""
     return cast(ServerState, request.app.state.server)

@@ -52,6 +52,16 @@ class PieceDecoder:
         self._tokenizer = tokenizer
         self._alphabet = gpt2_alphabet()
         self._pieces: dict[int, bytes] = {}
+        self._whole: dict[int, str] = {}
+
+    def whole(self, token_id: int) -> str:
+        """The text of an id whose bytes are whole characters; "" for others."""
+        text = self._whole.get(token_id)
+        if text is None:
+            text = self._whole[token_id] = self.piece(token_id).decode("utf-8", "ignore")
+            if text.encode() != self.piece(token_id):
+                text = self._whole[token_id] = ""
+        return text
 
     def piece(self, token_id: int) -> bytes:
         """The bytes of an id; none for an id that the tokenizer does not know."""
@@ -98,6 +108,7 @@ class PieceStream:
         # The byte fallback's broken bytes give one U+FFFD each, a byte-level tokenizer's one for each maximal part.
         self._escape = rules.byte_fallback
         self._utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape" if self._escape else "replace")
+        self._plain = not (self._drop_first or self._strip_left or self._escape)
 
     @property
     def at_start(self) -> bool:
@@ -106,6 +117,10 @@ class PieceStream:
 
     def push(self, ids: Sequence[int]) -> str:
         piece, skip = self._decoder.piece, self._skip
+        if len(ids) == 1 and self._plain and not self._utf8.buffer and ids[0] not in skip:
+            text = self._decoder.whole(ids[0])
+            if text:  # as nearly always
+                return text
         if self._drop_first:
             data = self._push_first(ids)
         elif len(ids) == 1:

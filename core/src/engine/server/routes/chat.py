@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import reprlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from engine.frontend.request_stream import RequestStream
 from engine.plugin.near import did_you_mean
 from engine.server import logprobs, sse
 from engine.server.chat_choice import ChatChoice
-from engine.server.choices import Usage, collect, merged, submit, truncated
+from engine.server.choices import Usage, collect, submit, truncated
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
@@ -23,6 +22,7 @@ from engine.server.protocol import ROLES, ChatBody
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
 from engine.server.thinking import with_budget, with_effort
+from engine.server.token_stream import TokenStream
 from engine.server.tool_request import tool_request
 from engine.server.turn import Conversation, prepare
 from engine.types.outputs import CompletionOutput, RequestOutput
@@ -72,8 +72,8 @@ async def chat_completions(
     if body.service_tier is not None:
         head["service_tier"] = "default"
     if body.stream:
-        events = _events(body, streams, params.n, {**head, "object": "chat.completion.chunk"}, reader)
-        return sse.EventStream(events, streams, request_id(request))
+        events = _Events(body, params.n, {**head, "object": "chat.completion.chunk"}, reader)
+        return TokenStream(events, streams[0], request_id(request))
     (output,) = await until_disconnect(request, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
 
@@ -118,24 +118,57 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader:
     return answer
 
 
-async def _events(
-    body: ChatBody, streams: list[RequestStream], n: int, head: dict[str, Any], reader: NewChoice | None
-) -> AsyncGenerator[bytes]:
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
-    blank = {**head, "usage": None} if include_usage else head
-    usage = Usage()
-    readers = None if reader is None else [reader() for _ in range(n)]
-    for index in range(n):
-        first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        yield sse.event({**blank, "choices": [first]})
-    async for _, output in merged(streams):
-        usage.add(output)
-        for completion in output.outputs:
-            choice = _delta(body, completion) if readers is None else _read(body, completion, readers[completion.index])
-            if choice is not None:
-                yield sse.event({**blank, "choices": [choice]})
-    if include_usage:
-        yield sse.event({**head, "choices": [], "usage": usage.json()})
+class _Events:
+    """See `engine.server.token_stream.Events`."""
+
+    def __init__(self, body: ChatBody, n: int, head: dict[str, Any], reader: NewChoice | None) -> None:
+        self._body, self._n, self._head = body, n, head
+        self._include_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._blank = {**head, "usage": None} if self._include_usage else head
+        self._usage = Usage()
+        self._readers = None if reader is None else [reader() for _ in range(n)]
+        self._plain: dict[int, sse.PreparedEvent] = {}
+
+    def opening(self) -> bytes:
+        events = []
+        for index in range(self._n):
+            delta = {"role": "assistant", "content": ""}
+            first = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            events.append(sse.event({**self._blank, "choices": [first]}))
+        return b"".join(events)
+
+    def told(self, output: RequestOutput) -> bytes:
+        self._usage.add(output)
+        if len(output.outputs) == 1:
+            return self._of_one(output.outputs[0])
+        return b"".join([self._of_one(completion) for completion in output.outputs])
+
+    def closing(self) -> bytes:
+        if not self._include_usage:
+            return b""
+        return sse.event({**self._head, "choices": [], "usage": self._usage.json()})
+
+    def _of_one(self, completion: CompletionOutput) -> bytes:
+        if self._readers is not None:
+            choice = _read(self._body, completion, self._readers[completion.index])
+        elif completion.finish_reason is None and completion.logprobs is None and completion.token_ids:
+            index = completion.index
+            if (plain := self._plain.get(index)) is None:
+                plain = self._plain[index] = sse.PreparedEvent(_plain(self._blank, index))
+            return plain(completion.text)
+        else:
+            choice = _delta(self._body, completion)
+        return b"" if choice is None else sse.event({**self._blank, "choices": [choice]})
+
+
+def _plain(head: dict[str, Any], index: int) -> Callable[[str], dict[str, Any]]:
+    """Makes the chunk of a delta that brings text, and nothing else."""
+
+    def make(text: str) -> dict[str, Any]:
+        choice = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        return {**head, "choices": [choice]}
+
+    return make
 
 
 def _read(body: ChatBody, completion: CompletionOutput, reader: ChatChoice) -> dict[str, Any] | None:

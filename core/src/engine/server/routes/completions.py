@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -19,6 +19,7 @@ from engine.server.labels import note
 from engine.server.protocol import CompletionBody
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
+from engine.server.token_stream import TokenStream
 from engine.types.outputs import CompletionOutput, RequestOutput
 
 router = APIRouter(route_class=JSONRoute)
@@ -53,7 +54,10 @@ async def completions(
     )
     head = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.stream:
-        return sse.EventStream(_events(state, body, streams, params.n, head), streams, request_id(request))
+        events = _Events(state, body, params.n, head)
+        if len(streams) == 1:
+            return TokenStream(events, streams[0], request_id(request))
+        return sse.EventStream(_of_several(events, streams), streams, request_id(request))
     outputs = await until_disconnect(request, collect(streams))
     return JSON(_answer(state, body, outputs, params.n, head))
 
@@ -74,23 +78,57 @@ def _answer(
     return {**head, "choices": choices, "usage": usage.json()}
 
 
-async def _events(
-    state: ServerState, body: CompletionBody, streams: list[RequestStream], n: int, head: dict[str, Any]
-) -> AsyncGenerator[bytes]:
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
-    blank = {**head, "usage": None} if include_usage else head
-    usage = Usage()
-    characters: dict[int, int] = {}
+class _Events:
+    """See `engine.server.token_stream.Events`; of several requests, too."""
+
+    def __init__(self, state: ServerState, body: CompletionBody, n: int, head: dict[str, Any]) -> None:
+        self._state, self._body, self._n, self._head = state, body, n, head
+        self._include_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._blank = {**head, "usage": None} if self._include_usage else head
+        self._usage = Usage()
+        self._characters: dict[int, int] = {}
+        self._plain: dict[int, sse.PreparedEvent] = {}
+
+    def opening(self) -> bytes:
+        return b""
+
+    def told(self, output: RequestOutput, prompt: int = 0) -> bytes:
+        self._usage.add(output)
+        events = [self._of_one(output, completion, prompt) for completion in output.outputs]
+        return events[0] if len(events) == 1 else b"".join(events)
+
+    def closing(self) -> bytes:
+        if not self._include_usage:
+            return b""
+        return sse.event({**self._head, "choices": [], "usage": self._usage.json()})
+
+    def _of_one(self, output: RequestOutput, completion: CompletionOutput, prompt: int) -> bytes:
+        index = prompt * self._n + completion.index
+        echo = "" if index in self._characters else _echo(self._state, self._body, output)
+        offset = self._characters.get(index, 0)
+        self._characters[index] = offset + len(completion.text)
+        if completion.finish_reason is None and completion.logprobs is None:
+            if (plain := self._plain.get(index)) is None:
+                plain = self._plain[index] = sse.PreparedEvent(_plain(self._blank, index))
+            return plain(echo + completion.text)
+        return sse.event({**self._blank, "choices": [_choice(self._body, index, echo, completion, offset)]})
+
+
+async def _of_several(events: _Events, streams: list[RequestStream]) -> AsyncGenerator[bytes]:
     async for i, output in merged(streams):
-        usage.add(output)
-        for completion in output.outputs:
-            index = i * n + completion.index
-            echo = "" if index in characters else _echo(state, body, output)
-            offset = characters.get(index, 0)
-            characters[index] = offset + len(completion.text)
-            yield sse.event({**blank, "choices": [_choice(body, index, echo, completion, offset)]})
-    if include_usage:
-        yield sse.event({**head, "choices": [], "usage": usage.json()})
+        yield events.told(output, i)
+    if closing := events.closing():
+        yield closing
+
+
+def _plain(head: dict[str, Any], index: int) -> Callable[[str], dict[str, Any]]:
+    """Makes the chunk of a delta that brings text, and nothing else."""
+
+    def make(text: str) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}
+        return {**head, "choices": [choice]}
+
+    return make
 
 
 def _choice(body: CompletionBody, index: int, echo: str, completion: CompletionOutput, offset: int) -> dict[str, Any]:
