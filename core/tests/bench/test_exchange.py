@@ -35,7 +35,7 @@ def exchange(pieces: list[bytes], fault: str = "") -> Exchange:
 
 def test_an_answer_in_whole_pieces():
     outcome = read_outcome(exchange(WHOLE))
-    assert outcome == ("", [2.0, 3.0, 4.0], 9, 3)
+    assert outcome == ("", [2.0, 3.0, 4.0], 9, 3, None)
 
 
 @given(st.lists(st.integers(1, len(b"".join(WHOLE)) - 1), unique=True))
@@ -48,14 +48,14 @@ def test_an_answer_cut_anywhere(cuts):
     for token in TOKENS:
         last = data.index(token) + len(token)
         expected.append(1.0 + next(i for i, end in enumerate(bounds[1:]) if end >= last))
-    assert read_outcome(exchange(pieces)) == ("", expected, 9, 3)
+    assert read_outcome(exchange(pieces)) == ("", expected, 9, 3, None)
 
 
 def test_two_events_in_one_chunk_and_no_chunks_at_all():
     together = [HEAD, chunk(b"".join(TOKENS)), chunk(USAGE), END]
-    assert read_outcome(exchange(together)) == ("", [2.0, 2.0, 2.0], 9, 3)
+    assert read_outcome(exchange(together)) == ("", [2.0, 2.0, 2.0], 9, 3, None)
     plain = [b"HTTP/1.1 200 OK\r\n\r\n", *TOKENS, USAGE, b"data: [DONE]\n\n"]
-    assert read_outcome(exchange(plain)) == ("", [2.0, 3.0, 4.0], 9, 3)
+    assert read_outcome(exchange(plain)) == ("", [2.0, 3.0, 4.0], 9, 3, None)
 
 
 @pytest.mark.parametrize(

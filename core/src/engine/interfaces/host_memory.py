@@ -3,7 +3,9 @@ still take, how much a call takes at its peak, and the KV pool in it. Without to
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -94,10 +96,13 @@ def resident_memory() -> int:
 def peak_growth(call: Callable[[], None]) -> int:
     """Bytes by which the process's resident memory grows at its peak while the call runs.
 
-    Memory that the process had freed and not given back to the system is used again without growth, so the answer may
-    be a little low. Where the system keeps no peak that can begin anew (Linux does), the growth that is left when the
-    call has ended stands for it, which is lower.
+    Memory that the process had freed and not given back to the system would be used again without growth: it is
+    given back first, where the C library lets itself be told (GNU's does); elsewhere the answer may be a little low.
+    Where the system keeps no peak that can begin anew (Linux does), the growth that is left when the call has ended
+    stands for it, which is lower.
     """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     before = resident_memory()
     try:
         _CLEAR_REFS.write_text(_FORGET_PEAK)

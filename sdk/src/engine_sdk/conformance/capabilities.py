@@ -167,6 +167,8 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("regex", _JSON, "regex-.*"),
             Capability("any JSON object (`json_object`)", _JSON, "json_object"),
             Capability("JSON schema: {}", _JSON, "json-(.*)"),
+            Capability("rolls back over drafts", "rollback rollback_far"),
+            Capability("tells what is forced, to be jumped over", "forced_bytes"),
             Capability("compiled by several threads", "compiled_by_several_threads"),
             Capability("vocabulary read when it is needed", "the_vocabulary_is_read_late"),
             Capability("what the vocabulary cannot spell is refused", "what_the_vocabulary_cannot_spell"),
