@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 
@@ -120,6 +121,11 @@ class Terminal:
         return before
 
     def type(self, keys):
+        """As a user does, who sees the prompt and then types: readline shows it before it listens, and a Ctrl-C in
+        between is heard with the next key."""
+        program, deadline = psutil.Process(self.process.pid), time.monotonic() + 5
+        while program.status() == psutil.STATUS_RUNNING and time.monotonic() < deadline:
+            time.sleep(0.005)
         os.write(self.fd, keys)
 
     def ended(self):

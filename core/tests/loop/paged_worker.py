@@ -293,7 +293,10 @@ class PagedWorker:
         given = plan.given_drafts
         assert given is not None and given.row.dtype == given.tokens.dtype == np.int32
         assert (np.diff(given.row) > 0).all() and (given.tokens < VOCAB).all()
-        return {row: [t for t in of_row if t >= 0] for row, of_row in zip(given.row.tolist(), given.tokens.tolist())}  # noqa: B905
+        return {
+            row: [t for t in of_row if t >= 0]
+            for row, of_row in zip(given.row.tolist(), given.tokens.tolist(), strict=True)
+        }
 
     def _scan(self, plan: StepPlan, g: int, cells: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """The states after each token; those at the ends of blocks, and the last, go into the pages. All states are

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from engine.bench.exchange import Exchange, Target, fault_of, read_outcome
@@ -92,7 +93,7 @@ async def _run(work: Streams, wait: Callable[[], object]) -> Read:
     connections = []
     for body in work.bodies:
         request = target.encode("POST", work.path, body).replace(b"Connection: close\r\n", b"")
-        made = await loop.create_connection(lambda r=request: _Connection(r, work.rounds), work.host, work.port)  # type: ignore[misc]
+        made = await loop.create_connection(partial(_Connection, request, work.rounds), work.host, work.port)
         connections.append(made[1])
     wait()
     read = Read(began=time.perf_counter())

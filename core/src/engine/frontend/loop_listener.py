@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -135,7 +136,7 @@ class LoopListener:
                 break
             except msgspec.DecodeError as error:
                 self._hand_over(messages)
-                return self._end(lambda error=error: self._core.end_unreadable(error))  # type: ignore[misc]
+                return self._end(partial(self._core.end_unreadable, error))
             self._heard = True
             if isinstance(message, Failed):
                 self._hand_over(messages)
@@ -143,10 +144,12 @@ class LoopListener:
                 return self._on_death(rebuild_error(message.error))
             if not isinstance(message, Beat):
                 messages.append(message)
-        self._hand_over(messages)
-        if self._empty:
-            self._scheduled = True
-            self._loop.call_soon(self._take)
+        try:
+            self._hand_over(messages)
+        finally:  # whatever became of these, others may have come, of which the descriptor would not tell
+            if self._empty:
+                self._scheduled = True
+                self._loop.call_soon(self._take)
 
     def _hand_over(self, messages: list[FromCore]) -> None:
         if messages:
