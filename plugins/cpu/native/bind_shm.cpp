@@ -22,13 +22,15 @@ void bind_shm(nb::module_& m) {
         .def("barrier", [](Group& g) { tape::run("barrier", [&g] { g.barrier(); }); }, unlocked())
         .def("all_reduce",
              [](Group& g, std::uintptr_t x, std::size_t count, int dtype) {
-                 tape::run("all_reduce", [=, &g] { g.all_reduce(at(x), count, static_cast<DType>(dtype)); });
+                 tape::run("all_reduce", [=, &g] { g.all_reduce(at(x), tape::rows(count), static_cast<DType>(dtype)); });
              },
              unlocked())
         .def("all_gather",
              [](Group& g, std::uintptr_t x, std::uintptr_t out, std::size_t outer, std::size_t inner, Sizes lengths) {
                  tape::run("all_gather", [=, &g, parts = Parts{outer, inner, std::move(lengths)}] {
-                     g.all_gather(at(x), at(out), parts);
+                     Parts now = parts;
+                     now.outer = tape::rows(now.outer);
+                     g.all_gather(at(x), at(out), now);
                  });
              },
              unlocked())
