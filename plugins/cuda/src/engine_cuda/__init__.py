@@ -1,0 +1,1 @@
+"""Drivers for GPUs, on CUDA graphs, Triton kernels and NCCL."""

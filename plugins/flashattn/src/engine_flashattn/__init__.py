@@ -1,0 +1,1 @@
+"""FlashAttention as an attention driver."""
