@@ -1,0 +1,169 @@
+"""Kernels compiled for GPUs that are not there: what they take of registers and shared memory, and their code.
+
+Triton compiles for any target that it knows, and brings the assembler along. In a process where kernels are
+interpreted they cannot be compiled, so this is done in a child process, for as many kernels at once as there are:
+
+    use = compile_for(_rms_norm_kernel, {"x": "*bf16", "y": "*bf16", "rows": "i32"}, {"BLOCK": 1024}, "sm_90")
+    assert use.spilled == 0
+
+The same module is the child's program.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+TARGETS: dict[str, tuple[str, int | str, int]] = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+"""Backend, architecture and warp size of the GPUs that kernels are compiled for: A100, H100, B200, MI300."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel as one launch would compile it.
+
+    Args:
+        kernel: what `triton.jit` made, at a module's top level, of a module that can be imported.
+        signature: type of each argument that is no constexpr, in any order: "*bf16", "*i64", "i32", "fp32".
+        constexprs: value of each constexpr. Arguments that are 1 or None at the launch are constexprs too.
+        target: one of `TARGETS`.
+        multiples_of_16: names of whole numbers that are such multiples, as Triton sees at a launch (strides, sizes).
+        unaligned: names of pointers that are not at multiples of 16 bytes; all others are taken to be.
+    """
+
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any] = field(default_factory=dict)
+    target: str = "sm_90"
+    num_warps: int = 4
+    num_stages: int = 3
+    multiples_of_16: Sequence[str] = ()
+    unaligned: Sequence[str] = ()
+
+
+class Compiled(NamedTuple):
+    """What one program of a compiled kernel takes.
+
+    Args:
+        registers: of each thread (vector registers on ROCm).
+        spilled: bytes of each thread's registers that lie in memory instead.
+        shared: bytes of shared memory (LDS) of a program.
+        assembly: PTX, or the GCN assembly on ROCm.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    assembly: str
+
+
+def compile_for(
+    kernel: Any,
+    signature: Mapping[str, str],
+    constexprs: Mapping[str, Any],
+    target: str = "sm_90",
+    num_warps: int = 4,
+    num_stages: int = 3,
+    **more: Any,
+) -> Compiled:
+    """Compile one kernel; the arguments are `Case`'s. `compile_all` starts one process for many."""
+    return compile_all([Case(kernel, signature, constexprs, target, num_warps, num_stages, **more)])[0]
+
+
+def compile_all(cases: Sequence[Case]) -> list[Compiled]:
+    """Compile kernels, in one child process.
+
+    Raises:
+        AssertionError: one did not compile; with the compiler's words.
+    """
+    sent = [(_name(case.kernel), {**vars(case), "kernel": None}) for case in cases]
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    ran = subprocess.run(
+        [sys.executable, __file__], input=pickle.dumps(sent), env=environment, capture_output=True, timeout=600
+    )
+    assert ran.returncode == 0, ran.stderr.decode(errors="replace")[-6000:]
+    return [Compiled(*found) for found in pickle.loads(ran.stdout)]
+
+
+def _name(kernel: Any) -> tuple[str, str]:
+    return kernel.fn.__module__, kernel.fn.__name__
+
+
+# -- the child -----------------------------------------------------------------------------------------------------
+def _compile(name: tuple[str, str], case: Case) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(importlib.import_module(name[0]), name[1])
+    arguments = list(inspect.signature(kernel.fn).parameters)
+    given = {*case.signature, *case.constexprs}
+    assert given == set(arguments), f"{name[1]}: {sorted(given.symmetric_difference(arguments))} are not as it takes"
+    signature = {each: "constexpr" if each in case.constexprs else case.signature[each] for each in arguments}
+    aligned = [each for each, kind in signature.items() if kind.startswith("*") and each not in case.unaligned]
+    attributes = {(arguments.index(each),): [["tt.divisibility", 16]] for each in (*aligned, *case.multiples_of_16)}
+    made = triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=dict(case.constexprs), attrs=attributes),
+        target=GPUTarget(*TARGETS[case.target]),
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+    )
+    shared = int(made.metadata.shared)
+    if "cubin" in made.asm:
+        return Compiled(*_cubin_use(made.asm["cubin"], made.metadata.name), shared, made.asm["ptx"])
+    text = made.asm["amdgcn"]
+    return Compiled(
+        _number(r"\.vgpr_count: +(\d+)", text), 4 * _number(r"\.vgpr_spill_count: +(\d+)", text), shared, text
+    )
+
+
+def _cubin_use(cubin: bytes, name: str) -> tuple[int, int]:
+    """Registers, and bytes of spilled ones, of a kernel's machine code, by the tool that Triton brings along."""
+    import tempfile
+
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    text = text[text.index(f"Function {name}:") :]
+    return _number(r"REG:(\d+)", text), max(_number(r"STACK:(\d+)", text), _number(r"LOCAL:(\d+)", text))
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found, f"no {pattern} in the compiler's output"
+    return int(found[1])
+
+
+def _main() -> None:
+    answers = []
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed while compiling is no part of the answer
+    for name, fields in pickle.load(sys.stdin.buffer):
+        case = Case(**fields)
+        try:
+            answers.append(tuple(_compile(name, case)))
+        except Exception as error:
+            raise RuntimeError(f"{name[1]} for {case.target} with {dict(case.constexprs)} does not compile") from error
+    with answer:
+        answer.write(pickle.dumps(answers))
+
+
+if __name__ == "__main__":
+    _main()
