@@ -129,7 +129,7 @@ class Given:
     def __init__(self, *messages: ToCore) -> None:
         self.messages = list(messages)
 
-    def get(self, timeout: float) -> ToCore | None:
+    def get(self, timeout: float, awake: float = 0.0) -> ToCore | None:
         return self.messages.pop(0) if self.messages else None
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from fastapi import FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -34,6 +32,7 @@ from engine.server.routes import (
     responses,
     tokenization,
 )
+from engine.server.shortcut import Shortcut
 from engine.server.sse import Direct
 from engine.server.state import ServerState
 
@@ -60,11 +59,13 @@ def create_app(
 
     app.add_exception_handler(ClientGone, on_gone)
     # Asked in this order for every request: those that somebody waits for come first.
-    for routes in (chat, completions, messages, responses, pooling, tokenization, operations, administration, models):
-        app.include_router(routes.router)
+    modules = (chat, completions, messages, responses, pooling, tokenization, operations, administration, models)
+    routers = [routes.router for routes in modules]
+    for router in routers:
+        app.include_router(router)
     pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
     describe_api(app, keys=bool(keys), administered=bool(admin))
-    inside = wrap(Direct(cast(ASGIApp, app), alone=not llm.hooks.http_middleware), llm.hooks)
+    inside = wrap(Direct(Shortcut(app, routers), alone=not llm.hooks.http_middleware), llm.hooks)
     limited = BodyLimit(inside, max_body=settings.max_body, timeout=settings.body_timeout)
     gate = Gate(
         limited,

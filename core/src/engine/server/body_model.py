@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.plugin.near import did_you_mean
+
+
+@functools.cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 class Body(BaseModel):
@@ -20,7 +26,7 @@ class Body(BaseModel):
     def _known_and_set(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
+        known = _names(cls)
         for name in data:
             if name not in known:
                 shown = str(name)[:64]
