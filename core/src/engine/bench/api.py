@@ -96,9 +96,10 @@ def measure_api(config: EngineConfig, options: ApiOptions, flags: Sequence[str])
     for rate in dict.fromkeys((options.rate, 0.0)):
         with own_server(given, (_SERVER, f"{rate:g}")) as server:
             _load(server, options, 1, 8)  # everything is imported, every buffer has its size
-            if not rate:
-                lone = _load(server, options, options.requests, 8, connections=1).reads[0].first_token
             loads[rate] = [_load(server, options, 1, options.output_len) for _ in range(options.repeats)]
+            # The second counts: of a server that has served, and now has little to do.
+            for _ in range(0 if rate else 2):
+                lone = _load(server, options, options.requests, 8, connections=1).reads[0].first_token
     return _report(options, loads, lone, alone)
 
 

@@ -29,7 +29,7 @@ class _Short:
 
 
 class Shortcut:
-    """ASGI middleware, the innermost: hands well-formed bodies to routes, and errors to the handlers of the application.
+    """ASGI middleware, the innermost: hands well-formed bodies to routes, errors to the application's handlers.
 
     Whatever is not as well-formed as that goes the framework's way, which finds the words for it: so both answer alike.
 
