@@ -211,11 +211,20 @@ class SlopesToOneSide(Plain):
         return super().sloped(scores, distance.masked_fill(late, 0), layer)
 
 
+class KeepsTwoBits(Plain):
+    """an fp8 cache in which a value keeps two bits after the point (e5m2) instead of three"""
+
+    def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: Any) -> None:
+        if cache.k.dtype.itemsize == 1:
+            k, v = (x.to(torch.float8_e5m2).to(x.dtype) for x in (k, v))
+        super().write(layer, k, v, cache, plan)
+
+
 MUTANTS = [
     SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, ReadsHiddenPages, IgnoresKvIndex,
     KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound, WrongGroups, NoScale, LeavesPadding, WritesPastLayer,
-    SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes, SlopesToOneSide, ServesEverything, Undecided,
-    NamesNoBody, Heavy,
+    SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes, SlopesToOneSide, KeepsTwoBits, ServesEverything,
+    Undecided, NamesNoBody, Heavy,
 ]  # fmt: skip
 
 globals().update(suites_of(AttentionConformance, PlainAttention, MUTANTS))

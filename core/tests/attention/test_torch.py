@@ -150,3 +150,24 @@ def test_card() -> None:
     for dtype, kv_dtype in (("float32", "float64"), ("bfloat16", "float32"), ("bfloat16", "float16")):
         (reason,) = TorchAttention.unsupported(need(dtype=dtype, kv_dtype=kv_dtype))
         assert reason == f"a cache of {kv_dtype} under queries of {dtype} saves no memory"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_an_fp8_cache(dtype: torch.dtype) -> None:
+    """Keys and values have 8 bits; the rest is computed as ever."""
+    shape = Shape(heads=2, group=4, size=64, block=16, dtype=dtype, cache_dtype=torch.float8_e4m3fn)
+    rounding = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 8e-3}[dtype]
+    check(Case(shape, [[70], [3], list(range(10, 50))], num_decodes=2), rounding)
+
+
+def test_what_fp8_cannot_hold_becomes_its_largest_number() -> None:
+    case = Case(Shape(dtype=torch.float32, cache_dtype=torch.float8_e4m3fn), [[0], [1]], num_decodes=2)
+    body = TorchAttentionBody(WorkerContext(start=None))  # type: ignore[arg-type]
+    cache, plan = body.cache(case.need, case.group, case.pages), body.plan(case.batch, case.group)
+    values = torch.full((2, 2, 8), 1e6)
+    values[0, 0, :3] = torch.tensor([-torch.inf, torch.nan, 0.3])
+    body.write(case.layer, values, -values, cache, plan)
+    page, offset = divmod(int(case.batch.slot_mapping[0]), case.shape.block)
+    found = cache.k[page, 0, offset].float()
+    assert found[1].isnan() and found[[0, 2, 3]].tolist() == [-448, 0.3125, 448]
+    assert cache.v[page, 1, offset].float().tolist() == [-448] * 8

@@ -222,5 +222,8 @@ def test_the_caches_element_type(folder: Path) -> None:
     narrow = launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype="bfloat16")).start.worker
     assert (plain.kv_cache_dtype, narrow.kv_cache_dtype, narrow.dtype) == ("float32", "bfloat16", "float32")
     assert plain.layout.page_bytes == 2 * narrow.layout.page_bytes
+    for name in ("fp8", "fp8_e4m3"):
+        eight = launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype=name)).start.worker
+        assert (eight.kv_cache_dtype, plain.layout.page_bytes) == ("float8_e4m3fn", 4 * eight.layout.page_bytes)
     with pytest.raises(PluginError, match="a cache of float64 under queries of float32 saves no memory"):
         launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype="float64"))

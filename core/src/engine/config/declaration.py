@@ -13,6 +13,7 @@ from typing import Literal
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 RUNNERS = ("auto", "generate", "pooling")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+KV_CACHE_DTYPES = (*DTYPES, "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tokenizer", "text", None, "a folder with the tokenizer's files (default: the model's)"),
     Setting("served_model_name", "text", None, "the model's name in the API (default: --model as given)"),
     Setting("dtype", "text", "auto", "type of weights and activations", choices=DTYPES),
-    Setting("kv_cache_dtype", "text", "auto", "type of the KV cache (default: that of activations)", choices=DTYPES),
+    Setting(
+        "kv_cache_dtype",
+        "text",
+        "auto",
+        "type of the KV cache (default: that of activations); fp8 is fp8_e4m3, with scales of 1",
+        choices=KV_CACHE_DTYPES,
+    ),
     Setting(
         "runner", "text", "auto", "what the engine is for: to write text, or to embed and classify", choices=RUNNERS
     ),

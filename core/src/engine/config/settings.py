@@ -39,7 +39,7 @@ class EngineConfig(BaseModel):
     tokenizer: str | None = None
     served_model_name: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64", "fp8", "fp8_e4m3"] = "auto"
     runner: Literal["auto", "generate", "pooling"] = "auto"
     max_model_len: Positive | None = None
     max_num_seqs: Positive = 256

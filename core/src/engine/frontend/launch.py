@@ -66,7 +66,9 @@ DEFAULT_IN_FLIGHT = 2
 
 _COMPUTED = ("full", "sliding", "encoder")
 """Kinds of layer that the runner computes."""
-_ITEM_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_ITEM_SIZES = {"float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
+"""Torch's names of what users call otherwise."""
 _HOLDS = {
     "float16": ("float16", "float32", "float64"),
     "bfloat16": ("bfloat16", "float32", "float64"),
@@ -173,7 +175,8 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     facts = cast("type[PlatformCard]", platform.card).describe()
     architecture, model = _model(config, registry, files, facts)
     dtype = choose_dtype(config.dtype, model.dtype, facts)
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_dtype = _CACHE_DTYPES.get(config.kv_cache_dtype, config.kv_cache_dtype)
+    kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
     model = decide_runner(config, files, model)
     max_model_len = _max_model_len(config, model)
     check_whole_prompts(model, max_model_len, config)

@@ -81,6 +81,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("ALiBi", "alibi"),
             Capability("queries that are not contiguous (`kv_index`)", "kv_index"),
             Capability("bfloat16 KV cache under float32 queries", "narrower_cache"),
+            Capability("fp8 KV cache", "fp8_cache"),
             Capability("large scores without overflow", "large_scores"),
             Capability("log-sum-exp on demand", "without_lse"),
             Capability("strided tensors, padded batches", "strided_tensors padding_rows padding_tokens"),

@@ -51,11 +51,14 @@ class TorchAttentionBody:
     def write(
         self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: TorchPlan
     ) -> None:
-        """Store k, v [T, num_kv_heads, head_size], rounded to the cache's type where that is narrower."""
+        """Store k, v [T, num_kv_heads, head_size], rounded to the cache's type where that is narrower.
+
+        What fp8 cannot hold becomes its largest number.
+        """
         del layer
         where = (plan.page, slice(None), plan.offset)
-        cache.k[where] = k.to(cache.k.dtype)
-        cache.v[where] = v.to(cache.v.dtype)
+        cache.k[where] = _stored(k, cache.k.dtype)
+        cache.v[where] = _stored(v, cache.v.dtype)
 
     def forward(
         self,
@@ -80,6 +83,13 @@ class TorchAttentionBody:
             out[plan.num_tokens :] = 0
             if lse is not None:
                 lse[plan.num_tokens :] = 0
+
+
+def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype.itemsize == 1:
+        limits = torch.finfo(dtype)
+        values = values.clamp(limits.min, limits.max)
+    return values.to(dtype)
 
 
 def _decode(

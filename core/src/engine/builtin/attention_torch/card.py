@@ -6,6 +6,8 @@ from engine.interfaces.attention import AttentionCard, AttentionNeed
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """With the bytes of an element."""
+FP8 = "float8_e4m3fn"
+"""What a cache may hold beside those: one byte an element, with scales of 1."""
 FEATURES = frozenset({"kv_index", "sinks", "alibi"})
 
 
@@ -26,9 +28,9 @@ class TorchAttention(AttentionCard):
             reasons.append(f"it computes with torch, not with {need.framework}")
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(sorted(DTYPES))}")
-        if need.kv_dtype not in DTYPES:
-            reasons.append(f"a cache of {need.kv_dtype} is not served, only of {', '.join(sorted(DTYPES))}")
-        elif need.kv_dtype != need.dtype and DTYPES[need.kv_dtype] >= DTYPES.get(need.dtype, 0):
+        if need.kv_dtype not in (*DTYPES, FP8):
+            reasons.append(f"a cache of {need.kv_dtype} is not served, only of {', '.join(sorted((*DTYPES, FP8)))}")
+        elif need.kv_dtype != need.dtype and DTYPES.get(need.kv_dtype, 1) >= DTYPES.get(need.dtype, 0):
             reasons.append(f"a cache of {need.kv_dtype} under queries of {need.dtype} saves no memory")
         reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
         return reasons

@@ -172,6 +172,11 @@ class AttentionConformance(Conformance):
         """Keys and values are rounded to the cache's dtype when they are written."""
         self.verify(Form(dtype="float32", kv_dtype="bfloat16"), MIXED, 2)
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_fp8_cache(self, dtype: str) -> None:
+        """Keys and values of 8 bits (e4m3, scales of 1), computed with in the queries' precision."""
+        self.verify(Form(dtype=dtype, kv_dtype="float8_e4m3fn"), MIXED, 2)
+
     @pytest.mark.parametrize("length", [700, 3000])
     def test_long_rows(self, length: int) -> None:
         """Beyond what one piece of work holds: partial results of pieces are put together."""
