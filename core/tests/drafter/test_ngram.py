@@ -20,7 +20,12 @@ from engine.types.errors import OptionsError
 
 def make(device: str = "cpu", **options: object) -> NgramDrafterBody:
     return NgramDrafterBody(
-        WorkerContext(start=None, options=NgramOptions(**options), device=torch.device(device))  # type: ignore[arg-type]
+        WorkerContext(
+            start=None,  # type: ignore[arg-type]
+            options=NgramOptions(**options),
+            device=torch.device(device),
+            platform=SimpleNamespace(to_device=lambda host, out: out.copy_(host)),  # type: ignore[arg-type]
+        )
     )
 
 

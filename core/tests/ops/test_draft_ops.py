@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sampling_ops import rows_of
 
+from engine.builtin.ops_torch import asking
 from engine.builtin.ops_torch.body import TorchOpsBody
 from engine.interfaces import ops as ops_interface
 from engine.interfaces.philox import uniform
@@ -70,8 +71,10 @@ def test_tokens_have_the_targets_distribution(setting: tuple[float, int, float, 
     assert abs(kept - expected) < 5 * math.sqrt(expected * (1 - expected) / n)
 
 
+@pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("one_hot", [True, False])
-def test_reject_equals_its_definition(one_hot: bool) -> None:
+def test_reject_equals_its_definition(one_hot: bool, asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "may_ask", lambda tensor: asks)
     """Row by row in numpy, with the random numbers that the interface names; greedy rows and rows without a draft
     give what `sample` gives."""
     n, rng = 400, np.random.default_rng(2)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.builtin.ops_torch import asking
 from engine.builtin.ops_torch import philox as torch_philox
 from engine.builtin.ops_torch import sample as sample_module
 from engine.builtin.ops_torch.body import TorchOpsBody
@@ -67,12 +68,18 @@ settings_of_a_row = st.tuples(
     st.integers(0, 2**32),
     st.sampled_from([None, 1, 3]),
     st.sampled_from([sample_module._FIRST_CANDIDATES, 4]),
+    st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
 def test_sample_equals_the_definition(
-    chosen: list[tuple[float, int, float, float]], vocab: int, seed: int, decimals: int | None, candidates: int
+    chosen: list[tuple[float, int, float, float]],
+    vocab: int,
+    seed: int,
+    decimals: int | None,
+    candidates: int,
+    asks: bool,
 ) -> None:
-    """float64; rounded logits make ties; mixed rows; alone and batched."""
+    """float64; rounded logits make ties; mixed rows; alone and batched; and as on a device that is not to be asked."""
     generator = np.random.default_rng(seed)
     logits = generator.normal(size=(len(chosen), vocab)) * 3
     if decimals is not None:
@@ -81,6 +88,7 @@ def test_sample_equals_the_definition(
     rows = rows_of(chosen, seeds, positions.tolist())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sample_module, "_FIRST_CANDIDATES", candidates)
+        patch.setattr(asking, "may_ask", lambda tensor: asks)
         batched = OPS.sample(torch.from_numpy(logits.copy()), rows)
         assert batched.dtype == torch.int32
         expected = [

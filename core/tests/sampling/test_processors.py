@@ -23,7 +23,8 @@ VOCAB, SLOTS, LENGTH = 12, 5, 20
 
 def context() -> Any:
     start = SimpleNamespace(device="cpu", size=1, max_num_seqs=SLOTS, model=SimpleNamespace(vocab_size=VOCAB))
-    return SimpleNamespace(start=start, device=torch.device("cpu"))
+    platform = SimpleNamespace(to_device=lambda host, out: out.copy_(host))
+    return SimpleNamespace(start=start, device=torch.device("cpu"), platform=platform)
 
 
 class Recorder(LogitsProcessorCard):

@@ -7,7 +7,9 @@ them can be replayed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +19,15 @@ from engine.interfaces.ops import StepInputs, StepTables
 from engine.interfaces.platform import Platform
 from engine.types.kv import NULL_PAGE, KVLayout
 from engine.types.plan import StepPlan
+
+_HEADER = 4
+"""int32 arrays of a step's rows."""
+_PER_TOKEN = 6
+"""int32 words that travel for each token that draws, at most: which it is, and its two places, int64 each."""
+_FILLING = 12
+"""int32 words that alignment adds, at most."""
+_PER_ROW = 12
+"""int32 words of new pages that travel with a step's rows; where there are more, they go before it."""
 
 
 class SlotTables:
@@ -39,17 +50,27 @@ class SlotTables:
             tokens_per_block=tuple(group.tokens_per_block for group in layout.groups),
         )
 
-    def apply(self, plan: StepPlan) -> None:
-        """Take in the requests and the pages that are new in this step."""
+    def enter(self, plan: StepPlan) -> None:
+        """Take in the requests that are new in this step."""
         for new in plan.new_slots:
             self._platform.to_device(host_tensor(new.token_ids), self.tables.tokens[new.slot, : len(new.token_ids)])
             for table in self.tables.blocks:
                 table[new.slot] = NULL_PAGE
-        for table, blocks in zip(self.tables.blocks, plan.new_blocks, strict=True):
-            if len(blocks.slot):
-                entries = torch.empty(3, len(blocks.slot), dtype=torch.int32, device=self._platform.device)
-                self._platform.to_device(torch.from_numpy(np.stack([blocks.slot, blocks.index, blocks.page])), entries)
-                table[entries[0].long(), entries[1].long()] = entries[2]
+
+    def place(self, entries: torch.Tensor, counts: Sequence[int]) -> None:
+        """Write new pages into the block tables.
+
+        Args:
+            entries: int32 [3 * sum of counts], on the device; for each group the slots, indices and pages of its
+                `NewBlocks`, one after the other.
+            counts: of each group.
+        """
+        start = 0
+        for table, count in zip(self.tables.blocks, counts, strict=True):
+            if count:
+                slot, index, page = entries[start : start + 3 * count].view(3, count)
+                table[slot.long(), index.long()] = page
+                start += 3 * count
 
 
 @dataclass(slots=True)
@@ -58,21 +79,42 @@ class Frame:
 
     Args:
         num_rows, num_tokens: R and T.
+        tokens_per_row: where all rows have the same number, those after a row's own tokens being padding; else 0.
         inputs: for `Ops.prepare_inputs`.
         batches: one for each KV group, then for each that keeps nothing. Their host arrays change from step to step.
         query_start_loc_host, seq_lens_bound: these host arrays: numpy int32 [R + 1] and [R].
+        header_host: int32 numpy [4, R + 1 or more]: slot_of_row, num_computed, seq_lens and query_start_loc as they go.
+        select: int64 [T]; with several tokens a row, which of them draw, as a captured step reads them; else None.
     """
 
     num_rows: int
     num_tokens: int
+    tokens_per_row: int
     inputs: StepInputs
     batches: tuple[AttentionBatch, ...]
     query_start_loc_host: np.ndarray
     seq_lens_bound: np.ndarray
+    header_host: np.ndarray
+    select: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class Sent:
+    """What of a step's host arrays is on the device, besides its frame.
+
+    Args:
+        places: int64 [2, n]; see `engine.sampling.sampler.SampledRows`.
+        select: int64 [n]; None where all tokens draw.
+        blocks: int32; see `SlotTables.place`.
+    """
+
+    places: torch.Tensor | None
+    select: torch.Tensor | None
+    blocks: torch.Tensor
 
 
 class StepBuffers:
-    """The fixed buffers of a step's inputs.
+    """The fixed buffers of a step's inputs. All that a step sends travels in one copy, of no more than it needs.
 
     Args:
         platform: the worker's.
@@ -86,9 +128,9 @@ class StepBuffers:
     ) -> None:
         self._platform, self._scratch_slot = platform, tables.scratch_slot
         device = platform.device
-        # slot_of_row, num_computed, seq_lens and query_start_loc travel in one copy a step.
-        self._packed = torch.zeros(4, max_rows + 1, dtype=torch.int32, device=device)
-        self._packed_host = torch.zeros(4, max_rows + 1, dtype=torch.int32)
+        room = _HEADER * _aligned(max_rows + 1) + _PER_TOKEN * max_tokens + _PER_ROW * max_rows + _FILLING
+        self._packed = torch.zeros(room, dtype=torch.int32, device=device)
+        self._packed_host = torch.zeros(room, dtype=torch.int32)
         self._host = self._packed_host.numpy()
         self._counts = np.arange(max_rows + 1, dtype=np.int32)
         self._token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=device)
@@ -105,19 +147,23 @@ class StepBuffers:
             (torch.zeros((max_rows, 0), dtype=torch.int32, device=device), torch.zeros_like(self._positions)),
         ) * num_uncached
 
-    def frame(self, num_rows: int, num_tokens: int) -> Frame:
+    def frame(self, num_rows: int, num_tokens: int, tokens_per_row: int = 0) -> Frame:
         """Views for R rows and T tokens. All frames lie on the same memory: one step uses one of them."""
+        row = _aligned(num_rows + 1)
+        end = _HEADER * row
+        slot_of_row, num_computed, seq_lens, query_start_loc = self._packed[:end].view(_HEADER, row)
+        header_host = self._host[:end].reshape(_HEADER, row)
         inputs = StepInputs(
-            slot_of_row=self._packed[0, :num_rows],
-            num_computed=self._packed[1, :num_rows],
-            query_start_loc=self._packed[3, : num_rows + 1],
-            seq_lens=self._packed[2, :num_rows],
+            slot_of_row=slot_of_row[:num_rows],
+            num_computed=num_computed[:num_rows],
+            query_start_loc=query_start_loc[: num_rows + 1],
+            seq_lens=seq_lens[:num_rows],
             token_ids=self._token_ids[:num_tokens],
             positions=self._positions[:num_tokens],
             block_tables=tuple(table[:num_rows] for table in self._block_tables),
             slot_mappings=tuple(mapping[:num_tokens] for mapping in self._slot_mappings),
         )
-        query_start_loc, seq_lens_bound = self._host[3, : num_rows + 1], self._host[2, :num_rows]
+        seq_lens_bound, query_start_loc_host = header_host[2, :num_rows], header_host[3, : num_rows + 1]
         caches = [
             *zip(inputs.block_tables, inputs.slot_mappings, strict=True),
             *((table[:num_rows], mapping[:num_tokens]) for table, mapping in self._uncached),
@@ -128,7 +174,7 @@ class StepBuffers:
                 num_tokens=num_tokens,
                 num_decodes=0,
                 query_start_loc=inputs.query_start_loc,
-                query_start_loc_host=query_start_loc,
+                query_start_loc_host=query_start_loc_host,
                 seq_lens=inputs.seq_lens,
                 seq_lens_bound=seq_lens_bound,
                 block_table=block_table,
@@ -137,29 +183,90 @@ class StepBuffers:
             )
             for block_table, slot_mapping in caches
         )
-        return Frame(num_rows, num_tokens, inputs, batches, query_start_loc, seq_lens_bound)
+        select = None
+        if tokens_per_row > 1:
+            select = self._int64(self._packed, end, num_tokens)
+        return Frame(
+            num_rows,
+            num_tokens,
+            tokens_per_row,
+            inputs,
+            batches,
+            query_start_loc_host,
+            seq_lens_bound,
+            header_host,
+            select,
+        )
 
-    def fill(self, frame: Frame, plan: StepPlan) -> None:
-        """Write the plan's rows, and padding rows of one token each up to the frame's, and send them to the device."""
-        rows, padded, host = plan.num_rows, frame.num_rows, self._host
+    def fill(
+        self,
+        frame: Frame,
+        plan: StepPlan,
+        places: np.ndarray | None = None,
+        select: np.ndarray | None = None,
+        blocks: Sequence[np.ndarray] = (),
+    ) -> Sent:
+        """Write the plan's rows, and padding rows up to the frame's, and send them to the device with what else the
+        step sends: see `Sent`; `blocks` one after the other. The answer's tensors are the next step's memory too."""
+        self._fill_header(frame, plan)
+        end = frame.header_host.size
+        chosen: torch.Tensor | None = None
+        if select is not None:
+            # A captured step reads it where its frame says; what is padding there draws at token 0.
+            size = len(select) if frame.select is None else len(frame.select)
+            self._int64(self._host, end, size)[: len(select)] = select
+            self._int64(self._host, end, size)[len(select) :] = 0
+            chosen = self._int64(self._packed, end, size)
+            end += _aligned(2 * size)
+        at = end
+        if places is not None:
+            half = _aligned(2 * places.shape[1])
+            for row, of_row in enumerate(places):
+                self._int64(self._host, at + row * half, len(of_row))[:] = of_row
+            end += 2 * half
+        first = end
+        for array in blocks:
+            self._host[end : end + len(array)] = array
+            end += len(array)
+        self._platform.to_device(self._packed_host[:end], self._packed[:end])
+        if places is None:
+            return Sent(None, chosen, self._packed[first:end])
+        both = self._packed[at:first].view(torch.int64).view(2, -1)[:, : places.shape[1]]
+        return Sent(both, chosen, self._packed[first:end])
+
+    @staticmethod
+    def _int64(packed: Any, start: int, size: int) -> Any:
+        """So many numbers of 64 bits, from this word of an array or a tensor of int32."""
+        return packed[start : start + 2 * size].view(np.int64 if isinstance(packed, np.ndarray) else torch.int64)
+
+    def room_for(self, num_blocks: int) -> bool:
+        """Whether `fill` takes so many new pages, all groups' together."""
+        return 3 * num_blocks <= _PER_ROW * (len(self._counts) - 1)
+
+    def _fill_header(self, frame: Frame, plan: StepPlan) -> None:
+        rows, padded, host, each = plan.num_rows, frame.num_rows, frame.header_host, frame.tokens_per_row
         host[0, :rows] = plan.slot_of_row
         host[1, :rows] = plan.num_computed
-        np.add(plan.num_computed, plan.num_tokens, out=host[2, :rows])
-        if frame.num_tokens == padded:
-            host[3, : padded + 1] = self._counts[: padded + 1]  # one token a row
+        np.add(plan.num_computed, each or plan.num_tokens, out=host[2, :rows])
+        if each:
+            np.multiply(self._counts[: padded + 1], each, out=host[3, : padded + 1])
         else:
+            assert padded == rows, "rows of any numbers of tokens are not padded"
             host[3, 0] = 0
             np.cumsum(plan.num_tokens, out=host[3, 1 : rows + 1])
         if padded > rows:
             host[0, rows:padded] = self._scratch_slot
             host[1, rows:padded] = 0
-            host[2, rows:padded] = 1
-            if frame.num_tokens != padded:
-                host[3, rows + 1 : padded + 1] = host[3, rows] + self._counts[1 : padded - rows + 1]
-        self._platform.to_device(self._packed_host, self._packed)
-        num_decodes = plan.num_decodes + padded - rows
+            host[2, rows:padded] = each
+        num_decodes = padded if each == 1 else plan.num_decodes if not each else 0
         for batch in frame.batches:
             batch.num_decodes = num_decodes
+
+
+def _aligned(count: int) -> int:
+    """int32 words of `count` and what fills them up to 16 bytes: kernels are compiled for pointers of that alignment
+    and for others, and each step would have some of either."""
+    return -(-count // 4) * 4
 
 
 def host_tensor(array: np.ndarray) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 from engine.interfaces.drafter import Acceptance, Drafter, DraftRows, Drafts
 from engine.interfaces.ops import Ops
 from engine.interfaces.platform import Fetch, Platform
+from engine.sampling.packed import send
 from engine.sampling.sampler import SampledDrafts
 from engine.types.errors import ContractError
 from engine.types.plan import GivenDrafts, StepPlan
@@ -74,9 +75,10 @@ class StepDrafts:
         rows: all that have drafts; `drafts`: those, with counts.
         place: int64 [m]; the plan's row of each.
         asked: as the drafter was asked; None where it was not.
-        asked_place: int64; the plan's row of each of these.
         positions: where the step draws.
         sampled: the drafts in the order of `positions`.
+        start: int64 [R' + 1], on the device; `positions.start`.
+        asked_among: int64, on the device; where the rows that the drafter was asked for stand among those that draw.
         fetch: their copy to the host under way, where masks follow that depend on them.
     """
 
@@ -84,9 +86,10 @@ class StepDrafts:
     drafts: Drafts
     place: np.ndarray
     asked: DraftRows | None
-    asked_place: np.ndarray
     positions: Positions
     sampled: SampledDrafts
+    start: torch.Tensor
+    asked_among: torch.Tensor
     fetch: Fetch | None = None
 
     def told(self) -> list[list[int]]:
@@ -150,8 +153,9 @@ class Drafting:
         num_decodes = plan.num_rows if alone.all() else int(alone.argmin())
         plan = msgspec.structs.replace(plan, num_tokens=num_tokens, num_drafts=num_drafts, num_decodes=num_decodes)
         positions = Positions.of(np.flatnonzero(plan.samples), num_drafts)
-        sampled = self._put(rows, drafts, place, positions)
-        step = StepDrafts(rows, drafts, place, asked, asked_place, positions, sampled)
+        among = np.searchsorted(positions.rows, asked_place)
+        sampled, start, among_device = self._put(rows, drafts, place, positions, among)
+        step = StepDrafts(rows, drafts, place, asked, positions, sampled, start, among_device)
         if plan.masks_follow:
             step.fetch = self._platform.to_host((drafts.tokens,))
         return plan, step
@@ -176,12 +180,13 @@ class Drafting:
         """What the drafter proposed, which goes to the rows `at`, and what came with the plan: that is certain."""
         m, k, device = len(place), int(rows.num_drafts.max()), self._tokens.device
         mine = np.searchsorted(place, given.row)
-        host = np.full((m, k), -1, np.int64)
+        host = np.full((m, k), -1, np.int32)
         host[mine, : given.tokens.shape[1]] = given.tokens[:, :k]
-        tokens, counts, probs = self._upload(host).int(), rows.num_drafts.copy(), None
+        tokens, where = send(self._platform, host, at)
+        counts, probs = rows.num_drafts.copy(), None
         if proposed is not None:
             assert proposed.counts is not None
-            where, width = self._upload(at), proposed.tokens.shape[1]
+            width = proposed.tokens.shape[1]
             tokens[where, :width] = proposed.tokens.int()
             counts[at] = proposed.counts
             if self.rejects and proposed.probs is not None:
@@ -190,14 +195,18 @@ class Drafting:
                 probs[where, :width] = proposed.probs
         return Drafts(tokens, counts, probs)
 
-    def _put(self, rows: DraftRows, drafts: Drafts, place: np.ndarray, positions: Positions) -> SampledDrafts:
-        """Write the drafts behind their rows' tokens; and the same in the order of the positions that draw."""
+    def _put(
+        self, rows: DraftRows, drafts: Drafts, place: np.ndarray, positions: Positions, among: np.ndarray
+    ) -> tuple[SampledDrafts, torch.Tensor, torch.Tensor]:
+        """Write the drafts behind their rows' tokens; and the same in the order of the positions that draw. With it go
+        the positions' `start`, and `among`, which come back as they are on the device."""
         assert drafts.counts is not None
         which = np.repeat(np.arange(len(place)), drafts.counts)
         has = positions.ahead > 0
         offset = positions.offset[has]  # rows stand in the same order here and there
         slot, at = rows.slot[which].astype(np.int64), rows.num_tokens[which] + offset
-        indices = self._upload(np.stack([which, offset, slot, at, np.flatnonzero(has)]))
+        host = np.stack([which, offset, slot, at, np.flatnonzero(has)])
+        indices, start, among_device = send(self._platform, host, positions.start, among)
         tokens = drafts.tokens[indices[0], indices[1]].int()
         self._tokens.index_put_((indices[2], indices[3]), tokens)
         n, device = len(positions.row), self._tokens.device
@@ -206,24 +215,16 @@ class Drafting:
         if self.rejects and drafts.probs is not None:
             probs = torch.zeros(n, drafts.probs.shape[2], dtype=drafts.probs.dtype, device=device)
             probs[indices[4]] = drafts.probs[indices[0], indices[1]]
-        return SampledDrafts(flat, probs)
+        return SampledDrafts(flat, probs), start, among_device
 
     def verify(self, step: StepDrafts, tokens: torch.Tensor) -> torch.Tensor:
         """How many of the drawn tokens, int32 [n], count for each sampling row: int32 [m], device. The drafter hears
         of it."""
-        positions = step.positions
-        counts = self._ops.verify(tokens, step.sampled.tokens, self._upload(positions.start))
+        counts = self._ops.verify(tokens, step.sampled.tokens, step.start)
         if step.asked is not None:
             assert self._drafter is not None
-            mine = np.searchsorted(positions.rows, step.asked_place)
-            self._drafter.accepted(step.asked, counts[self._upload(mine)] - 1)
+            self._drafter.accepted(step.asked, counts[step.asked_among] - 1)
         return counts
-
-    def _upload(self, array: np.ndarray) -> torch.Tensor:
-        host = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
-        out = torch.empty(host.shape, dtype=torch.int64, device=self._platform.device)
-        self._platform.to_device(host, out)
-        return out
 
 
 def _rows(plan: StepPlan, place: np.ndarray) -> DraftRows:

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,10 +35,11 @@ from engine.runner.pooler import Pooler
 from engine.runner.prompt_logprobs import PromptScorer, PromptScores
 from engine.runner.token_types import TokenTypes
 from engine.runner.walk import PlainWalk
+from engine.sampling.packed import send
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import Processor, ProcessorChain
 from engine.sampling.sampler import SampledMasks, SampledRows, Sampler
-from engine.types.plan import Masks, StepPlan
+from engine.types.plan import Masks, NewBlocks, StepPlan
 from engine.types.start import WorkerStart
 
 
@@ -65,6 +66,42 @@ class _Step:
     broken: torch.Tensor | None = None
     run: Callable[..., None] | None = None
     token_types: torch.Tensor | None = None
+
+
+class _Drawing(NamedTuple):
+    """Where a step draws, on the host.
+
+    Args:
+        slot, num_tokens: int32 [n]; as `SampledRows` has them.
+        row: int64 [n]; of the plan. place: int64 [n]; which of its row's tokens draws.
+        starts: int64 [R]; each row's first token where rows are not padded; None where each has one.
+    """
+
+    slot: np.ndarray
+    num_tokens: np.ndarray
+    row: np.ndarray
+    place: np.ndarray
+    starts: np.ndarray | None
+
+    @classmethod
+    def of(cls, plan: StepPlan, rows: np.ndarray, drafts: StepDrafts | None) -> _Drawing:
+        """rows: int64; those that draw."""
+        ends = plan.num_computed + plan.num_tokens
+        starts = (
+            None if plan.num_decodes == plan.num_rows else np.cumsum(plan.num_tokens, dtype=np.int64) - plan.num_tokens
+        )
+        if drafts is None:
+            return cls(plan.slot_of_row[rows], ends[rows], rows, plan.num_tokens[rows] - 1, starts)
+        row, ahead = drafts.positions.row, drafts.positions.ahead
+        num_tokens = (ends[row] - ahead).astype(np.int32)
+        return cls(plan.slot_of_row[row], num_tokens, row, plan.num_tokens[row] - 1 - ahead, starts)
+
+    def select(self, tokens_per_row: int) -> np.ndarray | None:
+        """int64 [n]; the tokens that draw; None where each row's one token does."""
+        if tokens_per_row == 1:
+            return None
+        assert self.starts is not None
+        return (self.row * tokens_per_row if tokens_per_row else self.starts[self.row]) + self.place
 
 
 class ModelRunner:
@@ -114,7 +151,7 @@ class ModelRunner:
         self._open: OpenStep | FailedStep | None = None
         self._captured: dict[int, _Step] = {}
         self._vocab_size, self._max_model_len = start.model.vocab_size, start.max_model_len
-        self._eager = _Step(self._buffers.frame(1, 1), [None] * len(self._groups))
+        self._eager = _Step(self._buffers.frame(1, 1, 1), [None] * len(self._groups))
 
     @torch.inference_mode()
     def capture(self) -> tuple[int, ...]:
@@ -126,7 +163,7 @@ class ModelRunner:
         Raises ContractError where a step cannot be captured and the platform insists.
         """
         for bucket in self._buckets:
-            step = _Step(self._buffers.frame(bucket, bucket), [None] * len(self._groups))
+            step = _Step(self._buffers.frame(bucket, bucket, 1), [None] * len(self._groups))
             trial = DecodeTrial(
                 self._platform,
                 self._buffers,
@@ -188,28 +225,24 @@ class ModelRunner:
                 self._token_types.enter(new)
         if plan.host_tokens is not None:
             self._processors.take_host_tokens(plan.host_tokens)
-        self._slots.apply(plan)
+        self._slots.enter(plan)
+        blocks = plan.new_blocks
+        if blocks and (plan.num_drafts is not None or not self._room_for(blocks)):
+            self._place_blocks(blocks)  # drafters may read them
+            blocks = []
         drafts: StepDrafts | None = None
         if plan.num_drafts is not None:
             plan, drafts = self._drafting.propose(plan)
         rows = np.flatnonzero(plan.samples)
         if not plan.num_rows:
+            if blocks:
+                self._place_blocks(blocks)
             return RunningStep(plan, rows, None)
-        bucket = self._bucket(plan)
-        step = self._eager_step(plan) if bucket is None else self._captured[bucket]
-        self._prepare(step, plan, keep_plans=bucket is not None)
-        if len(rows) != plan.num_rows or step.frame.num_tokens != step.frame.num_rows:
-            ends = step.frame.query_start_loc_host[1:]
-            if drafts is None:
-                drawing = ends[rows].astype(np.int64) - 1
-            else:
-                drawing = ends[drafts.positions.row] - 1 - drafts.positions.ahead
-            step.select = self._to_device(drawing)
-        else:
-            step.select = None
+        step, captured = self._step_of(plan, drafts)
+        sampled = self._prepare(step, plan, captured, _Drawing.of(plan, rows, drafts), blocks)
         if step.run is None:
             step.run = self._platform.capture(partial(self._forward, step), None)
-        if bucket is not None and self._skips_padding:
+        if captured and self._skips_padding:
             step.run(plan.num_rows)
         else:
             step.run()
@@ -222,14 +255,19 @@ class ModelRunner:
             return RunningStep(plan, rows, fetch, None, scores)
         draw: Callable[[Masks | None], StepFuture]
         if drafts is not None:
-            draw = partial(self._sample_drafted, step, plan, drafts, scores)
+            draw = partial(self._sample_drafted, step, plan, sampled, drafts, scores)
         else:
-            draw = partial(self._sample, step, plan, rows, scores)
+            draw = partial(self._sample, step, plan, sampled, rows, scores)
         if not plan.masks_follow:
             return draw(None)
         told = partial(_no_drafts, plan.num_rows) if drafts is None else drafts.told
         self._open = opened = OpenStep(plan.step_id, draw, told)  # buffers stay as they are until the next launch
         return opened
+
+    def _step_of(self, plan: StepPlan, drafts: StepDrafts | None) -> tuple[_Step, bool]:
+        """The captured step that computes a plan; else the eager one, and False."""
+        bucket = self._bucket(plan)
+        return (self._eager_step(plan), False) if bucket is None else (self._captured[bucket], True)
 
     def _bucket(self, plan: StepPlan) -> int | None:
         """The padded number of rows of a step of decodes alone; None for a step that runs as it is."""
@@ -240,18 +278,38 @@ class ModelRunner:
     def _eager_step(self, plan: StepPlan) -> _Step:
         """The step that is not captured; its views are made anew only when the shape is another than the last one's."""
         step, num_rows = self._eager, plan.num_rows
-        num_tokens = num_rows if plan.num_decodes == num_rows else plan.total_tokens
-        if (step.frame.num_rows, step.frame.num_tokens) != (num_rows, num_tokens):
-            step.frame = self._buffers.frame(num_rows, num_tokens)
+        num_tokens, each = (num_rows, 1) if plan.num_decodes == num_rows else (plan.total_tokens, 0)
+        if (step.frame.num_rows, step.frame.num_tokens, step.frame.tokens_per_row) != (num_rows, num_tokens, each):
+            step.frame = self._buffers.frame(num_rows, num_tokens, each)
         return step
 
-    def _prepare(self, step: _Step, plan: StepPlan, keep_plans: bool) -> None:
-        """Fill the inputs and plan attention."""
-        self._buffers.fill(step.frame, plan)
+    def _prepare(
+        self, step: _Step, plan: StepPlan, captured: bool, drawing: _Drawing, blocks: Sequence[NewBlocks]
+    ) -> SampledRows:
+        """Send what the step needs, fill the inputs and plan attention; what the sampler is to be told."""
+        rows = SampledRows(drawing.slot, drawing.num_tokens)
+        entries = [array for new in blocks if len(new.slot) for array in (new.slot, new.index, new.page)]
+        places = self._sampler.places(rows) if len(rows.slot) else None
+        sent = self._buffers.fill(step.frame, plan, places, drawing.select(step.frame.tokens_per_row), entries)
+        if entries:
+            self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
         self._ops.prepare_inputs(self._slots.tables, step.frame.inputs)
         if self._token_types is not None:
             step.token_types = self._token_types.fill(plan, step.frame.num_tokens)
-        self._plan_attention(step, keep_plans)
+        self._plan_attention(step, captured)
+        step.select = sent.select
+        return rows._replace(places=sent.places)
+
+    def _room_for(self, blocks: Sequence[NewBlocks]) -> bool:
+        return self._buffers.room_for(sum(len(new.slot) for new in blocks))
+
+    def _place_blocks(self, blocks: Sequence[NewBlocks]) -> None:
+        """Write them into the tables at once."""
+        if not any(len(new.slot) for new in blocks):
+            return
+        entries = [array for new in blocks for array in (new.slot, new.index, new.page)]
+        (sent,) = send(self._platform, np.concatenate(entries))
+        self._slots.place(sent, [len(new.slot) for new in blocks])
 
     def _plan_attention(self, step: _Step, keep: bool) -> None:
         """One plan for each group; `keep` refills those of the step before."""
@@ -282,13 +340,17 @@ class ModelRunner:
         return self._scorer.score(step.hidden, plan, wanted)
 
     def _sample(
-        self, step: _Step, plan: StepPlan, rows: np.ndarray, scores: PromptScores | None, masks: Masks | None
+        self,
+        step: _Step,
+        plan: StepPlan,
+        sampled: SampledRows,
+        rows: np.ndarray,
+        scores: PromptScores | None,
+        masks: Masks | None,
     ) -> StepFuture:
         """Draw the rows' tokens and start their copy to the host."""
         assert step.logits is not None and step.broken is not None
         logits, broken = step.logits[: len(rows)], step.broken[: len(rows)]  # a bucket's padding rows come last
-        seq_lens = step.frame.seq_lens_bound
-        sampled = SampledRows(plan.slot_of_row[rows], seq_lens[rows])
         tokens, logprobs = self._sampler(logits, broken, sampled, masks=_placed(masks, rows))
         tensors: tuple[torch.Tensor, ...] = (tokens,)
         logprob_rows = None
@@ -300,15 +362,19 @@ class ModelRunner:
         return RunningStep(plan, rows, self._platform.to_host(tensors), logprob_rows, scores)
 
     def _sample_drafted(
-        self, step: _Step, plan: StepPlan, drafts: StepDrafts, scores: PromptScores | None, masks: Masks | None
+        self,
+        step: _Step,
+        plan: StepPlan,
+        sampled: SampledRows,
+        drafts: StepDrafts,
+        scores: PromptScores | None,
+        masks: Masks | None,
     ) -> StepFuture:
         """As `_sample`, at all positions of rows with drafts; and how many of the draws count."""
         assert step.logits is not None and step.broken is not None
         at = drafts.positions
         logits, broken = step.logits[: len(at.row)], step.broken[: len(at.row)]
-        num_tokens = step.frame.seq_lens_bound[at.row] - at.ahead
         rejected = drafts.sampled if self._drafting.rejects else None
-        sampled = SampledRows(plan.slot_of_row[at.row], num_tokens)
         tokens, logprobs = self._sampler(logits, broken, sampled, rejected, _placed(masks, at.row))
         counts = self._drafting.verify(drafts, tokens)
         tensors: tuple[torch.Tensor, ...] = (tokens, counts)
@@ -319,11 +385,6 @@ class ModelRunner:
         if scores is not None:
             tensors += scores.tensors
         return DraftedStep(plan, at, self._platform.to_host(tensors), places, scores)
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        out = torch.empty(array.shape, dtype=torch.int64, device=self._platform.device)
-        self._platform.to_device(torch.from_numpy(array), out)
-        return out
 
 
 def _outputs(step: _Step) -> tuple[torch.Tensor, ...]:

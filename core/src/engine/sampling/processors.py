@@ -10,6 +10,7 @@ import torch
 
 from engine.interfaces.logits_processor import LogitsProcessor, LogitsProcessorCard, LogitsRows
 from engine.interfaces.platform import Platform
+from engine.sampling.packed import send
 from engine.types.plan import HostTokens, NewSlot
 
 
@@ -117,6 +118,4 @@ class ProcessorChain:
         host = np.flatnonzero(uses)
         if not len(host) or len(host) == len(uses):
             return _Users(host, None)
-        row = torch.empty(len(host), dtype=torch.int64, device=self._platform.device)
-        self._platform.to_device(torch.from_numpy(host), row)
-        return _Users(host, row)
+        return _Users(host, send(self._platform, host)[0])

@@ -9,6 +9,7 @@ import torch
 
 from engine.interfaces.ops import Ops, SamplingRows
 from engine.interfaces.platform import Platform
+from engine.sampling.packed import send
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import ProcessorChain
 
@@ -20,10 +21,13 @@ class SampledRows(NamedTuple):
     Args:
         slot: int32 [n].
         num_tokens: int32 [n]; tokens known or placed, which is where the drawn one goes.
+        places: int64 [2, n], on the device: `num_tokens`, and each drawn token's position in its request's output; None
+            where they are not there yet. See `Sampler.places`.
     """
 
     slot: np.ndarray
     num_tokens: np.ndarray
+    places: torch.Tensor | None = None
 
 
 class SampledDrafts(NamedTuple):
@@ -65,17 +69,32 @@ class SampledLogprobs(NamedTuple):
     top_values: torch.Tensor
 
 
-class _Uploaded(NamedTuple):
-    """What the device holds of one choice of rows; kept until the rows are others.
+class _Penalised(NamedTuple):
+    """The m rows with penalties: their places on the host, and what `Ops.penalties` takes of them, on the device."""
 
-    On the host: the places of the rows that asked for log probabilities and of those with penalties, and int64 [n], the
-    prompts' lengths.
+    host: np.ndarray
+    row: torch.Tensor
+    slot: torch.Tensor
+    num_prompt: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    repetition: torch.Tensor
+
+
+class _Uploaded(NamedTuple):
+    """What the device holds of one choice of rows; kept until the rows are others. All of it goes there in one copy.
+
+    Args:
+        asked: the places of the rows that asked for log probabilities, on the host; `asked_rows`: on the device.
+        most: the most alternatives that one of them asked for.
+        penalised: None where no row has penalties.
     """
 
     key: tuple[int, bytes]
     asked: np.ndarray
-    penalised: np.ndarray
-    num_prompt_host: np.ndarray
+    asked_rows: torch.Tensor
+    most: int
+    penalised: _Penalised | None
     slot: torch.Tensor
     num_prompt: torch.Tensor
     temperature: torch.Tensor
@@ -108,6 +127,14 @@ class Sampler:
         self._ops, self._platform, self._tokens, self._parameters = ops, platform, tokens, parameters
         self._processors = processors
         self._uploaded: _Uploaded | None = None
+        self._masked: tuple[bytes, torch.Tensor] | None = None
+
+    def places(self, rows: SampledRows) -> np.ndarray:
+        """What `SampledRows.places` holds, on the host: for whoever has a copy to the device on its way anyway."""
+        places = np.empty((2, len(rows.slot)), np.int64)
+        places[0] = rows.num_tokens
+        np.subtract(places[0], self._parameters.num_prompt[rows.slot], out=places[1])
+        return places
 
     def __call__(
         self,
@@ -132,21 +159,19 @@ class Sampler:
         """
         parameters, slots = self._parameters, rows.slot
         uploaded = self._upload(slots)
-        places = np.empty((2, len(slots)), np.int64)
-        places[0] = rows.num_tokens
-        np.subtract(places[0], uploaded.num_prompt_host, out=places[1])
-        num_tokens, position = self._to_device(places)
+        places = rows.places if rows.places is not None else send(self._platform, self.places(rows))[0]
+        num_tokens, position = places.unbind()
         asked, raw = uploaded.asked, None
         if len(asked):
-            raw = logits.clone() if len(asked) == len(slots) else logits[self._to_device(asked)]
+            raw = logits.clone() if len(asked) == len(slots) else logits[uploaded.asked_rows]
         if self._processors is not None:
             self._processors.apply(logits, slots, rows.num_tokens, uploaded.slot, num_tokens, uploaded.num_prompt)
         if parameters.stop_ids:
             self._mask_early_stops(logits, rows)
-        if len(uploaded.penalised):
-            self._penalise(logits, rows, uploaded.penalised)
+        if uploaded.penalised is not None:
+            self._penalise(logits, rows, uploaded.penalised, num_tokens)
         if masks is not None and len(masks.places):
-            self._ops.apply_bitmask(logits, self._to_device(masks.places), self._to_device(masks.bits))
+            self._apply_masks(logits, masks)
         sampling = SamplingRows(
             uploaded.temperature, uploaded.top_k, uploaded.top_p, uploaded.min_p, uploaded.seed, position
         )
@@ -158,9 +183,8 @@ class Sampler:
         told = self._ops.place_tokens(tokens, broken, self._tokens, uploaded.slot, num_tokens)
         if raw is None:
             return told, None
-        drawn = tokens if len(asked) == len(slots) else tokens[self._to_device(asked)]
-        most = int(parameters.logprobs[slots[asked]].max())
-        return told, SampledLogprobs(asked, *self._ops.logprobs(raw, drawn, min(most, raw.shape[1])))
+        drawn = tokens if len(asked) == len(slots) else tokens[uploaded.asked_rows]
+        return told, SampledLogprobs(asked, *self._ops.logprobs(raw, drawn, min(uploaded.most, raw.shape[1])))
 
     def _mask_early_stops(self, logits: torch.Tensor, rows: SampledRows) -> None:
         """Keep rows with fewer than `min_tokens` outputs from ending."""
@@ -169,44 +193,65 @@ class Sampler:
         ids = [parameters.stop_ids[slot] for slot in slots[early].tolist()]
         if any(map(len, ids)):
             row = np.repeat(early, [len(stop_ids) for stop_ids in ids])
-            self._ops.mask_tokens(logits, self._to_device(row), self._to_device(np.concatenate(ids)))
+            self._ops.mask_tokens(logits, *send(self._platform, row, np.concatenate(ids)))
 
-    def _penalise(self, logits: torch.Tensor, rows: SampledRows, penalised: np.ndarray) -> None:
+    def _penalise(
+        self, logits: torch.Tensor, rows: SampledRows, penalised: _Penalised, num_tokens: torch.Tensor
+    ) -> None:
         """Apply penalties over the tokens on the device, those that the host has not seen yet included."""
-        parameters, slots, num_tokens = self._parameters, rows.slot[penalised], rows.num_tokens[penalised]
+        longest = int(rows.num_tokens[penalised.host].max())
         self._ops.penalties(
             logits,
-            self._to_device(penalised),
-            self._tokens.index_select(0, self._to_device(slots))[:, : int(num_tokens.max())],
-            self._to_device(parameters.num_prompt[slots]),
-            self._to_device(num_tokens),
-            self._to_device(parameters.presence[slots]),
-            self._to_device(parameters.frequency[slots]),
-            self._to_device(parameters.repetition[slots]),
+            penalised.row,
+            self._tokens.index_select(0, penalised.slot)[:, :longest],
+            penalised.num_prompt,
+            num_tokens if len(penalised.host) == len(num_tokens) else num_tokens[penalised.row],
+            penalised.presence,
+            penalised.frequency,
+            penalised.repetition,
         )
+
+    def _apply_masks(self, logits: torch.Tensor, masks: SampledMasks) -> None:
+        """Their places are sent only where they are others than the last step's."""
+        key = masks.places.tobytes()
+        if self._masked is not None and self._masked[0] == key:
+            (bits,) = send(self._platform, masks.bits)
+        else:
+            places, bits = send(self._platform, masks.places, masks.bits)
+            self._masked = key, places.clone()  # the bits' memory is not kept with it
+        self._ops.apply_bitmask(logits, self._masked[1], bits)
 
     def _upload(self, slots: np.ndarray) -> _Uploaded:
         """The rows' parameters on the device; the last step's where its rows were the same."""
         parameters = self._parameters
         key = (parameters.version, slots.tobytes())
-        if self._uploaded is None or self._uploaded.key != key:
-            self._uploaded = _Uploaded(
-                key,
-                np.flatnonzero(parameters.logprobs[slots] >= 0),
-                np.flatnonzero(parameters.penalised[slots]),
-                parameters.num_prompt[slots].astype(np.int64),
-                self._to_device(slots.astype(np.int64)),
-                self._to_device(parameters.num_prompt[slots]),
-                self._to_device(parameters.temperature[slots]),
-                self._to_device(parameters.top_k[slots]),
-                self._to_device(parameters.top_p[slots]),
-                self._to_device(parameters.min_p[slots]),
-                self._to_device(parameters.seed[slots]),
-            )
+        if self._uploaded is not None and self._uploaded.key == key:
+            return self._uploaded
+        asked, penalised = np.flatnonzero(parameters.logprobs[slots] >= 0), np.flatnonzero(parameters.penalised[slots])
+        edited = slots[penalised]
+        asked_rows, *of_rows = send(
+            self._platform,
+            asked,
+            slots.astype(np.int64),
+            parameters.num_prompt[slots],
+            parameters.temperature[slots],
+            parameters.top_k[slots],
+            parameters.top_p[slots],
+            parameters.min_p[slots],
+            parameters.seed[slots],
+            penalised,
+            edited,
+            parameters.num_prompt[edited],
+            parameters.presence[edited],
+            parameters.frequency[edited],
+            parameters.repetition[edited],
+        )
+        self._uploaded = _Uploaded(
+            key,
+            asked,
+            asked_rows,
+            int(parameters.logprobs[slots[asked]].max()) if len(asked) else 0,
+            _Penalised(penalised, *of_rows[7:]) if len(penalised) else None,
+            *of_rows[:7],
+        )
         return self._uploaded
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        host = torch.from_numpy(array)
-        out = torch.empty(host.shape, dtype=host.dtype, device=self._platform.device)
-        self._platform.to_device(host, out)
-        return out

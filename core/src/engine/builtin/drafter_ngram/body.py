@@ -26,13 +26,17 @@ class NgramDrafterBody:
     def __init__(self, context: WorkerContext) -> None:
         self._min, self._max = context.options.min_match, context.options.max_match
         # Counts make a step shorter, but asking for them makes the host wait where the device is another one.
+        self._platform = context.platform
         self._counts = context.device is None or context.device.type == "cpu"
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
         """See `engine.interfaces.drafter.Drafter.propose`."""
         device = session.tokens.device
-        slot = torch.from_numpy(rows.slot.astype(np.int64)).to(device)
-        length = torch.from_numpy(rows.num_tokens.astype(np.int64)).to(device)
+        assert self._platform is not None
+        host = np.array((rows.slot, rows.num_tokens), np.int64)
+        sent = torch.empty(host.shape, dtype=torch.int64, device=device)
+        self._platform.to_device(torch.from_numpy(host), sent)
+        slot, length = sent
         most, k = int(rows.num_tokens.max()), int(rows.num_drafts.max())
         tokens = session.tokens[slot, :most]
         start, matched = longest_match(tokens, length, self._min, self._max)

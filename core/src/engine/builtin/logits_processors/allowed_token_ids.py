@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+
+from engine.builtin.logits_processors.tables import sent
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -18,16 +21,16 @@ class AllowedTokenIdsBody:
     def __init__(self, context: WorkerContext) -> None:
         assert context.device is not None
         self._shape = context.start.max_num_seqs, context.start.model.vocab_size
-        self._device = context.device
+        self._context = context
         self._forbidden: torch.Tensor | None = None
 
     def enter(self, new: NewSlot) -> None:
         """See the interface."""
         if self._forbidden is None:
-            self._forbidden = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
-        forbidden = torch.ones(self._shape[1], dtype=torch.bool)
-        forbidden[torch.tensor(new.params.allowed_token_ids)] = False
-        self._forbidden[new.slot] = forbidden.to(self._device)
+            self._forbidden = torch.zeros(self._shape, dtype=torch.bool, device=self._context.device)
+        forbidden = np.ones(self._shape[1], np.bool_)
+        forbidden[np.array(new.params.allowed_token_ids, np.int64)] = False
+        self._forbidden[new.slot] = sent(self._context, forbidden)
 
     def apply(self, logits: torch.Tensor, rows: LogitsRows) -> None:
         """See the interface."""

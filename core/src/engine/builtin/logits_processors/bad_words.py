@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from engine.builtin.logits_processors.tables import widened
+from engine.builtin.logits_processors.tables import sent, widened
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -26,6 +27,7 @@ class BadWordsBody:
 
     def __init__(self, context: WorkerContext) -> None:
         assert context.device is not None
+        self._context = context
         slots, device = context.start.max_num_seqs, context.device
         self._prefix = torch.full((slots, 0, 0), _ANY, dtype=torch.int32, device=device)
         self._length = torch.full((slots, 0), -1, dtype=torch.int32, device=device)
@@ -36,15 +38,14 @@ class BadWordsBody:
         words = new.params.bad_words_token_ids
         self._widen(len(words), max(map(len, words)) - 1)
         count, width = self._prefix.shape[1:]
-        prefix = torch.full((count, width), _ANY, dtype=torch.int32)
-        length = torch.full((count,), -1, dtype=torch.int32)
-        last = torch.zeros(count, dtype=torch.int64)
+        prefix = np.full((count, width), _ANY, np.int32)
+        length, last = np.full(count, -1, np.int32), np.zeros(count, np.int64)
         for place, ids in enumerate(words):
             if len(ids) > 1:
-                prefix[place, width - len(ids) + 1 :] = torch.tensor(ids[:-1], dtype=torch.int32)
+                prefix[place, width - len(ids) + 1 :] = ids[:-1]
             length[place], last[place] = len(ids) - 1, ids[-1]
-        slot, device = new.slot, self._last.device
-        self._prefix[slot], self._length[slot], self._last[slot] = prefix.to(device), length.to(device), last.to(device)
+        for table, entry in ((self._prefix, prefix), (self._length, length), (self._last, last)):
+            table[new.slot] = sent(self._context, entry)
 
     def apply(self, logits: torch.Tensor, rows: LogitsRows) -> None:
         """See the interface."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from engine.builtin.logits_processors.tables import widened
+from engine.builtin.logits_processors.tables import sent, widened
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -19,6 +20,7 @@ class LogitBiasBody:
 
     def __init__(self, context: WorkerContext) -> None:
         assert context.device is not None
+        self._context = context
         slots = context.start.max_num_seqs
         self._ids = torch.zeros(slots, 0, dtype=torch.int64, device=context.device)
         self._values = torch.zeros(slots, 0, dtype=torch.float32, device=context.device)
@@ -30,8 +32,8 @@ class LogitBiasBody:
         self._ids = widened(self._ids, (len(bias),), 0)
         self._values = widened(self._values, (len(bias),), 0)
         self._ids[new.slot], self._values[new.slot] = 0, 0
-        self._ids[new.slot, : len(bias)] = torch.tensor(list(bias), device=self._ids.device)
-        self._values[new.slot, : len(bias)] = torch.tensor(list(bias.values()), device=self._ids.device)
+        self._ids[new.slot, : len(bias)] = sent(self._context, np.array(list(bias), np.int64))
+        self._values[new.slot, : len(bias)] = sent(self._context, np.array(list(bias.values()), np.float32))
 
     def apply(self, logits: torch.Tensor, rows: LogitsRows) -> None:
         """See the interface. An id stands once in a slot's table, but for padding: the sum has one order."""

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+
+
+def sent(context: WorkerContext, array: np.ndarray) -> torch.Tensor:
+    """A copy on the device, which the host does not wait for."""
+    assert context.platform is not None
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    out = torch.empty(host.shape, dtype=host.dtype, device=context.device)
+    context.platform.to_device(host, out)
+    return out
 
 
 def widened(table: torch.Tensor, shape: tuple[int, ...], fill: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.builtin.logits_processors.tables import widened
+from engine.builtin.logits_processors.tables import sent, widened
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -30,6 +30,7 @@ class ThinkingBudgetBody:
 
     def __init__(self, context: WorkerContext) -> None:
         assert context.device is not None
+        self._context = context
         slots, device = context.start.max_num_seqs, context.device
         self._limit, self._budget, self._count = (np.zeros(slots, np.int64) for _ in range(3))
         self._end = torch.full((slots, 1), _NONE, dtype=torch.int64, device=device)
@@ -45,7 +46,7 @@ class ThinkingBudgetBody:
         self._begin = widened(self._begin, (len(budget.begin),), _NONE)
         for table, ids in ((self._end, budget.end), (self._begin, budget.begin)):
             padded = [*ids, *[_NONE] * (table.shape[1] - len(ids))]
-            table[slot] = torch.tensor(padded, dtype=torch.int64).to(table.device)
+            table[slot] = sent(self._context, np.array(padded, np.int64))
 
     def apply(self, logits: torch.Tensor, rows: LogitsRows) -> None:
         """See the interface."""
@@ -54,16 +55,16 @@ class ThinkingBudgetBody:
         if not here.size:
             return
         device, host_slot = logits.device, rows.host_slot[here]
-        place = torch.from_numpy(here).to(device)
+        place = sent(self._context, here)
         row = place if rows.row is None else rows.row[place]
         slot, start = rows.slot[place], rows.num_prompt[place]
-        budget = torch.from_numpy(self._budget[host_slot]).to(device)
+        budget = sent(self._context, self._budget[host_slot])
         column = torch.arange(int(self._budget[host_slot].max()), device=device)
         at = (start.unsqueeze(1) + column).clamp_(max=rows.tokens.shape[1] - 1)
         written = rows.tokens[slot.unsqueeze(1), at].long().masked_fill_(column >= budget.unsqueeze(1), _NO_TOKEN)
         begin, end = self._begin[slot], self._end[slot]
         thinking = ((begin[:, 0] == _NONE) | _occurs(written, begin)) & ~_occurs(written, end)
-        token = end.gather(1, torch.from_numpy(behind[here].astype(np.int64)).to(device).unsqueeze(1))
+        token = end.gather(1, sent(self._context, behind[here].astype(np.int64)).unsqueeze(1))
         only = torch.full((len(here), logits.shape[1]), -torch.inf, dtype=logits.dtype, device=device)
         only.scatter_(1, token, 0.0)
         logits[row] = torch.where(thinking.unsqueeze(1), only, logits[row])

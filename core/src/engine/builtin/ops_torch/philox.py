@@ -19,13 +19,13 @@ def uniform(seed: torch.Tensor, position: torch.Tensor, purpose: int) -> torch.T
     wrap, and their high halves come from an arithmetic shift whose surplus bits are masked away afterwards.
     """
     device = seed.device
-    multipliers = torch.tensor((_MULTIPLIERS, _MULTIPLIERS[::-1]), device=device).unsqueeze(2).unbind()
-    weyl = torch.tensor((_WEYL[::-1], _WEYL), device=device).unsqueeze(2).repeat(_ROUNDS // 2, 1, 1)
+    multipliers = _constants((*_MULTIPLIERS, *_MULTIPLIERS[::-1]), device).view(2, 2, 1).unbind()
+    weyl = _constants((*_WEYL[::-1], *_WEYL), device).view(2, 2, 1).repeat(_ROUNDS // 2, 1, 1)
     low, high = seed & _LOW, (seed >> 32) & _LOW
     key = torch.stack((high, low, low, high)).view(2, 2, -1).repeat(_ROUNDS // 2, 1, 1)
     keys = (key + weyl * torch.arange(_ROUNDS, device=device).view(-1, 1, 1)).unbind()
     multiplied = torch.stack((position & _LOW, torch.zeros_like(position)))
-    mixed = torch.tensor(((0,), (purpose,)), device=device)
+    mixed = _constants((0, purpose), device).view(2, 1)
     product = multiplied
     for number in range(_ROUNDS):
         product = multiplied * multipliers[number % 2]
@@ -33,3 +33,10 @@ def uniform(seed: torch.Tensor, position: torch.Tensor, purpose: int) -> torch.T
         mixed = product.flip(0)
     x0, x1 = multiplied[0], product[0] & _LOW  # unswapped, after an even number of rounds
     return ((x0 >> 5) * 2**26 + (x1 >> 6)).double() / 2**53
+
+
+def _constants(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """int64 [n]; made on the device, as a copy from the host would wait for it."""
+    if device.type == "cpu":
+        return torch.tensor(values)
+    return torch.stack([torch.full((), value, dtype=torch.int64, device=device) for value in values])

@@ -1,9 +1,15 @@
-"""The draw of tokens."""
+"""The draw of tokens.
+
+On a processor, what no row asks for is found out and left out. On another device finding out would make the host wait
+for it, so there all of it is done for all rows: the definition of the operation, and no more than that. A driver for
+the device does it in one kernel.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from engine.builtin.ops_torch import asking
 from engine.builtin.ops_torch.philox import uniform
 from engine.builtin.ops_torch.precision import widened
 from engine.interfaces.ops import PURPOSE_SAMPLE, SamplingRows
@@ -18,6 +24,9 @@ class Sample:
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         """Draw one token for each row: int32 [R]. See `engine.interfaces.ops.Ops.sample`."""
         drawn = rows.temperature > 0
+        if not asking.may_ask(logits):
+            warm = rows._replace(temperature=torch.where(drawn, rows.temperature, 1.0))
+            return torch.where(drawn, _draw(logits, warm), torch.argmax(logits, dim=-1).int())
         if not bool(drawn.any()):
             return torch.argmax(logits, dim=-1).int()
         if bool(drawn.all()):
@@ -51,6 +60,8 @@ def draw_from(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 def _filtered(p: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """p [R, V] with what min_p, top_k and top_p drop set to 0."""
+    if not asking.may_ask(p):
+        return _filtered_for_all(p, rows)
     vocab = p.shape[1]
     floor: torch.Tensor | None = None
     if bool((rows.min_p > 0).any()):
@@ -73,6 +84,18 @@ def _filtered(p: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     return p
 
 
+def _filtered_for_all(p: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """As `_filtered`, without asking which rows it is for."""
+    vocab = p.shape[1]
+    limited = (rows.top_k > 0) & (rows.top_k < vocab)
+    place = torch.where(limited, rows.top_k, 1).long().unsqueeze(1) - 1
+    values = torch.sort(p, dim=-1, descending=True).values
+    kth = torch.where(limited, values.gather(1, place).squeeze(1), 0)
+    floor = torch.maximum(rows.min_p.to(p.dtype) * values[:, 0], kth)
+    p = torch.where(p < floor.unsqueeze(1), 0, p)
+    return torch.where((rows.top_p < 1).unsqueeze(1), _top_p(p, rows.top_p), p)
+
+
 def _top_p(p: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Keep each row's shortest prefix, in order of falling p, that holds top_p of its sum; lower ids go first.
 
@@ -81,7 +104,8 @@ def _top_p(p: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """
     vocab = p.shape[1]
     goal = top_p.double() * p.sum(dim=-1, dtype=torch.float64)
-    m = min(_FIRST_CANDIDATES, vocab)
+    on_host = asking.may_ask(p)
+    m = min(_FIRST_CANDIDATES, vocab) if on_host else vocab
     while True:
         values = torch.topk(p, m, dim=-1).values if m < vocab else torch.sort(p, dim=-1, descending=True).values
         running = torch.cumsum(values, dim=-1, dtype=torch.float64)
@@ -93,6 +117,6 @@ def _top_p(p: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     above = p > last
     equal = p == last
     room = length - above.sum(dim=-1, keepdim=True)
-    if bool((equal.sum(dim=-1, keepdim=True) > room).any()):
+    if not on_host or bool((equal.sum(dim=-1, keepdim=True) > room).any()):
         equal &= torch.cumsum(equal, dim=-1) <= room
     return torch.where(above | equal, p, 0)
