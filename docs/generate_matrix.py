@@ -34,8 +34,10 @@ What each driver of this repository does, as the [conformance suites](../plugins
 - **no**: the driver says so, on its card or where it refuses by name; or a test failed, which the note then says.
 - **untested**: nothing was run, for lack of hardware or of a suite. It may work.
 
-A driver that was tested with several options has a column for each. `engine plugins test POINT DRIVER` runs the same
-suites on your machine, against any installed driver.
+A driver that was tested with several options has a column for each. `interpreted`: a GPU's kernels were run by Triton's
+interpreter, on the processor; what they do on a GPU has a column of its own, `on cuda`.
+
+`engine plugins test POINT DRIVER` runs the same suites on your machine, against any installed driver.
 """
 SUITE_CLASS = r"(?m)^class Test\w+\(.*\b({})\):"
 LONG = "Thorough"

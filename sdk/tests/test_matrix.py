@@ -56,6 +56,19 @@ def test_a_page_can_be_read_again() -> None:
     assert NOT_RUN in text and "sinks are not served" in text
 
 
+def test_a_device_that_others_stand_in_for_is_named() -> None:
+    """What was run in its place is not passed off as the device."""
+    tested = {
+        "TestMine": DriverUnderTest("attention", "mine", {"bits": 8}, "cpu", "interpreted"),
+        "TestReal": DriverUnderTest("attention", "mine", {}, "cuda"),
+    }
+    again = from_json(as_json(Report([PASSED, Result("TestReal", "test_decode[float32]", "passed")], tested)))
+    assert build([again], {"attention": ["mine"]})["attention"].columns == [
+        "mine, bits 8, interpreted",
+        "mine, on cuda",
+    ]
+
+
 def test_what_is_unfit_for_this_machine_is_untested() -> None:
     """A card that refuses everything here may be right, and the driver's work is unknown."""
     card = Result("TestMine", "test_card_is_light", "passed")

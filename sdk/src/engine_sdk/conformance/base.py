@@ -49,6 +49,8 @@ class Conformance:
         card: or a card, whether it is installed or not.
         options: the driver's options, as a user would set them.
         device: torch's device string, for points that compute.
+        stand_in: what does the device's work where `device` is not the one that the driver is made for, e.g.
+            "interpreted": tables of results name it beside the driver.
         shrink: search for the smallest example when a property fails; takes a while.
     """
 
@@ -59,6 +61,7 @@ class Conformance:
     card: ClassVar[type[Card] | None] = None
     options: ClassVar[Mapping[str, Any]] = {}
     device: ClassVar[str] = "cpu"
+    stand_in: ClassVar[str] = ""
     shrink: ClassVar[bool] = True
 
     # -- who is tested -----------------------------------------------------------------------------------------------
@@ -131,6 +134,17 @@ class Conformance:
             max_examples=max_examples, deadline=None, database=None, derandomize=True, phases=phases,
             suppress_health_check=list(HealthCheck), **further,
         )  # fmt: skip
+
+    @pytest.fixture(autouse=True)
+    def _device_is_there(self, request: pytest.FixtureRequest) -> None:
+        """What computes is skipped where this machine has no such device: nothing is known of the driver then."""
+        kind = self.device.partition(":")[0]
+        if kind == "cpu" or request.node.originalname.startswith(("test_card_", "test_body_")):
+            return
+        import torch
+
+        if not torch.get_device_module(kind).is_available():
+            pytest.skip(f"this machine has no device '{kind}'")
 
     # -- the card ----------------------------------------------------------------------------------------------------
     def test_card_is_light(self) -> None:

@@ -64,9 +64,10 @@ class Table:
 
 
 def column_of(tested: DriverUnderTest) -> str:
-    """A column's name: the driver, its options, and the device where it is not the processor."""
+    """A column's name: the driver, its options, the device where it is not the processor, and what stands in for it."""
     words = [f"{name} {value}" for name, value in tested.options.items()]
     words += [] if tested.device == "cpu" else [f"on {tested.device}"]
+    words += [tested.stand_in] if tested.stand_in else []
     return ", ".join([tested.driver, *words])
 
 

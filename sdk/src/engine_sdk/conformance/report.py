@@ -52,12 +52,14 @@ class DriverUnderTest:
         driver: its name.
         options: as the class sets them.
         device: torch's device string.
+        stand_in: what does the device's work in its place, as the class says; "": nothing.
     """
 
     point: str
     driver: str
     options: Mapping[str, Any]
     device: str
+    stand_in: str = ""
 
 
 @dataclass
@@ -108,7 +110,9 @@ class _Recorder:
             self._not_served.add(item.nodeid)
         if item.cls is not None and issubclass(item.cls, Conformance) and item.cls.driver:
             cls = item.cls
-            self.report.tested[cls.__name__] = DriverUnderTest(cls.point, cls.driver, dict(cls.options), cls.device)
+            self.report.tested[cls.__name__] = DriverUnderTest(
+                cls.point, cls.driver, dict(cls.options), cls.device, cls.stand_in
+            )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One test's part: an error outside of the test itself is a failure too."""

@@ -1,0 +1,1 @@
+"""Driver `fp8` of the point `quantization`."""

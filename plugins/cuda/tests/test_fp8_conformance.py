@@ -1,0 +1,17 @@
+"""Quantization `fp8` through the suite of engine-sdk: interpreted on the processor, and on a GPU where there is one."""
+
+import pytest
+
+pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
+pytest.importorskip("engine_cuda", reason="engine-cuda is not installed")
+
+from engine_sdk.conformance import QuantizationConformance
+
+
+class TestFp8Interpreted(QuantizationConformance):
+    driver, stand_in = "fp8", "interpreted"
+
+
+@pytest.mark.gpu
+class TestFp8(QuantizationConformance):
+    driver, device = "fp8", "cuda"
