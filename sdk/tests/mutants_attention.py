@@ -9,7 +9,8 @@ import torch
 from heavy_card import Heavy
 from mutant_suites import suites_of
 from plain_attention import Plain
-from plain_cards import NamesNoBody, PlainAttention, ServesEverything, Undecided
+from plain_cards import NamesNoBody, PlainAttention, PlainLatentAttention, ServesEverything, Undecided
+from plain_latent import PlainLatent
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, LayerCache
 from engine.types.kv import KVGroup
@@ -220,15 +221,51 @@ class KeepsTwoBits(Plain):
         super().write(layer, k, v, cache, plan)
 
 
+class LatentWithoutPositions(PlainLatent):
+    """latent attention leaves the rotated keys out of the scores"""
+
+    def parts(self, q_latent: torch.Tensor, q_rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return q_latent, q_rope * 0
+
+
+class LatentValuesFromTheEnd(PlainLatent):
+    """latent attention takes a vector's last elements for its value"""
+
+    def values(self, vectors: torch.Tensor, size: int) -> torch.Tensor:
+        return vectors[:, -size:]
+
+
+class LatentIgnoresKvIndex(PlainLatent):
+    """latent attention takes a row's queries to be its last vectors"""
+
+    def place(self, batch: AttentionBatch, row: int, token: int) -> int:
+        return int(batch.seq_lens[row]) - int(batch.query_start_loc_host[row + 1]) + token
+
+
+class LatentAssumesDense(PlainLatent):
+    """latent attention reads queries as if they were contiguous"""
+
+    def forward(self, layer: Any, q_latent: Any, q_rope: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        q_latent = q_latent.as_strided(q_latent.shape, torch.empty(q_latent.shape).stride(), q_latent.storage_offset())
+        super().forward(layer, q_latent, q_rope, cache, plan, out, lse)
+
+
+LATENT = [LatentWithoutPositions, LatentValuesFromTheEnd, LatentIgnoresKvIndex, LatentAssumesDense]
+
 MUTANTS = [
     SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, ReadsHiddenPages, IgnoresKvIndex,
     KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound, WrongGroups, NoScale, LeavesPadding, WritesPastLayer,
     SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes, SlopesToOneSide, KeepsTwoBits, ServesEverything,
-    Undecided, NamesNoBody, Heavy,
+    Undecided, NamesNoBody, Heavy, *LATENT,
 ]  # fmt: skip
 
-globals().update(suites_of(AttentionConformance, PlainAttention, MUTANTS))
+globals().update(suites_of(AttentionConformance, PlainAttention, [m for m in MUTANTS if m not in LATENT]))
+globals().update(suites_of(AttentionConformance, PlainLatentAttention, LATENT))
 
 
 class TestUnbroken(AttentionConformance):
     card = PlainAttention
+
+
+class TestUnbrokenLatent(AttentionConformance):
+    card = PlainLatentAttention

@@ -27,6 +27,13 @@ class PlainAttention(AttentionCard):
         return reasons
 
 
+class PlainLatentAttention(PlainAttention):
+    """Latent attention, one token after another."""
+
+    kinds = frozenset({"mla"})
+    body = "plain_latent:PlainLatent"
+
+
 class ServesEverything(PlainAttention):
     """the card claims to serve whatever it is asked for"""
 

@@ -19,6 +19,10 @@ class TestTorchAttention(AttentionConformance):
     driver = "torch"
 
 
+class TestTorchLatentAttention(AttentionConformance):
+    driver = "torch_mla"
+
+
 class TestTorchOps(OpsConformance):
     driver = "torch"
 
@@ -39,6 +43,11 @@ class TestAbsmaxOf4Bits(QuantizationConformance):
 @pytest.mark.slow
 class TestTorchAttentionThoroughly(AttentionThorough, AttentionConformance):
     driver = "torch"
+
+
+@pytest.mark.slow
+class TestTorchLatentAttentionThoroughly(AttentionThorough, AttentionConformance):
+    driver = "torch_mla"
 
 
 @pytest.mark.slow

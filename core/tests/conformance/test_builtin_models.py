@@ -12,6 +12,11 @@ MIXED = {
     "num_key_value_heads": 4, "head_dim": 12,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LATENT = {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10,
+    "num_key_value_heads": 4, "first_k_dense_replace": 2,
+}  # fmt: skip
+LATENT_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
 ONE_TYPE = {"type_vocab_size": 1, "pad_token_id": 1}
 
 
@@ -39,6 +44,10 @@ class TestQwen3Classifier(ModelConformance):
     driver = "Qwen3ForSequenceClassification"
 
 
+class TestDeepseekV3(ModelConformance):
+    driver, config = "DeepseekV3ForCausalLM", {**LATENT, "rope_parameters": LATENT_YARN, "attention_bias": True}
+
+
 class TestBert(EncoderModelConformance):
     driver = "BertModel"
 
@@ -50,6 +59,11 @@ class TestRobertaClassifier(EncoderModelConformance):
 @pytest.mark.slow
 class TestPlainLlama(ModelConformance):
     driver, config = "LlamaForCausalLM", {"num_key_value_heads": 1}
+
+
+@pytest.mark.slow
+class TestDeepseekV2(ModelConformance):
+    driver, config = "DeepseekV2ForCausalLM", {**LATENT, "q_lora_rank": None, "tie_word_embeddings": True}
 
 
 @pytest.mark.slow

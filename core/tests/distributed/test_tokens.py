@@ -27,6 +27,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "two KV heads, tied, several files": ("LlamaForCausalLM", {"kv_heads": 2, "tie": True, "shards": 3}),
     "sliding everywhere": ("MistralForCausalLM", {"kv_heads": 4, "sliding": 7}),
     "full and sliding layers, q, k and v biases": ("Qwen2ForCausalLM", {"sliding": 6, "tie": True}),
+    "latents whole on every rank": ("DeepseekV3ForCausalLM", {"rope": "yarn-mscale", "bias": True}),
     "norms of queries and keys": ("Qwen3ForCausalLM", {"bias": True, "head_dim": 48}),
 }
 PARAMS = (

@@ -197,12 +197,11 @@ def test_attention_needs() -> None:
         attention_needs(describe(full, other), block_size=16, dtype="float32", facts=facts)
 
 
-@pytest.mark.parametrize("kind", ["mla", "state", "cross"])
+@pytest.mark.parametrize("kind", ["state", "cross"])
 def test_a_kind_that_no_runner_computes_is_refused_at_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     spec = {
-        "mla": KVSpec(kind="mla", num_kv_heads=1, head_size=64),
         "state": KVSpec(kind="state", num_kv_heads=0, head_size=0, state_bytes=512),
         "cross": KVSpec(kind="cross", num_kv_heads=2, head_size=64),
     }[kind]
@@ -213,7 +212,7 @@ def test_a_kind_that_no_runner_computes_is_refused_at_start(
         return msgspec.structs.replace(model, kv_specs=(*model.kv_specs[:-1], spec))
 
     monkeypatch.setattr(Llama, "describe", mixed)
-    with pytest.raises(UnsupportedModelError, match=rf"layer 1 is of kind '{kind}'.*full, sliding, encoder"):
+    with pytest.raises(UnsupportedModelError, match=rf"layer 1 is of kind '{kind}'.*full, sliding, mla, encoder"):
         launch(EngineConfig(model=folder, dtype="float32"))
 
 

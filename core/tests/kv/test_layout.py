@@ -115,6 +115,8 @@ def test_the_encoders_tokens_have_a_group_behind_the_others_which_bounds_no_matc
         KVSpec(kind="full", num_kv_heads=1, head_size=8, sliding_window=4),
         KVSpec(kind="sliding", num_kv_heads=1, head_size=8),
         KVSpec(kind="mla", num_kv_heads=2, head_size=8),
+        KVSpec(kind="mla", num_kv_heads=1, head_size=8, rope_size=8),
+        KVSpec(kind="full", num_kv_heads=2, head_size=8, rope_size=4),
         KVSpec(kind="state", num_kv_heads=0, head_size=0),
         KVSpec(kind="full", num_kv_heads=1, head_size=8, state_bytes=8),
         KVSpec(kind="cross", num_kv_heads=1, head_size=8, sliding_window=4),

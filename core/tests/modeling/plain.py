@@ -10,15 +10,21 @@ import torch
 
 from engine.builtin.checkpoint_safetensors.card import SafetensorsCheckpoint
 from engine.builtin.models import card as cards
-from engine.interfaces.model import ModelContext, PagedAttention, State
+from engine.builtin.models import deepseek_card
+from engine.interfaces.model import ModelContext, PagedAttention, PagedLatentAttention, State
 from engine.modeling import DispatchGuard, read_safetensors
 from engine.types.model import ModelDescription
 
-CARDS = {
+LLAMA_FAMILY = {
     "LlamaForCausalLM": cards.Llama,
     "MistralForCausalLM": cards.Mistral,
     "Qwen2ForCausalLM": cards.Qwen2,
     "Qwen3ForCausalLM": cards.Qwen3,
+}
+CARDS = {
+    **LLAMA_FAMILY,
+    "DeepseekV2ForCausalLM": deepseek_card.DeepseekV2,
+    "DeepseekV3ForCausalLM": deepseek_card.DeepseekV3,
 }
 
 
@@ -73,6 +79,9 @@ class PlainOps:
     def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
         return torch.nn.functional.linear(x, *packed)
 
+    def linear_heads(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("thi,hoi->tho", x, weight).contiguous()
+
 
 class DenseAttention:
     """One layer's attention over everything it has seen: one sequence, whose tokens come in order."""
@@ -98,6 +107,19 @@ class DenseAttention:
         return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
 
 
+class DenseLatentAttention:
+    """One layer's latent attention over everything it has seen."""
+
+    def __init__(self, scale: float) -> None:
+        self._attend = DenseAttention(scale, None, None)
+
+    def __call__(
+        self, q_latent: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, rope_key: torch.Tensor
+    ) -> torch.Tensor:
+        key = torch.cat((latent, rope_key), dim=-1).unsqueeze(1)
+        return self._attend(torch.cat((q_latent, q_rope), dim=-1), key, latent.unsqueeze(1)).view(q_latent.shape)
+
+
 def plain_walk(layers: Iterable[Any], state: State) -> Iterator[Any]:
     """Every layer, one after the other."""
     return iter(layers)
@@ -118,7 +140,12 @@ def make_context(
     def attention(layer: int, scale: float) -> PagedAttention:
         return DenseAttention(scale, model.kv_specs[layer].sliding_window, model.soft_cap)
 
-    fields: dict[str, Any] = {"ops": PlainOps(), "attention": attention, **more}
+    def latent_attention(layer: int, scale: float) -> PagedLatentAttention:
+        return DenseLatentAttention(scale)
+
+    fields: dict[str, Any] = {
+        "ops": PlainOps(), "attention": attention, "latent_attention": latent_attention, **more,
+    }  # fmt: skip
     return ModelContext(
         description=model,
         dtype=dtype,

@@ -23,6 +23,18 @@ def test_the_sizes_are_those_of_the_published_models():
         assert sum(math.prod(shape) for shape in shapes.values()) / 1e6 == pytest.approx(millions, rel=1e-3)
 
 
+def test_latent_attention():
+    """DeepSeek's dimensions, named by how large they are, and a small one that computes."""
+    shapes = shapes_of(config_of("dummy:mla-2.6B"))
+    assert sum(math.prod(shape) for shape in shapes.values()) / 1e9 == pytest.approx(2.6, rel=0.01)
+    llm = LLM("dummy:mla-tiny,heads=8", dtype="float32", max_model_len=64, kv_cache_memory=2**20)
+    try:
+        output = llm.generate({"prompt_token_ids": [3, 4, 5]}, SamplingParams(max_tokens=5, ignore_eos=True))
+    finally:
+        llm.shutdown()
+    assert len(output[0].outputs[0].token_ids) == 5
+
+
 def test_numbers_can_be_changed():
     config = config_of("dummy:tiny,layers=3,vocab=1000")
     assert (config["num_hidden_layers"], config["vocab_size"], config["hidden_size"]) == (3, 1000, 64)
@@ -40,6 +52,8 @@ def test_numbers_can_be_changed():
         ("dummy:tiny,kv_heads=3", "does not divide"),
         ("dummy:tiny,head_dim=7", "even"),
         ("dummy:tiny,vocab=100", "258"),
+        ("dummy:mla-tiny,kv_heads=2", "what can be changed"),
+        ("dummy:mla-tiny,rope=3", "even"),
     ],
 )
 def test_names_that_make_no_model(name, message):

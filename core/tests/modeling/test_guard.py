@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ARCHITECTURES
+from checkpoints import ARCHITECTURES, LATENT_ARCHITECTURES
 from plain import PlainOps, open_model, plain_walk, run
 
 from engine.interfaces.model import State
@@ -13,7 +13,7 @@ from engine.types.errors import ContractError
 
 
 @pytest.mark.parametrize("features", [{}, {"tie": True, "rope": "yarn"}, {"sliding": 5}, {"bias": True}], ids=str)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES + LATENT_ARCHITECTURES)
 def test_first_party_models_pass(checkpoints, architecture: str, features: dict[str, Any]) -> None:
     """Forward and logits use ops, attention and views only, and give what they give without the guard."""
     folder = checkpoints(architecture, **features)

@@ -23,6 +23,9 @@ CASES = {
     "tied": ("Qwen2ForCausalLM", {"tie": True}),
     "sharded": ("LlamaForCausalLM", {"shards": 3}),
     "head-80": ("MistralForCausalLM", {"head_dim": 80}),
+    "deepseek-v2": ("DeepseekV2ForCausalLM", {"bias": True, "q_lora_rank": None}),
+    "deepseek-v3": ("DeepseekV3ForCausalLM", {"rope": "yarn-mscale", "bias": True}),
+    "deepseek-v3-in-halves": ("DeepseekV3ForCausalLM", {"rope_interleave": False, "tie": True}),
     "qwen3-yarn": ("Qwen3ForCausalLM", {"rope": "yarn", "tie": True}),
 }
 

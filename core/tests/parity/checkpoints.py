@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+LATENT_ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 MAX_POSITION = 256
 EOS = "<eos>"
 VOCAB_SIZE = 272
@@ -33,6 +35,14 @@ ROPES: dict[str, dict[str, Any]] = {
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
+    },
+    # DeepSeek's: what is not 1 of the first goes into cosines and sines, the second into the scale of scores.
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.2,
     },
 }
 
@@ -70,6 +80,13 @@ def make_checkpoint(
     features: dict[str, Any] = {"head_dim": head_dim}
     if architecture == "LlamaForCausalLM":
         features |= {"attention_bias": bias, "mlp_bias": bias}
+    elif architecture in LATENT_ARCHITECTURES:
+        kv_heads = heads
+        features = {
+            "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
+            "attention_bias": bias, "first_k_dense_replace": layers,
+        }  # fmt: skip
+        features |= {"mlp_bias": bias} if architecture == "DeepseekV2ForCausalLM" else {}
     elif architecture == "MistralForCausalLM":
         features |= {"sliding_window": sliding}
     else:
@@ -91,8 +108,7 @@ def make_checkpoint(
         bos_token_id=None,
         eos_token_id=256,
         pad_token_id=256,
-        **features,
-        **more,
+        **features | more,
     )
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)(config)
@@ -153,6 +169,9 @@ def load_oracle(folder: Path, dtype: torch.dtype) -> Any:
             if type(module).__name__.endswith("RMSNorm"):
                 module.forward = _norm(module)
         oracle.model.rotary_emb.forward = _rotary(oracle.config)
+        if kind == "DeepseekV2ForCausalLM":  # turns its pairs as complex numbers, in float32
+            oracle.model.rotary_emb.forward = _turns(oracle.config)
+            sys.modules[type(oracle).__module__].apply_rotary_emb = _turned  # type: ignore[attr-defined]
     return oracle
 
 
@@ -175,3 +194,20 @@ def _rotary(config: Any) -> Any:
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
     return forward
+
+
+def _turns(config: Any) -> Any:
+    whole = _rotary(config)
+
+    def forward(x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        cos, sin = (half[..., : half.shape[-1] // 2].contiguous() for half in whole(x, position_ids))
+        return torch.complex(cos, sin)
+
+    return forward
+
+
+def _turned(q: torch.Tensor, k: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """transformers' function, in the precision of its inputs."""
+    wide = (torch.view_as_complex(x.to(turns.real.dtype).unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
+    rotated_q, rotated_k = (torch.view_as_real(x * turns.unsqueeze(1)).flatten(3) for x in wide)
+    return rotated_q.to(q.dtype), rotated_k.to(k.dtype)

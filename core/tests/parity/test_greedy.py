@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ARCHITECTURES, ROPES, load_oracle
+from checkpoints import ARCHITECTURES, LATENT_ARCHITECTURES, ROPES, load_oracle
 from pairwise import pairwise
 
 from engine import LLM, SamplingParams
@@ -39,6 +39,13 @@ VARIANTS: dict[str, tuple[Any, ...]] = {
     "tie": (False, True),
     "shards": (1, 2),
     "bias": (False, True),
+}
+LATENT: dict[str, tuple[Any, ...]] = {
+    "architecture": LATENT_ARCHITECTURES,
+    "rope": ("yarn-mscale", "default"),
+    "q_lora_rank": (48, None),
+    "bias": (False, True),
+    "dtype": ("float32", "bfloat16"),
 }
 ENGINE: dict[str, tuple[Any, ...]] = {"batch": (1, 3, 8), "block_size": (16, 8, 32)}
 BUDGET: dict[str, tuple[Any, ...]] = {"budget": (2048, 24)}
@@ -67,6 +74,11 @@ def tally() -> Iterator[Tally]:
     counts = Tally()
     yield counts
     assert counts.ties <= max(1, 0.001 * counts.positions), counts
+
+
+def make_latent(checkpoints: Any, case: dict[str, Any]) -> Path:
+    """The case's checkpoint with latent attention."""
+    return checkpoints(**{key: value for key, value in case.items() if key in LATENT})
 
 
 def make(checkpoints: Any, case: dict[str, Any]) -> Path:
@@ -121,7 +133,8 @@ def check(folder: Path, case: dict[str, Any], tally: Tally, dtype: str = "float3
         block_size=case["block_size"],
         max_num_batched_tokens=case.get("budget", 2048),
         max_num_seqs=8,
-        kv_cache_memory=16 * 2**20,
+        kv_cache_memory=None if "pages" in case else 16 * 2**20,
+        num_kv_pages=case.get("pages"),
     )
     try:
         params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2)
@@ -145,6 +158,18 @@ def test_pairwise(checkpoints: Any, tally: Tally, case: dict[str, Any]) -> None:
     check(make(checkpoints, case), case, tally)
 
 
+@pytest.mark.parametrize("case", pairwise(LATENT | {"batch": (8, 3), "block_size": (16, 8), **BUDGET}), ids=name)
+def test_latent(checkpoints: Any, tally: Tally, case: dict[str, Any]) -> None:
+    """Latent attention: DeepSeek's decoders, alone and batched, prompts whole and in chunks."""
+    check(make_latent(checkpoints, case), case, tally)
+
+
+def test_latent_preempted(checkpoints: Any, tally: Tally) -> None:
+    """Pages so few that requests take each other's, and are computed again."""
+    case = {"architecture": "DeepseekV3ForCausalLM", "batch": 8, "block_size": 8, "budget": 24, "pages": 24}
+    check(make_latent(checkpoints, case), case, tally)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "checkpoint", [dict(zip(CHECKPOINT, values, strict=True)) for values in product(*CHECKPOINT.values())], ids=name
@@ -164,6 +189,15 @@ def test_float64(checkpoints: Any, architecture: str, rope: str) -> None:
     exact = Tally()
     case = {"batch": 8, "block_size": 16, "budget": 24}
     check(checkpoints(architecture, rope=rope, sliding=20), case, exact, "float64")
+    assert exact.ties == 0 and exact.positions == 8 * NEW_TOKENS
+
+
+@pytest.mark.parametrize("architecture", LATENT_ARCHITECTURES)
+def test_latent_float64(checkpoints: Any, architecture: str) -> None:
+    """The same of latent attention, with everything that its config may ask for."""
+    exact = Tally()
+    case = {"batch": 8, "block_size": 16, "budget": 24}
+    check(checkpoints(architecture, rope="yarn-mscale", bias=True), case, exact, "float64")
     assert exact.ties == 0 and exact.positions == 8 * NEW_TOKENS
 
 

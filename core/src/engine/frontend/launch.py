@@ -64,7 +64,7 @@ CORE_WORKER = "engine.runner.worker:Worker"
 DEFAULT_IN_FLIGHT = 2
 """Pipeline stages + 1."""
 
-_COMPUTED = ("full", "sliding", "encoder")
+_COMPUTED = ("full", "sliding", "mla", "encoder")
 """Kinds of layer that the runner computes."""
 _ITEM_SIZES = {"float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
@@ -430,6 +430,7 @@ def attention_needs(
             soft_cap=model.soft_cap,
             features=frozenset(model.attention_features),
             framework=facts.framework,
+            rope_size=spec.rope_size,
         )
         if needs.setdefault(spec.kind, need) != need:
             raise UnsupportedModelError(

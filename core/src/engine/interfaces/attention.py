@@ -1,4 +1,8 @@
-"""Point `attention`: attention over a paged KV cache. One driver is chosen for each kind of layer."""
+"""Point `attention`: attention over a paged KV cache. One driver is chosen for each kind of layer.
+
+The body of a driver is an `AttentionBackend` (below); of one that serves layers of kind "mla", which keep one latent
+vector a token, a `engine.interfaces.latent_attention.LatentAttention`. Cards, needs, batches and layers are the same.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ class AttentionNeed:
 
     Args:
         kind: see `engine.types.model.KVKind`.
-        head_size: elements of one head.
+        head_size: elements of one head; of the cached vector for kind "mla".
         num_q_heads, num_kv_heads: on this rank; the first is a multiple of the second.
         dtype: of queries and outputs; `kv_dtype`: of the cache.
         device: torch's device string.
@@ -35,6 +39,8 @@ class AttentionNeed:
         features: further demands: "kv_index" (queries whose KV position is given for each), "sinks" and "alibi" (layers
             that have them, see `AttentionLayer`).
         framework: "torch" or "jax".
+        rope_size: of kind "mla", how many of the last of `head_size` elements are the key with rotary positions; the
+            others are the latent.
     """
 
     kind: str
@@ -49,6 +55,7 @@ class AttentionNeed:
     soft_cap: float | None = None
     features: frozenset[str] = field(default_factory=frozenset)
     framework: str = "torch"
+    rope_size: int = 0
 
 
 class AttentionCard(Card):

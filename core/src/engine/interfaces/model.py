@@ -92,6 +92,26 @@ class AttentionFactory(Protocol):
         ...
 
 
+class PagedLatentAttention(Protocol):
+    """One layer's latent attention with its cache, in the runner's hands."""
+
+    def __call__(
+        self, q_latent: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, rope_key: torch.Tensor
+    ) -> torch.Tensor:
+        """q_latent [T, Hq, C] (queries, absorbed), q_rope [T, Hq, P] (rotated), latent [T, C] (normed), rope_key [T, P]
+        (rotated) -> [T, Hq, C]; stores latent and rope_key first. C and P are the latent's and the rotated key's
+        sizes, see `engine.interfaces.latent_attention`."""
+        ...
+
+
+class LatentAttentionFactory(Protocol):
+    """Gives each layer of kind "mla" its attention."""
+
+    def __call__(self, layer: int, scale: float) -> PagedLatentAttention:
+        """layer: index of the model's layer; scale: of scores."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelContext:
     """What a model's body is built with. It may grow.
@@ -105,6 +125,7 @@ class ModelContext:
         rank, size: this worker's place; layers hold 1 / size of their weights.
         group: the ranks that share the layers; None where there is one.
         quantization: for each kind of layer who packs and multiplies it; a kind that is not there is the ops'.
+        latent_attention: gives layers of kind "mla" theirs; None where the description has none of them.
     """
 
     description: ModelDescription
@@ -117,6 +138,7 @@ class ModelContext:
     size: int = 1
     group: Group | None = None
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
+    latent_attention: LatentAttentionFactory | None = None
 
 
 class Model(Protocol):

@@ -49,6 +49,7 @@ OPERATIONS: tuple[str, ...] = (
     "gelu",
     "pack_linear",
     "linear",
+    "linear_heads",
     "check_logits",
     "prepare_inputs",
     "penalties",
@@ -67,6 +68,9 @@ MODEL_OPERATIONS: tuple[str, ...] = (
     *("rms_norm", "add_rms_norm", "layer_norm", "rope", "silu_mul", "gelu", "linear", "check_logits"),
 )
 """Those that a model's forward pass and its logits are made of: what is captured of a step."""
+
+LATENT_OPERATIONS: tuple[str, ...] = ("linear_heads",)
+"""Those that only models with layers of kind "mla" call, beside `MODEL_OPERATIONS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +96,8 @@ class OpsCard(Card):
     Attributes:
         operations: those that it provides.
         captured_by: the recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see all that its
-            `MODEL_OPERATIONS` launch on decode steps. Steps are captured only where every operation's driver names the
-            platform's recorder.
+            `MODEL_OPERATIONS` and `LATENT_OPERATIONS` launch on decode steps. Steps are captured only where the driver
+            of every operation that the model calls names the platform's recorder.
     """
 
     operations: frozenset[str] = frozenset()
@@ -233,6 +237,14 @@ class Ops(Protocol):
 
     def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
         """x [T, I] -> x @ weight.T + bias, [T, O]."""
+        ...
+
+    def linear_heads(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Each head by a matrix of its own: out[t, h] = weight[h] @ x[t, h].
+
+        x [T, H, I], weight [H, O, I] -> [T, H, O], a tensor of its own. Both may be views of any strides: heads of a
+        wider projection, matrices that are transposed.
+        """
         ...
 
     def check_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -77,6 +77,7 @@ def make_layout(
                 tokens_per_block=tokens_per_block,
                 layer_bytes=_layer_bytes(spec, tokens_per_block, kv_itemsize, size),
                 draft=spec.draft,
+                rope_size=spec.rope_size,
             )
         )
     return KVLayout(block_size=block_size, page_bytes=page_bytes, groups=tuple(groups))
@@ -95,11 +96,12 @@ def _check(spec: KVSpec) -> None:
     fits = {
         "full": attends and spec.sliding_window is None,
         "sliding": attends and spec.sliding_window is not None and spec.sliding_window > 0,
-        "mla": spec.num_kv_heads == 1 and spec.head_size > 0 and spec.sliding_window is None,
+        "mla": spec.num_kv_heads == 1 and 0 <= spec.rope_size < spec.head_size and spec.sliding_window is None,
         "cross": attends and spec.sliding_window is None,
         "state": spec.num_kv_heads == spec.head_size == 0 and spec.sliding_window is None,
     }
-    if not fits.get(spec.kind) or (spec.state_bytes > 0) != (spec.kind == "state"):
+    foreign = (spec.state_bytes > 0) != (spec.kind == "state") or (spec.rope_size != 0 and spec.kind != "mla")
+    if foreign or not fits.get(spec.kind):
         raise ConfigError(f"a KV cache for {spec}", f"that is no form of kind {spec.kind!r}", "tell the model's author")
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engine.modeling.decoder import Decoder
     from engine.modeling.embedding import Embedding, LMHead
     from engine.modeling.guard import DispatchGuard
+    from engine.modeling.latent_attention import LatentAttention
     from engine.modeling.layer_norm import LayerNorm
     from engine.modeling.linear import ColumnParallelLinear, Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
     from engine.modeling.mlp import GatedMLP
@@ -34,6 +35,7 @@ __all__ = [
     "Embedding",
     "GatedMLP",
     "LMHead",
+    "LatentAttention",
     "LayerNorm",
     "Linear",
     "MergedColumnLinear",
@@ -57,6 +59,7 @@ _HOMES = {
     "Embedding": "embedding",
     "GatedMLP": "mlp",
     "LMHead": "embedding",
+    "LatentAttention": "latent_attention",
     "LayerNorm": "layer_norm",
     "Linear": "linear",
     "MergedColumnLinear": "linear",

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.interfaces.model import ModelContext, PagedAttention
+from engine.interfaces.model import ModelContext, PagedAttention, PagedLatentAttention
 from engine.types.errors import ContractError
 
 T = TypeVar("T")
@@ -63,10 +63,19 @@ class DispatchGuard(TorchDispatchMode):
         def attention(*args: Any, **named: Any) -> PagedAttention:
             return self.wrap(context.attention(*args, **named))
 
+        def latent_attention(*args: Any, **named: Any) -> PagedLatentAttention:
+            assert context.latent_attention is not None
+            return self.wrap(context.latent_attention(*args, **named))
+
         group = None if context.group is None else self.wrap(context.group)
         quantization = {kind: self.wrap(driver) for kind, driver in context.quantization.items()}
         return dataclasses.replace(
-            context, ops=self.wrap(context.ops), attention=attention, group=group, quantization=quantization
+            context,
+            ops=self.wrap(context.ops),
+            attention=attention,
+            group=group,
+            quantization=quantization,
+            latent_attention=None if context.latent_attention is None else latent_attention,
         )
 
     def __torch_dispatch__(

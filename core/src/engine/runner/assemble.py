@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from engine.distributed.group import ProcessGroup
-from engine.interfaces.attention import AttentionBackend, AttentionNeed
+from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.checkpoint import Checkpoint
 from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import WorkerContext
@@ -21,14 +21,14 @@ from engine.interfaces.drafter import Drafter, DrafterNeed, DrafterOptions
 from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import Model, ModelContext, ModelNeed
-from engine.interfaces.ops import OPERATIONS, Ops, OpsNeed
+from engine.interfaces.ops import LATENT_OPERATIONS, MODEL_OPERATIONS, OPERATIONS, Ops, OpsNeed
 from engine.interfaces.platform import Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
 from engine.plugin import Manifest, Registry, Selection
 from engine.runner.capturing import why_not_captured
 from engine.runner.drafting import ChosenDrafter
 from engine.runner.groups import attention_groups
-from engine.runner.paged_attention import Attention
+from engine.runner.paged_attention import Attention, Backend
 from engine.sampling.processors import Processor
 from engine.types.errors import ManifestError, UnfitDriverError
 from engine.types.start import WorkerStart
@@ -120,7 +120,9 @@ def _not_captured(
         return None
     # Of several communicators the first takes what it accepts: the sums of activations, in all likelihood.
     communicators = chosen.communicators[:1] if start.size > 1 else []
-    reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators])
+    latent = any(spec.kind == "mla" for spec in start.model.kv_specs)
+    operations = MODEL_OPERATIONS + LATENT_OPERATIONS if latent else MODEL_OPERATIONS
+    reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], operations)
     if not attention.can_capture_decodes():
         reasons.append("the attention's steps cannot be replayed")
     return tuple(reasons)
@@ -210,7 +212,7 @@ def _drafter(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Cho
 
 def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Attention:
     needs = []
-    backends: dict[str, AttentionBackend] = {}
+    backends: dict[str, Backend] = {}
     groups = attention_groups(start.layout, start.model, start.size)
     for group in groups:
         need = AttentionNeed(
@@ -225,6 +227,7 @@ def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> A
             sliding_window=group.sliding_window,
             soft_cap=start.model.soft_cap,
             features=frozenset(start.model.attention_features),
+            rope_size=group.rope_size,
         )
         needs.append(need)
         backends[group.kind] = chosen.build("attention", group.kind, need, context)
@@ -291,6 +294,7 @@ def _model(
             size=start.size,
             group=group if start.size > 1 else None,
             quantization=quantization,
+            latent_attention=attention.latent,
         )
     )
     return model

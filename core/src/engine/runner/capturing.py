@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import cast
 
 import numpy as np
@@ -19,14 +19,17 @@ from engine.runner.paged_attention import Attention
 from engine.types.plan import StepPlan
 
 
-def why_not_captured(recorder: str | None, selections: Iterable[Selection]) -> list[str]:
+def why_not_captured(
+    recorder: str | None, selections: Iterable[Selection], operations: Container[str] = MODEL_OPERATIONS
+) -> list[str]:
     """Who, of the drivers that a step computes with, launches work that the platform's recorder does not see.
 
-    selections: of points ops, attention, quantization and communicator; of ops those that models call count.
+    selections: of points ops, attention, quantization and communicator. operations: those that the model calls; of the
+    others it does not matter.
     """
     reasons: dict[tuple[str, str], list[str]] = {}
     for selection in selections:
-        if selection.point == "ops" and selection.kind not in MODEL_OPERATIONS:
+        if selection.point == "ops" and selection.kind not in operations:
             continue
         card = cast("type[OpsCard | AttentionCard | QuantizationCard | CommunicatorCard]", selection.card)
         if recorder not in card.captured_by:

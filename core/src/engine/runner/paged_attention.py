@@ -1,13 +1,17 @@
-"""Attention as a model's layers see it: a call with q, k and v. Cache and plan are the runner's."""
+"""Attention as a model's layers see it: a call with this step's tensors. Cache and plan are the runner's."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from engine.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, LayerCache
+from engine.interfaces.latent_attention import LatentAttention
 from engine.types.kv import KVGroup
+
+Backend = AttentionBackend | LatentAttention
+"""A driver's body: the second of those that serve layers of kind "mla"."""
 
 
 class LayerAttention:
@@ -51,10 +55,41 @@ class EncoderAttention(LayerAttention):
         return out.view(len(q), -1)
 
 
+class LatentLayerAttention:
+    """The attention of one layer of kind "mla". Implements `engine.interfaces.model.PagedLatentAttention`."""
+
+    __slots__ = ("_backend", "_cache", "_layer", "_plans")
+
+    def __init__(self, layer: AttentionLayer, backend: LatentAttention, plans: list[Any]) -> None:
+        self._layer, self._backend, self._plans = layer, backend, plans
+        self._cache: torch.Tensor | None = None
+
+    @property
+    def layer(self) -> AttentionLayer:
+        """Which layer it is."""
+        return self._layer
+
+    def bind(self, cache: torch.Tensor) -> None:
+        """Give it its view of the pool, which is allocated after the weights are loaded."""
+        self._cache = cache
+
+    def __call__(
+        self, q_latent: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, rope_key: torch.Tensor
+    ) -> torch.Tensor:
+        """q_latent [T, Hq, C], q_rope [T, Hq, P], latent [T, C], rope_key [T, P] -> [T, Hq, C]."""
+        cache, plan = self._cache, self._plans[self._layer.group.index]
+        assert cache is not None
+        self._backend.write(self._layer, latent, rope_key, cache, plan)
+        out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
+        self._backend.forward(self._layer, q_latent, q_rope, cache, plan, out)
+        return out
+
+
 class Attention:
     """All attention of a worker: makes the layers', and holds the step's plans.
 
-    Implements `engine.interfaces.model.AttentionFactory`.
+    Implements `engine.interfaces.model.AttentionFactory`; `latent` is a
+    `engine.interfaces.model.LatentAttentionFactory`.
 
     Args:
         groups: all of them, see `engine.runner.groups`.
@@ -67,11 +102,11 @@ class Attention:
     """
 
     def __init__(
-        self, groups: tuple[KVGroup, ...], needs: tuple[AttentionNeed, ...], backends: dict[str, AttentionBackend]
+        self, groups: tuple[KVGroup, ...], needs: tuple[AttentionNeed, ...], backends: dict[str, Backend]
     ) -> None:
         self.groups, self._needs, self._backends = groups, needs, backends
         self._group_of = {layer: group for group in groups for layer in group.layers}
-        self._layers: list[LayerAttention] = []
+        self._layers: list[LayerAttention | LatentLayerAttention] = []
         self.plans: list[Any] = [None] * len(groups)
         self.pool: torch.Tensor | None = None
 
@@ -94,13 +129,21 @@ class Attention:
                 sinks=sinks,
                 alibi_slopes=alibi_slopes,
             ),
-            self.backend(group),
+            cast(AttentionBackend, self.backend(group)),
             self.plans,
         )
         self._layers.append(made)
         return made
 
-    def backend(self, group: KVGroup) -> AttentionBackend:
+    def latent(self, layer: int, scale: float) -> LatentLayerAttention:
+        """The attention of the model's layer of this index, which is of kind "mla"."""
+        group = self._group_of[layer]
+        described = AttentionLayer(index=layer, group=group, need=self._needs[group.index], scale=scale)
+        made = LatentLayerAttention(described, cast(LatentAttention, self.backend(group)), self.plans)
+        self._layers.append(made)
+        return made
+
+    def backend(self, group: KVGroup) -> Backend:
         """The body that serves a group."""
         return self._backends[group.kind]
 
@@ -112,7 +155,8 @@ class Attention:
                 continue
             group, need = made.layer.group, made.layer.need
             start = group.layers.index(made.layer.index) * group.layer_bytes
-            made.bind(self.backend(group).cache(need, group, pool[:, start : start + group.layer_bytes]))
+            cache: Any = self.backend(group).cache(need, group, pool[:, start : start + group.layer_bytes])
+            made.bind(cache)
 
     def can_capture_decodes(self) -> bool:
         """True where every group's steps of one token a row may be captured."""

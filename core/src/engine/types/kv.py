@@ -30,6 +30,7 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
             of a "cross" group are the encoder's tokens.
         layer_bytes: bytes of one layer in one page.
         draft: the layers are a draft model's.
+        rope_size: of "mla", see `engine.types.model.KVSpec`.
     """
 
     index: int
@@ -41,6 +42,7 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_block: int
     layer_bytes: int
     draft: bool = False
+    rope_size: int = 0
 
     @property
     def window(self) -> int | None:

@@ -28,6 +28,8 @@ class KVSpec(msgspec.Struct, frozen=True, kw_only=True):
         num_kv_heads: of the whole model, before it is divided over ranks; 1 for "mla", whose vector every rank holds,
             and 0 for "state".
         head_size: elements of one head; of the vector for "mla", 0 for "state".
+        rope_size: of the vector of "mla", its last elements, which are the part of all heads' keys that has rotary
+            positions; the others are the latent. 0 but for "mla".
         sliding_window: tokens that a query sees, itself included; None but for "sliding".
         state_bytes: of one layer's state of the whole model, before it is divided over ranks; 0 but for "state".
         draft: a layer of a draft model: it is in a group of its own, beside the target's of the same form.
@@ -39,6 +41,7 @@ class KVSpec(msgspec.Struct, frozen=True, kw_only=True):
     sliding_window: int | None = None
     state_bytes: int = 0
     draft: bool = False
+    rope_size: int = 0
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.builtin.checkpoint_dummy import latent_sizes
 from engine.types.errors import ModelNotFoundError
 
 PREFIX = "dummy:"
@@ -30,54 +31,61 @@ _PRESETS: dict[str, tuple[int, int, int, int, int, int, int, int, bool]] = {
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """config.json of "dummy:SIZE" or "dummy:SIZE,KEY=NUMBER,...", a Qwen3 in bfloat16.
+    """config.json of "dummy:SIZE" or "dummy:SIZE,KEY=NUMBER,...", a Qwen3 or a DeepSeek-V3 in bfloat16.
 
     Raises ModelNotFoundError for an unknown size or key, or a number that makes no model.
     """
     size, *changes = name.removeprefix(PREFIX).split(",")
-    if size not in _PRESETS:
-        raise _refused(name, f"there is no size {size!r}", f"the sizes are {', '.join(_PRESETS)}")
-    *numbers, tied = _PRESETS[size]
-    config: dict[str, Any] = dict(zip(_KEYS.values(), numbers, strict=True))
+    latent = size in latent_sizes.PRESETS
+    if size not in _PRESETS and not latent:
+        sizes = (*_PRESETS, *latent_sizes.PRESETS)
+        raise _refused(name, f"there is no size {size!r}", f"the sizes are {', '.join(sizes)}")
+    keys = latent_sizes.KEYS if latent else _KEYS
+    numbers = latent_sizes.PRESETS[size] if latent else _PRESETS[size][:-1]
+    config: dict[str, Any] = dict(zip(keys.values(), numbers, strict=True))
     for change in changes:
         key, _, text = change.partition("=")
-        if key not in _KEYS:
-            raise _refused(name, f"there is no {key!r} to change", f"what can be changed: {', '.join(_KEYS)}")
+        if key not in keys:
+            raise _refused(name, f"there is no {key!r} to change", f"what can be changed: {', '.join(keys)}")
         if not text.isdecimal() or int(text) < 1:
             raise _refused(name, f"{key} is {text!r}", "write a whole number from 1")
-        config[_KEYS[key]] = int(text)
-    if config["num_attention_heads"] % config["num_key_value_heads"]:
+        config[keys[key]] = int(text)
+    if not latent and config["num_attention_heads"] % config["num_key_value_heads"]:
         raise _refused(name, "kv_heads does not divide heads", "choose heads as a multiple of kv_heads")
-    if config["head_dim"] % 2:
-        raise _refused(name, "head_dim is odd", "rotary positions need an even one")
+    rotated = "rope" if latent else "head_dim"
+    if config[keys[rotated]] % 2:
+        raise _refused(name, f"{rotated} is odd", "rotary positions need an even one")
     if config["vocab_size"] < LEAST_VOCABULARY:
         raise _refused(name, f"the tokenizer has {LEAST_VOCABULARY} tokens", f"vocab is {LEAST_VOCABULARY} or more")
-    return config | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+    common = {
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
         "attention_bias": False,
-        "tie_word_embeddings": tied,
         "bos_token_id": 256,
         "eos_token_id": 257,
         "dtype": "bfloat16",
     }
+    if latent:
+        return latent_sizes.finished(config) | common
+    return (
+        config
+        | common
+        | {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": _PRESETS[size][-1],
+        }
+    )
 
 
 def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Every tensor's shape by its name, in the order of a published checkpoint's layers."""
-    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q_size, kv_size = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    latent = latent_sizes.ARCHITECTURE in config["architectures"]
     of_layer: dict[str, tuple[int, ...]] = {
         "input_layernorm": (hidden,),
-        "self_attn.q_proj": (q_size, hidden),
-        "self_attn.k_proj": (kv_size, hidden),
-        "self_attn.v_proj": (kv_size, hidden),
-        "self_attn.o_proj": (hidden, q_size),
-        "self_attn.q_norm": (head,),
-        "self_attn.k_norm": (head,),
+        **(latent_sizes.shapes_of_layer(config) if latent else _shapes_of_attention(config)),
         "post_attention_layernorm": (hidden,),
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),
@@ -90,6 +98,19 @@ def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     return shapes
+
+
+def _shapes_of_attention(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, head = config["hidden_size"], config["head_dim"]
+    q_size, kv_size = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    return {
+        "self_attn.q_proj": (q_size, hidden),
+        "self_attn.k_proj": (kv_size, hidden),
+        "self_attn.v_proj": (kv_size, hidden),
+        "self_attn.o_proj": (hidden, q_size),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+    }
 
 
 def _refused(name: str, found: str, remedy: str) -> ModelNotFoundError:

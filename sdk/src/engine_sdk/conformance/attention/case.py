@@ -34,6 +34,7 @@ class Form:
         group_size: query heads for each KV head.
         blocks: the group's tokens per block, as a multiple of what the card's `tokens_per_page` answers.
         spare_bytes: of a page, after its layers.
+        rope_size: of kind "mla", whose `head_size` is the cached vector's and whose one KV head all queries share.
     """
 
     kind: str = "full"
@@ -49,6 +50,7 @@ class Form:
     spare_bytes: int = 64
     sinks: bool = False
     alibi: bool = False
+    rope_size: int = 0
 
     def need(self, device: str, rows: Rows = ()) -> AttentionNeed:
         """What a driver is asked for; with "kv_index" where a row's queries are not contiguous."""
@@ -66,6 +68,7 @@ class Form:
             sliding_window=self.window,
             soft_cap=self.soft_cap,
             features=frozenset(features | ({"kv_index"} if gaps else set())),
+            rope_size=self.rope_size,
         )
 
 
@@ -111,7 +114,8 @@ class Case:
         self.dtype: torch.dtype = getattr(torch, form.dtype)
         self.kv_dtype: torch.dtype = getattr(torch, form.kv_dtype or form.dtype)
         self.lengths = np.array([row[-1] + 1 for row in rows], np.int32)
-        elements = 2 * form.num_kv_heads * tokens_per_block * form.head_size
+        vectors = 1 if form.kind == "mla" else 2
+        elements = vectors * form.num_kv_heads * tokens_per_block * form.head_size
         self.group = KVGroup(
             index=0,
             kind=form.kind,  # type: ignore[arg-type]
@@ -121,6 +125,7 @@ class Case:
             sliding_window=form.window,
             tokens_per_block=tokens_per_block,
             layer_bytes=elements * self.kv_dtype.itemsize,
+            rope_size=form.rope_size,
         )
         heads = self.need.num_q_heads
         sinks = torch.from_numpy(self.random.normal(size=heads)).float() if form.sinks else None

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
+from engine.interfaces.latent_attention import LatentAttention
 from engine_sdk.conformance.attention.case import Case, Form, Rows, whole_rows
+from engine_sdk.conformance.attention.latent import LatentTests, LatentThorough, copy_into
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
 from engine_sdk.conformance.timing import median_seconds
@@ -25,8 +26,11 @@ MIXED: Rows = [[20], [33], range(23), range(17, 40), range(31, 33)]
 """Two decodes, a whole prompt, a later chunk of one, and a short extend."""
 
 
-class AttentionConformance(Conformance):
-    """Attention against a dense float64 oracle, over a pool in which all that must not be read is NaN."""
+class AttentionConformance(LatentTests, Conformance):
+    """Attention against a dense float64 oracle, over a pool in which all that must not be read is NaN.
+
+    Drivers of kind "mla", and they alone, are put through the tests of latent attention.
+    """
 
     point = "attention"
     protocol = "AttentionBackend"
@@ -41,6 +45,7 @@ class AttentionConformance(Conformance):
             replace(base, kind="sliding", sliding_window=5, soft_cap=20.0),
             replace(base, kind="encoder", head_size=7),
             replace(base, features=frozenset({"kv_index"})),
+            replace(base, kind="mla", num_q_heads=4, num_kv_heads=1, head_size=24, rope_size=8),
         ]
 
     @classmethod
@@ -54,9 +59,15 @@ class AttentionConformance(Conformance):
         ]
 
     @classmethod
-    def backend(cls, dtype: str) -> AttentionBackend:
+    def interface(cls) -> type:
+        """Of a driver that serves layers of kind "mla", `LatentAttention`; else `AttentionBackend`."""
+        card = cast("type[AttentionCard]", cls.subject().card)
+        return LatentAttention if "mla" in card.kinds else AttentionBackend
+
+    @classmethod
+    def backend(cls, dtype: str) -> Any:
         """A body for this dtype; made once."""
-        return cls.built(lambda: worker_context(cls.subject(), cls.device, dtype), dtype)  # type: ignore[no-any-return]
+        return cls.built(lambda: worker_context(cls.subject(), cls.device, dtype), dtype)
 
     @classmethod
     def case(cls, form: Form, rows: Rows, num_decodes: int, **how: Any) -> Case:
@@ -225,7 +236,7 @@ class AttentionConformance(Conformance):
         batch = cases[0].batch
         for case in cases:
             cache = case.write_history(body)
-            _copy_into(batch, case.batch)  # the runner's buffers stay where they are, and so must what a plan names
+            copy_into(batch, case.batch)  # the runner's buffers stay where they are, and so must what a plan names
             refilled = body.plan(batch, case.group, plan)
             assert plan is None or refilled is plan, "plan(out=) gave another plan"
             plan = refilled
@@ -254,7 +265,7 @@ class AttentionConformance(Conformance):
             pool[: len(case.pool)] = case.pool
             for mine, other in ((first.q, case.q), (first.new_k, case.new_k), (first.new_v, case.new_v)):
                 mine.copy_(other)
-            _copy_into(first.batch, case.batch)
+            copy_into(first.batch, case.batch)
             assert body.plan(first.batch, first.group, plan) is plan
             out.fill_(torch.nan)
             lse.fill_(torch.nan)
@@ -301,7 +312,7 @@ class AttentionConformance(Conformance):
         """Decode steps over long rows: what of the memory's bandwidth is reached."""
         form = Form(num_kv_heads=4, group_size=2, head_size=64, dtype="bfloat16")
         if cls.subject().reasons(form.need(cls.device)):
-            return None
+            return cls.latent_figure()
         case = cls.case(form, [[1023]] * 4, 4)
         body = cls.backend("bfloat16")
         cache, (out, lse) = case.write_history(body), case.outputs()
@@ -314,7 +325,7 @@ class AttentionConformance(Conformance):
         )
 
 
-class AttentionThorough:
+class AttentionThorough(LatentThorough):
     """Mixed in before the suite: more of everything. Takes minutes.
 
     class TestMineThoroughly(AttentionThorough, AttentionConformance): ...
@@ -377,14 +388,3 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
         "bound": draw(st.sampled_from([0, 0, 4])),
         "strided": draw(st.booleans()),
     }
-
-
-def _copy_into(batch: Any, other: Any) -> None:
-    """Fill a batch's buffers, of the device and of the host, with another's of the same shapes."""
-    for name, value in vars(batch).items():
-        if isinstance(value, torch.Tensor):
-            value.copy_(getattr(other, name))
-        elif isinstance(value, np.ndarray):
-            value[:] = getattr(other, name)
-        else:
-            assert value == getattr(other, name)

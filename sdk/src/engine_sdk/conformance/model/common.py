@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import torch
 
-from engine.interfaces.attention import AttentionBackend
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.model import ModelCard, ModelNeed
 from engine.interfaces.ops import Ops
@@ -25,7 +24,7 @@ from engine_sdk.conformance.base import Conformance
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.model.example import SMALL, Shapes, draw, prompt
 from engine_sdk.conformance.model.oracle import TOLERANCE, Oracle, why_none
-from engine_sdk.conformance.model.paged import attention_needs, reference_attention
+from engine_sdk.conformance.model.paged import attention_needs, reference_attention, reference_cards
 from engine_sdk.conformance.model.ranks import ThreadGroup
 from engine_sdk.conformance.model.session import Session
 from engine_sdk.conformance.subject import Subject
@@ -209,10 +208,10 @@ class ModelSuite(Conformance):
         )
 
     @classmethod
-    def attention(cls, dtype: str) -> AttentionBackend:
-        """The reference attention's body; made once."""
+    def attention(cls, dtype: str) -> dict[str, Any]:
+        """The reference attention's bodies; made once."""
         return cast(
-            "AttentionBackend",
+            "dict[str, Any]",
             cls.once(f"attention {dtype}", lambda: reference_attention(cls.context(dtype), cls.registry())),
         )
 
@@ -239,11 +238,12 @@ class ModelSuite(Conformance):
         model, registry = cls.description(), cls.registry()
         if model.max_encoder_len:
             pytest.skip("the suite has no encoder inputs to give to layers of kind 'cross'")
-        attention = registry.card(registry.find("attention", "torch"))
+        cards = reference_cards(registry)
         for need in attention_needs(model, dtype, cls.device, size):
-            reasons = attention.unsupported(need)
+            card = cards.get(need.kind)
+            reasons = card.unsupported(need) if card else [f"none of them serves layers of kind '{need.kind}'"]
             if reasons:
-                pytest.skip(f"the suite computes with attention torch: {'; '.join(reasons)}")
+                pytest.skip(f"the suite computes with the reference attention: {'; '.join(reasons)}")
 
     @classmethod
     def _refuses(cls, weights: Any, name: str) -> bool:

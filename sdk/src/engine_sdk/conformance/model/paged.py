@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from engine.interfaces.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
+from engine.interfaces.attention import AttentionBatch, AttentionCard, AttentionLayer, AttentionNeed, LayerCache
 from engine.interfaces.context import WorkerContext
-from engine.plugin import Registry, load_body
+from engine.plugin import Card, Registry, load_body
 from engine.types.kv import KVGroup, kv_heads_on_rank
 from engine.types.model import KVSpec, ModelDescription
 
@@ -40,8 +40,9 @@ class Chunk:
 class _Layer:
     """One layer's attention. Implements `engine.interfaces.model.PagedAttention`, and looks at what it is given."""
 
-    def __init__(self, owner: PagedLayers, layer: AttentionLayer, cache: LayerCache | None) -> None:
+    def __init__(self, owner: PagedLayers, layer: AttentionLayer, cache: Any) -> None:
         self._owner, self._layer, self._cache = owner, layer, cache
+        self._backend: Any = owner.backends.get(layer.group.kind)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         owner, layer, need = self._owner, self._layer, self._layer.need
@@ -54,32 +55,62 @@ class _Layer:
         plan = owner.plans[layer.group.index]
         cache = self._cache or LayerCache(k[:0], v[:0])
         if self._cache is not None:
-            owner.backend.write(layer, k, v, cache, plan)
+            self._backend.write(layer, k, v, cache, plan)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        owner.backend.forward(layer, q, k, v, cache, plan, out)
+        self._backend.forward(layer, q, k, v, cache, plan, out)
         if owner.keeps:
             owner.kept += [q.clone(), k.clone(), v.clone()]
         return out.flatten(1)
 
 
+class _LatentLayer(_Layer):
+    """The same of a layer of kind "mla". Implements `engine.interfaces.model.PagedLatentAttention`."""
+
+    def __call__(  # type: ignore[override]
+        self, q_latent: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, rope_key: torch.Tensor
+    ) -> torch.Tensor:
+        owner, layer, need = self._owner, self._layer, self._layer.need
+        tokens, sizes = owner.num_tokens, (need.head_size - need.rope_size, need.rope_size)
+        given = {"q_latent": q_latent, "q_rope": q_rope, "latent": latent, "rope_key": rope_key}
+        forms = [(tokens, *([need.num_q_heads] if name < 2 else []), sizes[name % 2]) for name in range(4)]
+        for (name, tensor), form in zip(given.items(), forms, strict=True):
+            what = f"latent attention of layer {layer.index} is given {name}"
+            assert tuple(tensor.shape) == form, f"{what} {list(tensor.shape)}, not {list(form)}"
+            assert tensor.dtype == owner.dtype, f"{what} of {tensor.dtype}"
+        owner.calls.append(layer.index)
+        plan = owner.plans[layer.group.index]
+        self._backend.write(layer, latent, rope_key, self._cache, plan)
+        out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
+        self._backend.forward(layer, q_latent, q_rope, self._cache, plan, out)
+        if owner.keeps:
+            owner.kept += [tensor.clone() for tensor in given.values()]
+        return out
+
+
 class PagedLayers:
-    """All attention of one rank. Implements `engine.interfaces.model.AttentionFactory`.
+    """All attention of one rank. Implements `engine.interfaces.model.AttentionFactory`; `latent` is the factory of
+    layers of kind "mla".
 
     Args:
-        backend: the reference driver's body.
+        backends: by kind of layer, the body of a reference driver.
         size: ranks that share the layers.
         keeps: keep what the layers are given.
 
     Attributes:
         calls: the layers that were called, in order.
-        kept: queries, keys and values of each call, where they are kept.
+        kept: what attention was given in each call, where it is kept.
     """
 
     def __init__(
-        self, model: ModelDescription, context: WorkerContext, backend: AttentionBackend, size: int, keeps: bool = False
+        self,
+        model: ModelDescription,
+        context: WorkerContext,
+        backends: Mapping[str, Any],
+        size: int,
+        keeps: bool = False,
     ) -> None:
         assert context.device is not None and context.dtype is not None
-        self.backend, self.dtype, self.device, self.keeps = backend, context.dtype, context.device, keeps
+        self.backends, self.dtype, self.device, self.keeps = backends, context.dtype, context.device, keeps
         self.calls: list[int] = []
         self.kept: list[torch.Tensor] = []
         self.built: list[int] = []
@@ -110,18 +141,34 @@ class PagedLayers:
         alibi_slopes: torch.Tensor | None = None,
     ) -> _Layer:
         """The attention of the model's layer of this index."""
-        group = next((group for group in self.groups if layer in group.layers), None)
-        assert group is not None, f"the model asks for attention of layer {layer}, which its description has not"
-        self.built.append(layer)
+        group = self._group_of(layer)
+        assert group.kind != "mla", f"layer {layer} is of kind 'mla', and asks for other attention"
         self.features |= {name for name, given in (("sinks", sinks), ("alibi", alibi_slopes)) if given is not None}
         made = AttentionLayer(
             index=layer, group=group, need=self.needs[group.index], scale=scale, sinks=sinks, alibi_slopes=alibi_slopes
         )
         if group.kind == "encoder":
             return _Layer(self, made, None)
-        start = group.layers.index(layer) * group.layer_bytes
+        return _Layer(self, made, self._cache_of(made))
+
+    def latent(self, layer: int, scale: float) -> _LatentLayer:
+        """The attention of the model's layer of this index, which is of kind "mla"."""
+        group = self._group_of(layer)
+        assert group.kind == "mla", f"layer {layer} is of kind '{group.kind}', and asks for latent attention"
+        made = AttentionLayer(index=layer, group=group, need=self.needs[group.index], scale=scale)
+        return _LatentLayer(self, made, self._cache_of(made))
+
+    def _group_of(self, layer: int) -> KVGroup:
+        group = next((group for group in self.groups if layer in group.layers), None)
+        assert group is not None, f"the model asks for attention of layer {layer}, which its description has not"
+        self.built.append(layer)
+        return group
+
+    def _cache_of(self, layer: AttentionLayer) -> Any:
+        group = layer.group
+        start = group.layers.index(layer.index) * group.layer_bytes
         pages = self._pools[group.index][:, start : start + group.layer_bytes]
-        return _Layer(self, made, self.backend.cache(made.need, group, pages))
+        return self.backends[group.kind].cache(layer.need, group, pages)
 
     def plan(self, rows: Sequence[Chunk], padding_rows: int = 0, padding_tokens: int = 0) -> None:
         """Give the rows their pages, and prepare the step. Rows of one token that come first are decodes.
@@ -151,7 +198,7 @@ class PagedLayers:
                 slot_mapping=torch.tensor(slots, dtype=torch.int64, device=self.device),
                 kv_index=torch.tensor(index, dtype=torch.int64, device=self.device),
             )
-            self.plans.append(self.backend.plan(batch, group))
+            self.plans.append(self.backends[group.kind].plan(batch, group))
         for row in rows:
             row.request.computed += row.length
 
@@ -197,18 +244,31 @@ def attention_needs(model: ModelDescription, dtype: str, device: str, size: int)
             sliding_window=spec.sliding_window,
             soft_cap=model.soft_cap,
             features=frozenset(model.attention_features),
+            rope_size=spec.rope_size,
         )
         for spec in dict.fromkeys(model.kv_specs)
     )
 
 
-def reference_attention(context: WorkerContext, registry: Registry) -> AttentionBackend:
-    """The reference driver's body."""
-    return cast("AttentionBackend", load_body(registry.card(registry.find("attention", "torch")))(context))
+REFERENCE = ("torch", "torch_mla")
+"""The reference drivers."""
+
+
+def reference_cards(registry: Registry) -> dict[str, type[Card]]:
+    """By kind of layer, the reference driver that serves it."""
+    cards = [cast("type[AttentionCard]", registry.card(registry.find("attention", name))) for name in REFERENCE]
+    return {kind: card for card in cards for kind in card.kinds}
+
+
+def reference_attention(context: WorkerContext, registry: Registry) -> dict[str, Any]:
+    """By kind of layer, the body of the reference driver that serves it."""
+    bodies = {card: load_body(card)(context) for card in dict.fromkeys(reference_cards(registry).values())}
+    return {kind: bodies[card] for kind, card in reference_cards(registry).items()}
 
 
 def _group(index: int, spec: KVSpec, specs: Sequence[KVSpec], need: AttentionNeed, itemsize: int) -> KVGroup:
-    elements = 0 if spec.kind == "encoder" else 2 * need.num_kv_heads * BLOCK * need.head_size
+    vectors = {"encoder": 0, "mla": 1}.get(spec.kind, 2)
+    elements = vectors * need.num_kv_heads * BLOCK * need.head_size
     return KVGroup(
         index=index,
         kind=spec.kind,
@@ -218,4 +278,5 @@ def _group(index: int, spec: KVSpec, specs: Sequence[KVSpec], need: AttentionNee
         sliding_window=spec.sliding_window,
         tokens_per_block=BLOCK,
         layer_bytes=elements * itemsize,
+        rope_size=spec.rope_size,
     )

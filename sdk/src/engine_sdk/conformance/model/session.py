@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.interfaces.attention import AttentionBackend
 from engine.interfaces.communicator import Group
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.model import Model, ModelContext, State, Walk
@@ -52,7 +51,7 @@ class Session:
         body: the class under test.
         description: the card's.
         context: of a worker, with the reference operations.
-        backend: the reference attention's body.
+        backends: of the reference attention, by kind of layer.
         weights: the checkpoint's tensors.
         group: the ranks that share the layers.
         quantization: see `ModelContext`.
@@ -65,7 +64,7 @@ class Session:
         body: type,
         description: ModelDescription,
         context: WorkerContext,
-        backend: AttentionBackend,
+        backends: Mapping[str, Any],
         weights: Iterable[tuple[str, torch.Tensor]],
         *,
         group: Group | None = None,
@@ -76,7 +75,7 @@ class Session:
         assert context.ops is not None and context.dtype is not None and context.device is not None
         size = 1 if group is None else group.size
         self.description = description
-        self.layers = PagedLayers(description, context, backend, size, keeps)
+        self.layers = PagedLayers(description, context, backends, size, keeps)
         self._device = context.device
         self._guard = DispatchGuard() if guarded else None
         given = ModelContext(
@@ -90,6 +89,7 @@ class Session:
             size=size,
             group=group,
             quantization=quantization or {},
+            latent_attention=self.layers.latent,
         )
         self.model: Model = body(given if self._guard is None else self._guard.context(given))
         self.model.load_weights(weights)

@@ -153,6 +153,43 @@ class LayerOperations(OpsSubject):
         self.check(k, expected[:, 4:], dtype)
         assert np.array_equal(plain(q)[..., rotary:], before[:, :4, rotary:]), "what is not rotated was changed"
 
+    @each_dtype
+    def test_rope_of_parts(self, dtype: str) -> None:
+        """Queries are the last elements of wider heads, the one key those of a wider row (latent attention). What
+        stands before them stays, whether a driver rotates in place or not."""
+        rope = self.operation("rope", dtype)
+        heads, row = self.tensor(5, 3, 24, dtype=dtype), self.tensor(5, 40, dtype=dtype, seed=1)
+        q, k = heads[..., 16:], row[:, 32:].unsqueeze(1)
+        before = [heads[..., :16].clone(), row[:, :32].clone()]
+        positions = self.ints([0, 1, 39, 2, 30])
+        angle = np.arange(40)[:, None] * 100.0 ** (-np.arange(4) / 4)
+        table = torch.from_numpy(np.concatenate([np.cos(angle), np.sin(angle)], axis=1)).to(self.device)
+        turn = np.exp(1j * angle[positions.cpu().numpy()])[:, None]
+        turned = [(plain(x)[..., :4] + 1j * plain(x)[..., 4:]) * turn for x in (q, k)]
+        found = rope(q, k, positions, table if dtype == "float64" else table.float())
+        for x, expected in zip(found, turned, strict=True):
+            self.check(x, np.concatenate([expected.real, expected.imag], axis=-1), dtype)
+        assert torch.equal(heads[..., :16], before[0]) and torch.equal(row[:, :32], before[1])
+
+    @each_dtype
+    def test_linear_heads(self, dtype: str) -> None:
+        """Each head by a matrix of its own; heads that are part of wider ones, matrices as stored and transposed. What
+        comes out is a tensor of its own, token after token."""
+        linear = self.operation("linear_heads", dtype)
+        for tokens, heads, inputs, outputs in ((1, 3, 24, 40), (7, 2, 16, 9), (40, 5, 33, 8)):
+            wide = self.tensor(tokens, heads, inputs + 8, dtype=dtype)
+            weight = self.tensor(heads, outputs, inputs, dtype=dtype, seed=1)
+            turned = self.tensor(heads, inputs + 3, outputs, dtype=dtype, seed=2)[:, :inputs].transpose(1, 2)
+            for x in (wide[..., :inputs], wide[..., 8:], wide[..., :inputs].contiguous()):
+                for given in (weight, turned):
+                    before = plain(x).copy()
+                    expected = np.einsum("thi,hoi->tho", before, plain(given))
+                    terms = np.einsum("thi,hoi->tho", np.abs(before), np.abs(plain(given)))
+                    found = linear(x, given)
+                    assert found.is_contiguous(), "it is a view of something else"
+                    self.check(found, expected, dtype, 1 + terms * (1 if dtype in ("float64", "float32") else 1e-4))
+                    assert np.array_equal(plain(x), before), "its input was changed"
+
     # -- linear ------------------------------------------------------------------------------------------------------
     def _linear(self, dtype: str, shapes: list[tuple[int, int]], rows: list[int], bias: bool) -> None:
         pack, linear = self.operation("pack_linear", dtype), self.operation("linear", dtype)

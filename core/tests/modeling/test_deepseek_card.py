@@ -1,0 +1,94 @@
+"""The cards of DeepSeek's decoders: what config.json makes of the cache, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import LATENT_ARCHITECTURES
+from plain import CARDS
+
+from engine.config import EngineConfig
+from engine.frontend.launch import launch
+from engine.interfaces.model import ModelNeed
+from engine.types.errors import EngineError
+from engine.types.model import KVSpec
+
+V3: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
+    "first_k_dense_replace": 3, "max_position_embeddings": 163840, "torch_dtype": "bfloat16",
+    "rope_scaling": {
+        "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "beta_fast": 32, "beta_slow": 1,
+    },
+}  # fmt: skip
+"""The published config, shortened."""
+
+
+def reasons(config: dict[str, Any], world_size: int = 1) -> list[str]:
+    card = CARDS[config["architectures"][0]]
+    return card.unsupported(ModelNeed(architecture=config["architectures"][0], config=config, world_size=world_size))
+
+
+def test_the_published_config() -> None:
+    model = CARDS["DeepseekV3ForCausalLM"].describe(V3)
+    assert set(model.kv_specs) == {KVSpec(kind="mla", num_kv_heads=1, head_size=576, rope_size=64)}
+    assert (model.num_layers, model.num_q_heads, model.max_model_len, model.config) == (61, 128, 163840, V3)
+    assert reasons(V3) == [
+        "mixture of experts is not served yet: layers 3 to 60 have 256 routed experts (first_k_dense_replace, "
+        "n_routed_experts)"
+    ]
+    for dense in ({"first_k_dense_replace": 61}, {"n_routed_experts": None}, {"n_routed_experts": 0}):
+        assert reasons(V3 | dense, 8) == []
+
+
+@pytest.mark.parametrize("architecture", LATENT_ARCHITECTURES)
+def test_experts_that_a_config_leaves_to_the_class(architecture: str) -> None:
+    """transformers' classes have experts where the config does not say how many."""
+    config = {key: value for key, value in V3.items() if key not in ("n_routed_experts", "first_k_dense_replace")}
+    assert "mixture of experts" in reasons(config | {"architectures": [architecture]})[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised (fp8)"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads is 8"),
+        ({"kv_lora_rank": "big"}, "'kv_lora_rank'"),
+        ({"q_lora_rank": 0}, "'q_lora_rank'"),
+        ({"v_head_dim": -1}, "'v_head_dim'"),
+        ({"rope_interleave": "yes"}, "'rope_interleave'"),
+        ({"rope_scaling": {"type": "longrope"}}, "longrope"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], words: str) -> None:
+    found = reasons(V3 | {"first_k_dense_replace": 61} | change)
+    assert len(found) == 1 and words in found[0]
+
+
+def test_ranks() -> None:
+    found = reasons(V3 | {"first_k_dense_replace": 61, "num_attention_heads": 12, "num_key_value_heads": 12}, 8)
+    assert found == ["num_attention_heads 12 does not divide over 8 ranks"]
+
+
+def test_experts_are_refused_at_start(checkpoints: Any, tmp_path: Path) -> None:
+    folder = checkpoints("DeepseekV2ForCausalLM")
+    config = json.loads((folder / "config.json").read_text()) | {"first_k_dense_replace": 1, "n_routed_experts": 4}
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EngineError, match="mixture of experts is not served yet: layers 1 to 1 have 4 routed experts"):
+        launch(EngineConfig(model=str(tmp_path), dtype="float32"))
+
+
+def test_attention_is_chosen_by_kind(checkpoints: Any) -> None:
+    started = launch(EngineConfig(model=str(checkpoints("DeepseekV3ForCausalLM")), dtype="float32", block_size=8))
+    chosen = {(c.kind, c.driver) for c in started.manifest.choices if c.point == "attention"}
+    assert chosen == {("mla", "torch_mla")}
+    group = started.start.worker.layout.groups[0]
+    assert (group.kind, group.head_size, group.rope_size, group.layer_bytes) == ("mla", 48, 16, 8 * 48 * 4)
