@@ -96,6 +96,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("latent attention: ragged batches of any form", "latent_ragged_batches"),
             Capability("latent attention: queries that are not contiguous (`kv_index`)", "latent_kv_index"),
             Capability("latent attention: bfloat16 cache under float32 queries", "latent_narrower_cache"),
+            Capability("latent attention: fp8 (e4m3) cache", "latent_fp8_cache"),
             Capability(
                 "latent attention: large scores, log-sum-exp on demand", "latent_large_scores latent_without_lse"
             ),

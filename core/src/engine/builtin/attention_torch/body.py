@@ -15,6 +15,7 @@ import torch
 from engine.builtin.attention_torch.encoder import forward_encoder
 from engine.builtin.attention_torch.plan import DecodeChunk, PrefillRow, TorchPlan
 from engine.builtin.attention_torch.scores import scores_of, weights_of
+from engine.builtin.attention_torch.storing import stored
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
 from engine.types.kv import KVGroup
 
@@ -57,8 +58,8 @@ class TorchAttentionBody:
         """
         del layer
         where = (plan.page, slice(None), plan.offset)
-        cache.k[where] = _stored(k, cache.k.dtype)
-        cache.v[where] = _stored(v, cache.v.dtype)
+        cache.k[where] = stored(k, cache.k.dtype)
+        cache.v[where] = stored(v, cache.v.dtype)
 
     def forward(
         self,
@@ -83,13 +84,6 @@ class TorchAttentionBody:
             out[plan.num_tokens :] = 0
             if lse is not None:
                 lse[plan.num_tokens :] = 0
-
-
-def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if dtype.itemsize == 1:
-        limits = torch.finfo(dtype)
-        values = values.clamp(limits.min, limits.max)
-    return values.to(dtype)
 
 
 def _decode(

@@ -14,6 +14,7 @@ import torch
 
 from engine.builtin.attention_torch.plan import DecodeChunk, PrefillRow, TorchPlan
 from engine.builtin.attention_torch.scores import scores_of, weights_of
+from engine.builtin.attention_torch.storing import stored
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel
 from engine.types.kv import KVGroup
 
@@ -48,9 +49,12 @@ class TorchLatentAttentionBody:
     def write(
         self, layer: AttentionLayer, latent: torch.Tensor, rope_key: torch.Tensor, cache: torch.Tensor, plan: TorchPlan
     ) -> None:
-        """Store latent [T, C] and rope_key [T, P], rounded to the cache's type where that is narrower."""
+        """Store latent [T, C] and rope_key [T, P], rounded to the cache's type where that is narrower.
+
+        What fp8 cannot hold becomes its largest number.
+        """
         del layer
-        cache[plan.page, plan.offset] = torch.cat((latent, rope_key), dim=-1).to(cache.dtype)
+        cache[plan.page, plan.offset] = stored(torch.cat((latent, rope_key), dim=-1), cache.dtype)
 
     def forward(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.builtin.attention_torch.card import DTYPES
+from engine.builtin.attention_torch.card import DTYPES, FP8
 from engine.interfaces.attention import AttentionCard, AttentionNeed
 
 
@@ -23,9 +23,9 @@ class TorchLatentAttention(AttentionCard):
             reasons.append(f"it computes with torch, not with {need.framework}")
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(sorted(DTYPES))}")
-        if need.kv_dtype not in DTYPES:
-            reasons.append(f"a cache of {need.kv_dtype} is not served, only of {', '.join(sorted(DTYPES))}")
-        elif need.kv_dtype != need.dtype and DTYPES[need.kv_dtype] >= DTYPES.get(need.dtype, 0):
+        if need.kv_dtype not in (*DTYPES, FP8):
+            reasons.append(f"a cache of {need.kv_dtype} is not served, only of {', '.join(sorted((*DTYPES, FP8)))}")
+        elif need.kv_dtype != need.dtype and DTYPES.get(need.kv_dtype, 1) >= DTYPES.get(need.dtype, 0):
             reasons.append(f"a cache of {need.kv_dtype} under queries of {need.dtype} saves no memory")
         if need.soft_cap is not None:
             reasons.append("a soft cap of scores is not served, no latent attention has one")

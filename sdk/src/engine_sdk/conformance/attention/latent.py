@@ -91,6 +91,15 @@ class LatentTests:
         """Vectors are rounded to the cache's dtype when they are written."""
         self.verify_latent(latent_form(dtype="float32", kv_dtype="bfloat16"), MIXED, 2)
 
+    def test_latent_fp8_cache(self) -> None:
+        """A byte an element (e4m3, with scales of 1), under queries of each dtype that is served: of each the first."""
+        me = cast(Any, self)
+        for dtype in ("bfloat16", "float16", "float32"):
+            form = latent_form(dtype=dtype, kv_dtype="float8_e4m3fn")
+            if not me.subject().reasons(form.need(me.device)):
+                return self.verify_latent(form, MIXED, 2)
+        me.require(latent_form(kv_dtype="float8_e4m3fn").need(me.device))
+
     def test_latent_long_and_many_rows(self) -> None:
         """Beyond what one piece of work holds: partial results are put together. And more rows than cores."""
         form = latent_form(num_q_heads=2)
