@@ -101,6 +101,7 @@ class BucketPlatform(HostPlatform):
     """Pads decode steps, and captures them."""
 
     recorder = "stream"
+    captures_drafts = "padded"
     body = "harness:BucketPlatformBody"
 
 
@@ -111,8 +112,8 @@ class BucketPlatformBody(HostPlatformBody):
         super().__init__(context)
         self.captures: dict[Hashable, int] = {}
 
-    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
-        return (4, 12)
+    def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
+        return (4, 12) if tokens_per_row == 1 else (2, 5)
 
     def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
         assert key not in self.captures, "a key is captured once"
@@ -132,7 +133,7 @@ class CapturableAttention(TorchAttention):
 
 
 class CapturableAttentionBody(TorchAttentionBody):
-    capture_level = "decode"
+    capture_level = "uniform"
 
 
 class Neighbours(LogitsProcessorCard):

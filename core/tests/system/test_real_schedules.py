@@ -25,6 +25,7 @@ from engine.builtin.policy_fcfs.body import FCFS
 from engine.interfaces.context import CoreContext
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
+from engine.runner.buffers import Frame, StepBuffers
 from engine.runner.worker import Worker
 from engine.scheduling.constraints import Constraints
 from engine.scheduling.scheduler import Scheduler
@@ -32,6 +33,7 @@ from engine.scheduling.speculation import Speculation
 from engine.types.errors import EngineError
 from engine.types.outputs import StepStats
 from engine.types.params import SamplingParams
+from engine.types.plan import StepPlan
 from engine.types.start import WorkerReady
 
 ROOMY = Settings(
@@ -247,6 +249,10 @@ def test_many_schedules_with_drafts(schedule: Schedule, seed: int) -> None:
     run_with_drafts(schedule, seed)
 
 
+def _pads(buffers: StepBuffers, frame: Frame, plan: StepPlan, *_: object) -> bool:
+    return frame.tokens_per_row > 1 and bool((plan.num_tokens < frame.tokens_per_row).any())
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize(("in_flight", "buckets"), [(1, False), (2, False), (2, True)])
 def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, buckets: bool, drafter: str) -> None:
@@ -270,11 +276,17 @@ def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, b
         )
         for i in range(9)
     )  # fmt: skip
-    core, _ = make_core(settings, buckets)
+    core, executor = make_core(settings, buckets)
     truths = [[*request.prompt, *alone(request).tokens] for request in requests]
+    padded: list[bool] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafters.KnowingBody, "truths", truths)
+        fill = StepBuffers.fill
+        patch.setattr(StepBuffers, "fill", lambda *args, **named: padded.append(_pads(*args)) or fill(*args, **named))
         outcomes = run_schedule(core, Schedule(settings=settings, requests=requests))
+    captures = executor.worker._runner._platform.captures if buckets else {}  # type: ignore[union-attr]
+    assert not buckets or sum(captures[key] for key in captures if isinstance(key, tuple)) > 5
+    assert any(padded) == buckets or drafter == "ngram", "rows with fewer drafts than others are padded"
     for request in requests:
         outcome = outcomes[request.request_id]
         assert len(outcome.tokens) >= 20

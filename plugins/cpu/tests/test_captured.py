@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
+from engine_cpu.platform_cpu.capture import Replay
 
 LEVELS = ("scalar", "avx2", "avx512", "avx512_bf16", "avx512_amx", "neon", "neon_bf16")
 SETTINGS: dict[str, Any] = {"platform": "cpu", "ops": "cpu", "attention": "cpu", "num_kv_pages": 120}
@@ -94,6 +95,25 @@ def test_random_workloads(dtype: str) -> None:
 def test_under_pressure() -> None:
     """Few pages: requests are preempted and computed again."""
     both(range(20, 26), (4,), dtype="bfloat16", max_num_seqs=4, num_kv_pages=14, max_num_batched_tokens=24)
+
+
+def test_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps whose rows all have the same number of drafts are replayed, others run: the bits are the same."""
+    replayed: list[int] = []
+    replay = Replay.__call__
+
+    def counted(step: Replay, rows: int = 0) -> None:
+        replayed.append(len(step.tape))
+        replay(step, rows)
+
+    monkeypatch.setattr(Replay, "__call__", counted)
+    drafts: dict[str, Any] = {"drafter": "ngram", "drafter.num_tokens": 3, "drafter.min_match": 1}
+    both(range(80, 82), (3,), dtype="float32", max_num_seqs=3, **drafts)
+    decodes, captures = (
+        replayed[0],
+        4,
+    )  # one to three drafts, after the decodes; each is replayed twice when it is tried
+    assert len([calls for calls in replayed if calls != decodes]) > 2 * (captures - 1), "steps with drafts are replayed"
 
 
 @pytest.mark.slow

@@ -153,6 +153,7 @@ def test_buckets() -> None:
     assert platform().buckets(3) == (3,)
     assert platform().buckets(64) == (64,)
     assert platform().buckets(256) == (64,)
+    assert platform().buckets(256, 3) == (5,) and platform().buckets(2, 3) == (2,) and platform().buckets(8, 17) == ()
     assert platform(capture="never").buckets(256) == ()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from engine.plugin import Card
 
@@ -41,6 +41,11 @@ class PlatformNeed:
     dtype: str = "auto"
 
 
+CapturesDrafts = Literal["never", "alike", "padded"]
+"""Which steps with drafts a platform captures: none; those whose rows all have the same number of tokens; others too,
+with rows that have fewer padded up to the most that there can be, where some tokens more cost next to nothing."""
+
+
 class PlatformCard(Card):
     """Describes a device.
 
@@ -51,11 +56,13 @@ class PlatformCard(Card):
             its own for what is recorded in another way. None: nothing is captured.
         skips_padding: whether the replay of a step takes the number of rows that count, and may leave out those after
             them, which pad the step up to its bucket.
+        captures_drafts: where it is not "never", the body's `buckets` takes the tokens of a row as well.
     """
 
     worker: str | None = None
     recorder: str | None = None
     skips_padding: bool = False
+    captures_drafts: CapturesDrafts = "never"
 
     @classmethod
     def describe(cls) -> PlatformFacts:
@@ -103,14 +110,19 @@ class Platform(Protocol):
         """Where tensors live."""
         ...
 
-    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
-        """Row counts that decode steps are padded up to, ascending; empty: no padding, every size runs as it is."""
+    def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
+        """Row counts that decode steps are padded up to, ascending; empty: no padding, every size runs as it is.
+
+        tokens_per_row: 1, and where the card says that it `captures_drafts` each number of tokens, a row's last one
+        and its drafts, with which steps may be captured.
+        """
         ...
 
     def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[..., None]:
         """A replayable form of `fn`, which reads and writes fixed buffers only. Called once for each `key`, before
-        anything is served; a decode step's key is its bucket. The form is called without arguments, or where the card
-        says `skips_padding` and `key` is a bucket, with the number of rows that count.
+        anything is served; a decode step's key is its bucket, that of a step with drafts (bucket, tokens of a row). The
+        form is called without arguments, or where the card says `skips_padding` and `key` is no None, with the number
+        of rows that count.
 
         `key` is None for a step that is not to be captured; the answer is then `fn`, as it is where the platform cannot
         capture this one and has said so (a warning). A tensor that `fn` made in its last run while it was captured

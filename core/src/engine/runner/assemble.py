@@ -22,7 +22,7 @@ from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import Model, ModelContext, ModelNeed
 from engine.interfaces.ops import LATENT_OPERATIONS, MODEL_OPERATIONS, OPERATIONS, Ops, OpsNeed
-from engine.interfaces.platform import Platform, PlatformCard, PlatformNeed
+from engine.interfaces.platform import CapturesDrafts, Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
 from engine.plugin import Manifest, Registry, Selection
 from engine.runner.capturing import why_not_captured
@@ -66,6 +66,8 @@ class Assembly:
     """Why no step can be captured, empty where they can be; None where the platform captures nothing anyway."""
     skips_padding: bool = False
     """`engine.interfaces.platform.PlatformCard.skips_padding`."""
+    captures_drafts: CapturesDrafts = "never"
+    """`engine.interfaces.platform.PlatformCard.captures_drafts`, where attention and drafter are for it."""
 
 
 def assemble(start: WorkerStart, registry: Registry) -> Assembly:
@@ -110,6 +112,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         connectors,
         _not_captured(card, start, chosen, attention),
         card.skips_padding,
+        card.captures_drafts if drafter is not None and attention.can_capture_drafts() else "never",
     )
 
 
@@ -207,7 +210,7 @@ def _drafter(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Cho
     need = DrafterNeed(dtype=start.dtype, device=start.device)
     options = cast(DrafterOptions, chosen.fit("drafter", "", need).options)
     drafter: Drafter = chosen.build("drafter", "", need, context)
-    return ChosenDrafter(drafter, options.acceptance)
+    return ChosenDrafter(drafter, options.acceptance, options.num_tokens)
 
 
 def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Attention:

@@ -22,9 +22,10 @@ from engine.types.plan import StepPlan
 
 _HEADER = 4
 """int32 arrays of a step's rows."""
-_PER_TOKEN = 6
-"""int32 words that travel for each token that draws, at most: which it is, and its two places, int64 each."""
-_FILLING = 12
+_PER_TOKEN = 8
+"""int32 words that travel for each token, at most: where it draws, which it is and its two places; or that it is
+padding; int64 each."""
+_FILLING = 16
 """int32 words that alignment adds, at most."""
 _PER_ROW = 12
 """int32 words of new pages that travel with a step's rows; where there are more, they go before it."""
@@ -105,11 +106,13 @@ class Sent:
     Args:
         places: int64 [2, n]; see `engine.sampling.sampler.SampledRows`.
         select: int64 [n]; None where all tokens draw.
+        padding: int64; the tokens that pad rows; empty for none.
         blocks: int32; see `SlotTables.place`.
     """
 
     places: torch.Tensor | None
     select: torch.Tensor | None
+    padding: torch.Tensor
     blocks: torch.Tensor
 
 
@@ -204,6 +207,7 @@ class StepBuffers:
         plan: StepPlan,
         places: np.ndarray | None = None,
         select: np.ndarray | None = None,
+        padding: np.ndarray | None = None,
         blocks: Sequence[np.ndarray] = (),
     ) -> Sent:
         """Write the plan's rows, and padding rows up to the frame's, and send them to the device with what else the
@@ -218,6 +222,11 @@ class StepBuffers:
             self._int64(self._host, end, size)[len(select) :] = 0
             chosen = self._int64(self._packed, end, size)
             end += _aligned(2 * size)
+        padded = end
+        if padding is not None:
+            self._int64(self._host, end, len(padding))[:] = padding
+            end += _aligned(2 * len(padding))
+        hidden = self._int64(self._packed, padded, 0 if padding is None else len(padding))
         at = end
         if places is not None:
             half = _aligned(2 * places.shape[1])
@@ -230,9 +239,9 @@ class StepBuffers:
             end += len(array)
         self._platform.to_device(self._packed_host[:end], self._packed[:end])
         if places is None:
-            return Sent(None, chosen, self._packed[first:end])
+            return Sent(None, chosen, hidden, self._packed[first:end])
         both = self._packed[at:first].view(torch.int64).view(2, -1)[:, : places.shape[1]]
-        return Sent(both, chosen, self._packed[first:end])
+        return Sent(both, chosen, hidden, self._packed[first:end])
 
     @staticmethod
     def _int64(packed: Any, start: int, size: int) -> Any:

@@ -45,8 +45,16 @@ def _served(kinds: list[str]) -> str:
     return f" ({', '.join(shown[:3])}{', ...' if len(shown) > 3 else ''})" if shown else ""
 
 
+def can_be_tried(attention: Attention, tokens_per_row: int) -> bool:
+    """Whether the pool has pages for one row of a trial, on each of its two inputs."""
+    groups = [group for group in attention.groups if group.layer_bytes]
+    assert attention.pool is not None
+    blocks = max((-(-tokens_per_row // group.tokens_per_block) for group in groups), default=0)
+    return tokens_per_row == 1 or len(groups) * blocks <= len(attention.pool) // 2
+
+
 class DecodeTrial:
-    """Inputs for one bucket: rows of one token each, on pages that nobody has yet.
+    """Inputs for one bucket: rows of one token each, or of several, on pages that nobody has yet.
 
     The two inputs differ in token ids, positions and pages. What lies in the cache before the rows is nothing (zeros),
     so that a run is a function of its input alone.
@@ -76,45 +84,56 @@ class DecodeTrial:
 
     def prepare(self, number: int) -> None:
         """Fill the buffers with input 0 or 1, and plan attention."""
-        pool, rows = self._attention.pool, np.arange(self._frame.num_rows)
+        pool, frame = self._attention.pool, self._frame
         assert pool is not None
+        rows, width = np.arange(frame.num_rows), frame.tokens_per_row
         groups = [group for group in self._attention.groups if group.layer_bytes]
-        # Rows that share a page stand at different positions in it, and a position is where its block ends at most. In
-        # input 0 they see the rows before them, in input 1 those after them.
+        # Rows that share a place, a block in each group, stand at different positions in it. In input 0 they see the
+        # rows before them, in input 1 those after them. A row that is longer than a block has a place for itself.
         span = max(1, min([self._max_model_len - 1, *(group.tokens_per_block for group in groups)]))
-        positions = rows % span if number == 0 else span - 1 - rows % span
+        beside = max(1, span // width)
+        blocks = max((-(-width // group.tokens_per_block) for group in groups), default=1) if width > span else 1
+        order = rows % beside if number == 0 else beside - 1 - rows % beside
+        positions = order[:, None] * width + np.arange(width)
         half = max(1, len(pool) // 2)
         first, count = (0, half) if number == 0 else (half, max(1, len(pool) - half))
-        place = rows // span
-        pages = [(first + (place * len(groups) + index) % count) % len(pool) for index in range(len(groups))]
-        # Where pages are so few that rows share a place, they write the same there.
-        tokens = (positions * 7919 + (place % count) * 104729 + number * 31 + 1) % self._vocab_size
+        # Where pages are so few that more rows share a place, they write the same there.
+        place = (rows // beside % max(1, count // max(1, len(groups) * blocks)))[:, None]
+        pages = [  # [R, blocks] of each group
+            (first + ((place * len(groups) + index) * blocks + np.arange(blocks)) % count) % len(pool)
+            for index in range(len(groups))
+        ]
+        tokens = (positions * 7919 + place * 104729 + number * 31 + 1) % self._vocab_size
         for page in pages:
             pool[torch.from_numpy(np.unique(page)).to(pool.device)] = 0
-        self._buffers.fill(self._frame, _decodes(positions))
-        inputs = self._frame.inputs
-        self._send(tokens.astype(np.int32), inputs.token_ids)
-        self._send(positions, inputs.positions)
+        select = np.arange(positions.size) if width > 1 else None
+        self._buffers.fill(frame, _decodes(positions[:, 0], width), select=select)
+        inputs = frame.inputs
+        self._send(tokens.reshape(-1).astype(np.int32), inputs.token_ids)
+        self._send(positions.reshape(-1), inputs.positions)
         caches = zip(groups, pages, inputs.block_tables, inputs.slot_mappings, strict=True)
         for group, page, block_table, slot_mapping in caches:
-            self._send(np.repeat(page[:, None], block_table.shape[1], 1).astype(np.int32), block_table)
-            self._send(page * group.tokens_per_block + positions, slot_mapping)
+            table = page[:, np.minimum(np.arange(block_table.shape[1]), blocks - 1)]
+            self._send(table.astype(np.int32), block_table)
+            block, offset = np.divmod(positions, group.tokens_per_block)
+            slots = np.take_along_axis(page, block, 1) * group.tokens_per_block + offset
+            self._send(slots.reshape(-1), slot_mapping)
         self._plan()
 
     def _send(self, array: np.ndarray, out: torch.Tensor) -> None:
         self._platform.to_device(torch.from_numpy(array), out)
 
 
-def _decodes(positions: np.ndarray) -> StepPlan:
-    """A plan of decodes at these positions; its slots stand for nothing."""
+def _decodes(positions: np.ndarray, width: int) -> StepPlan:
+    """A plan of decodes at these positions, with so many tokens each; its slots stand for nothing."""
     rows = len(positions)
     return StepPlan(
         step_id=0,
         slot_of_row=np.zeros(rows, np.int32),
         num_computed=positions.astype(np.int32),
-        num_tokens=np.ones(rows, np.int32),
+        num_tokens=np.full(rows, width, np.int32),
         samples=np.ones(rows, bool),
-        num_decodes=rows,
+        num_decodes=rows if width == 1 else 0,
         new_slots=[],
         new_blocks=[],
     )

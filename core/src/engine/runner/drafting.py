@@ -29,6 +29,8 @@ class ChosenDrafter(NamedTuple):
 
     drafter: Drafter
     acceptance: Acceptance
+    num_tokens: int
+    """The most drafts of a row."""
 
 
 @dataclass(frozen=True)

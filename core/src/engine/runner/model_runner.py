@@ -23,9 +23,10 @@ import torch
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.model import Model, State, Walk
 from engine.interfaces.ops import Ops
-from engine.interfaces.platform import Platform
+from engine.interfaces.platform import CapturesDrafts, Platform
 from engine.runner.buffers import Frame, SlotTables, StepBuffers
-from engine.runner.capturing import DecodeTrial
+from engine.runner.capturing import DecodeTrial, can_be_tried
+from engine.runner.draft_widths import Buckets, buckets_of, padding_of, width_of, widths_of
 from engine.runner.drafting import ChosenDrafter, Drafting, StepDrafts
 from engine.runner.futures import DraftedStep, FailedStep, RunningStep
 from engine.runner.open_step import OpenStep
@@ -39,6 +40,7 @@ from engine.sampling.packed import send
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import Processor, ProcessorChain
 from engine.sampling.sampler import SampledMasks, SampledRows, Sampler
+from engine.types.kv import NULL_PAGE
 from engine.types.plan import Masks, NewBlocks, StepPlan
 from engine.types.start import WorkerStart
 
@@ -115,6 +117,7 @@ class ModelRunner:
         walk: over the model's layers; None: through all of them.
         capture: whether `capture` finds any buckets.
         skips_padding: whether the platform's replays take the number of rows that count.
+        captures_drafts: which steps with drafts are captured as well.
     """
 
     def __init__(
@@ -129,15 +132,21 @@ class ModelRunner:
         walk: Walk | None = None,
         capture: bool = False,
         skips_padding: bool = False,
+        captures_drafts: CapturesDrafts = "never",
     ) -> None:
         self._platform, self._ops, self._attention, self._model = platform, ops, attention, model
         self._groups = attention.groups
         self._walk: Walk = PlainWalk() if walk is None else walk
-        self._buckets = platform.buckets(start.max_num_seqs) if capture else ()
-        self._skips_padding = skips_padding
-        max_rows = max(start.max_num_seqs, *self._buckets, 1)
+        self._buckets: Buckets = {}
+        if capture:
+            widths = widths_of(captures_drafts, 0 if drafter is None else drafter.num_tokens, start.max_model_len)
+            self._buckets = buckets_of(platform, start.max_num_seqs, widths)
+        self._skips_padding, self._captures_drafts = skips_padding, captures_drafts
+        max_rows = max(start.max_num_seqs, *(rows[-1] for rows in self._buckets.values()), 1)
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
-        max_tokens, uncached = max(start.max_num_batched_tokens, max_rows), len(self._groups) - len(start.layout.groups)
+        padded = [width * rows[-1] for width, rows in self._buckets.items()]
+        max_tokens = max(start.max_num_batched_tokens, max_rows, *padded)
+        uncached = len(self._groups) - len(start.layout.groups)
         self._buffers = StepBuffers(platform, self._slots, max_rows, max_tokens, uncached)
         self._pooler = None if start.model.generates else Pooler(platform, model, start.model)
         types = start.model.num_token_types
@@ -149,21 +158,41 @@ class ModelRunner:
         self._scorer = PromptScorer(ops, platform, model, tokens, start.model.vocab_size)
         self._drafting = Drafting(drafter, ops, platform, tokens)
         self._open: OpenStep | FailedStep | None = None
-        self._captured: dict[int, _Step] = {}
+        self._captured: dict[tuple[int, int], _Step] = {}
         self._vocab_size, self._max_model_len = start.model.vocab_size, start.max_model_len
         self._eager = _Step(self._buffers.frame(1, 1, 1), [None] * len(self._groups))
 
     @torch.inference_mode()
     def capture(self) -> tuple[int, ...]:
-        """Capture decode steps of every bucket; once, before the first plan. The attention is bound to the pool.
+        """Capture decode steps of every bucket, and those with drafts; once, before the first plan. The attention is
+        bound to the pool.
 
         Returns:
-            The buckets that are captured: none where nothing can be, or where the platform said that one could not.
+            The buckets of decode steps that are captured: none where nothing can be, or where the platform said that
+            one could not.
 
         Raises ContractError where a step cannot be captured and the platform insists.
         """
-        for bucket in self._buckets:
-            step = _Step(self._buffers.frame(bucket, bucket, 1), [None] * len(self._groups))
+        for width in sorted(self._buckets):
+            steps = self._capture_width(width)
+            if steps is None:  # one form of step for all of a width, so that no row's result depends on their number
+                del self._buckets[width]
+                if width == 1:
+                    self._buckets.clear()
+                    break
+            else:
+                self._captured |= steps
+        return self._buckets.get(1, ())
+
+    def _capture_width(self, width: int) -> dict[tuple[int, int], _Step] | None:
+        """The steps of so many tokens a row; None where one cannot be captured."""
+        steps = {}
+        assert self._attention.pool is not None
+        if not can_be_tried(self._attention, width):
+            return None
+        for bucket in self._buckets[width]:
+            step = _Step(self._buffers.frame(bucket, bucket * width, width), [None] * len(self._groups))
+            step.select = step.frame.select
             trial = DecodeTrial(
                 self._platform,
                 self._buffers,
@@ -175,13 +204,11 @@ class ModelRunner:
                 partial(_outputs, step),
             )
             forward = partial(self._forward, step)
-            step.run = self._platform.capture(forward, bucket, trial.trial)
+            step.run = self._platform.capture(forward, bucket if width == 1 else (bucket, width), trial.trial)
             if step.run is forward:
-                self._buckets = ()  # one form of step for all decodes, so that no row's result depends on their number
-                self._captured.clear()
-                break
-            self._captured[bucket] = step
-        return self._buckets
+                return None
+            steps[width, bucket] = step
+        return steps
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepFuture:
@@ -266,14 +293,21 @@ class ModelRunner:
 
     def _step_of(self, plan: StepPlan, drafts: StepDrafts | None) -> tuple[_Step, bool]:
         """The captured step that computes a plan; else the eager one, and False."""
-        bucket = self._bucket(plan)
-        return (self._eager_step(plan), False) if bucket is None else (self._captured[bucket], True)
+        width = self._width(plan, drafts)
+        buckets = self._buckets.get(width, ())
+        if not buckets or plan.num_rows > buckets[-1]:
+            return self._eager_step(plan), False
+        return self._captured[width, buckets[bisect_left(buckets, plan.num_rows)]], True
 
-    def _bucket(self, plan: StepPlan) -> int | None:
-        """The padded number of rows of a step of decodes alone; None for a step that runs as it is."""
-        if plan.num_decodes != plan.num_rows or not self._buckets or plan.num_rows > self._buckets[-1]:
-            return None
-        return self._buckets[bisect_left(self._buckets, plan.num_rows)]
+    def _width(self, plan: StepPlan, drafts: StepDrafts | None) -> int:
+        """The tokens of a row in the captured steps that can compute a plan; 0: none can."""
+        if plan.num_decodes == plan.num_rows:
+            return 1
+        if drafts is None or len(self._buckets) < 2:
+            return 0
+        return width_of(
+            plan, drafts.positions.num_drafts, self._captures_drafts, tuple(self._buckets), self._max_model_len
+        )
 
     def _eager_step(self, plan: StepPlan) -> _Step:
         """The step that is not captured; its views are made anew only when the shape is another than the last one's."""
@@ -290,10 +324,14 @@ class ModelRunner:
         rows = SampledRows(drawing.slot, drawing.num_tokens)
         entries = [array for new in blocks if len(new.slot) for array in (new.slot, new.index, new.page)]
         places = self._sampler.places(rows) if len(rows.slot) else None
-        sent = self._buffers.fill(step.frame, plan, places, drawing.select(step.frame.tokens_per_row), entries)
+        each = step.frame.tokens_per_row
+        sent = self._buffers.fill(step.frame, plan, places, drawing.select(each), padding_of(plan, each), entries)
         if entries:
             self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
         self._ops.prepare_inputs(self._slots.tables, step.frame.inputs)
+        if len(sent.padding):  # where the row's next pages would be, others' may be by now: its table is not to be read
+            for slot_mapping in step.frame.inputs.slot_mappings:
+                slot_mapping.index_fill_(0, sent.padding, NULL_PAGE)
         if self._token_types is not None:
             step.token_types = self._token_types.fill(plan, step.frame.num_tokens)
         self._plan_attention(step, captured)

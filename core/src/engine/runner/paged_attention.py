@@ -158,6 +158,10 @@ class Attention:
             cache: Any = self.backend(group).cache(need, group, pool[:, start : start + group.layer_bytes])
             made.bind(cache)
 
+    def can_capture_drafts(self) -> bool:
+        """True where every group's steps of the same number of tokens in every row may be captured."""
+        return all(self.backend(group).capture_level in ("uniform", "any") for group in self.groups)
+
     def can_capture_decodes(self) -> bool:
         """True where every group's steps of one token a row may be captured."""
         return all(self.backend(group).capture_level != "none" for group in self.groups)

@@ -75,6 +75,7 @@ class Worker:
             parts.processors,
             capture=parts.not_captured == (),
             skips_padding=parts.skips_padding,
+            captures_drafts=parts.captures_drafts,
         )
         captured = self._runner.capture()
         ready = WorkerReady(

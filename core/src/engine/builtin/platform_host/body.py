@@ -40,7 +40,7 @@ class HostPlatformBody:
         """Torch's "cpu"."""
         return self._device
 
-    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
+    def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
         """None: nothing is captured, so every number of rows runs as it is."""
         return ()
 

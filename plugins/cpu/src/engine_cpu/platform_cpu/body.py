@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS = 64
 """Of a captured step. With more of them the step takes so long that Python is the least of it."""
+MOST_DRAFTED = 16
+"""Tokens of a captured step with drafts. There is one for each number of drafts, and each is tried at start; drafts are
+for few rows at a time."""
 
 
 class HostFetch(NamedTuple):
@@ -53,9 +56,11 @@ class CpuPlatformBody:
         """Torch's "cpu"."""
         return self._device
 
-    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
-        """One, of as many rows as there can be, up to 64: a replay computes those that count."""
-        return () if self._mode == "never" else (min(max_num_seqs, MOST_ROWS),)
+    def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
+        """One, of as many rows as there can be, up to 64 tokens, or up to 16 with drafts: a replay computes those rows
+        that count."""
+        most = MOST_ROWS if tokens_per_row == 1 else MOST_DRAFTED // tokens_per_row
+        return () if self._mode == "never" or not most else (min(max_num_seqs, most),)
 
     def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[..., None]:
         """See the interface. Recorded as native calls; `fn` itself, with a warning, where that cannot be done and the
@@ -63,7 +68,8 @@ class CpuPlatformBody:
         if key is None or self._mode == "never":
             return fn
         try:
-            return capture(fn, key if isinstance(key, int) else 0, trial)
+            rows = key[0] if isinstance(key, tuple) else key
+            return capture(fn, rows if isinstance(rows, int) else 0, trial)
         except ContractError as error:
             if self._mode == "always":
                 raise

@@ -35,6 +35,7 @@ class CpuPlatform(PlatformCard):
     Options = CpuPlatformOptions
     recorder = TAPE
     skips_padding = True
+    captures_drafts = "alike"
     body = "engine_cpu.platform_cpu.body:CpuPlatformBody"
 
     @classmethod

@@ -1,0 +1,107 @@
+"""Captured steps with drafts: which plans they compute, and that what pads their rows touches nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Driver, Request, choice, params, prompt, registry, start_message, started
+
+from engine.runner.draft_widths import padding_of, width_of, widths_of
+from engine.runner.worker import Worker
+from engine.types.plan import GivenDrafts, NewBlocks, NewSlot, StepPlan, StepResult
+
+
+def drafting_worker() -> Worker:
+    """With the platform that pads, and a drafter of at most three tokens, which nobody asks."""
+    plain = start_message(platform="buckets", attention="capturable")
+    drafter = choice(registry(), "drafter", "ngram", options={"num_tokens": 3})
+    return started(platform="buckets", attention="capturable", choices=(*plain.choices, drafter))
+
+
+def entries(*rows: tuple[int, int, int]) -> NewBlocks:
+    slot, index, page = np.array(rows, np.int32).reshape(-1, 3).T
+    return NewBlocks(slot=slot, index=index, page=page)
+
+
+def step(worker: Worker, number: int, computed: list[int], tokens: list[int], **fields: Any) -> StepResult:
+    of_plan: dict[str, Any] = {
+        "step_id": number,
+        "slot_of_row": np.arange(len(tokens), dtype=np.int32),
+        "num_computed": np.array(computed, np.int32),
+        "num_tokens": np.array(tokens, np.int32),
+        "samples": np.ones(len(tokens), bool),
+        "num_decodes": 0,
+        "new_slots": [],
+        "new_blocks": [entries(), entries()],
+    }
+    return worker.execute(StepPlan(**(of_plan | fields))).result(timeout=60)
+
+
+def test_padding_writes_to_nobodys_pages() -> None:
+    """Row 0's next pages were given back and are row 1's by now, but its table on the device still names them."""
+    prompts = [prompt(7), prompt(15, 1)]
+    expected = [Driver(started()).alone(Request(tokens, params(), slot=i), 6) for i, tokens in enumerate(prompts)]
+    worker = drafting_worker()
+    slots = [
+        NewSlot(
+            slot=i, request_id=str(i), token_ids=np.array(tokens, np.int32), num_prompt_tokens=len(tokens),
+            params=params(), stop_token_ids=np.array([], np.int32),
+        )
+        for i, tokens in enumerate(prompts)
+    ]  # fmt: skip
+    # Blocks of 4 tokens in the first group, of 8 in the second; pages 20 and 21 stand in both rows' tables.
+    sliding = entries((0, 0, 1), (0, 1, 2), (0, 2, 20), (1, 0, 3), (1, 1, 4), (1, 2, 5), (1, 3, 20), (1, 4, 6))
+    full = entries((0, 0, 11), (0, 1, 21), (1, 0, 21), (1, 1, 12), (1, 2, 13))
+    first = step(worker, 0, [0, 0], [7, 15], new_slots=slots, new_blocks=[sliding, full]).tokens.tolist()
+    assert first == [expected[0][0], expected[1][0]]
+    drafts = [expected[1][1], expected[1][2], (expected[1][3] + 1) % 61]
+    given = GivenDrafts(row=np.array([1], np.int32), tokens=np.array([drafts], np.int32))
+    number = np.array([0, 3], np.int32)
+    told = step(worker, 1, [7, 15], [1, 4], num_drafts=number, given_drafts=given).tokens.tolist()
+    captures = worker._runner._platform.captures  # type: ignore[union-attr]
+    assert captures[2, 4] == 1, "the step was captured"
+    assert told == [[expected[0][1], -1, -1, -1], [*expected[1][1:4], -1]]
+    later = step(worker, 2, [18], [1], slot_of_row=np.array([1], np.int32), num_decodes=1).tokens
+    assert later.tolist() == expected[1][4:5]
+    worker.shutdown()
+
+
+def plan(num_computed: list[int], num_drafts: list[int], samples: bool = True, more: int = 0) -> StepPlan:
+    drafts = np.array(num_drafts, np.int32)
+    return StepPlan(
+        step_id=0, slot_of_row=np.arange(len(drafts), dtype=np.int32), num_computed=np.array(num_computed, np.int32),
+        num_tokens=1 + drafts + more, samples=np.full(len(drafts), samples), num_decodes=0, new_slots=[], new_blocks=[],
+        num_drafts=drafts,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "captures", "width"),
+    [
+        (plan([9, 9], [3, 3]), "padded", 4),
+        (plan([9, 9], [3, 3]), "alike", 4),
+        (plan([9, 9], [3, 1]), "padded", 4),
+        (plan([9, 9], [3, 1]), "alike", 0),
+        (plan([9, 9], [2, 2]), "alike", 3),
+        (plan([9, 9], [4, 4]), "padded", 0),  # more drafts than were captured
+        (plan([9, 30], [3, 0]), "padded", 0),  # padding past the longest sequence
+        (plan([9, 28], [3, 0]), "padded", 4),
+        (plan([9] * 300, [3] * 2 + [0] * 298), "padded", 0),  # more padding than tokens
+        (plan([9] * 300, [3] * 200 + [0] * 100), "padded", 4),
+        (plan([9, 9], [1, 1], samples=False), "padded", 0),
+        (plan([9, 9], [1, 1], more=1), "padded", 0),  # a prompt's tokens among them
+    ],
+)
+def test_which_plans_are_computed_by_a_captured_step(found: StepPlan, captures: str, width: int) -> None:
+    assert found.num_drafts is not None
+    widths = widths_of(captures, 3, 32)  # type: ignore[arg-type]
+    assert width_of(found, found.num_drafts, captures, widths, 32) == width  # type: ignore[arg-type]
+
+
+def test_padding() -> None:
+    assert padding_of(plan([0, 0, 0], [1, 3, 0]), 4).tolist() == [2, 3, 9, 10, 11]  # type: ignore[union-attr]
+    assert padding_of(plan([0, 0], [3, 3]), 4) is None and padding_of(plan([0], [0]), 1) is None
+    assert widths_of("padded", 3, 32) == (1, 4) and widths_of("alike", 3, 4) == (1, 2, 3)
+    assert widths_of("never", 3, 32) == widths_of("alike", 0, 32) == (1,)
