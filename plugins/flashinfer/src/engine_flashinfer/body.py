@@ -1,0 +1,112 @@
+"""The body of attention driver `flashinfer`: pages, writes and lengths are its own, plans and kernels FlashInfer's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
+from engine.types.errors import ConfigError
+from engine.types.kv import KVGroup
+from engine_flashinfer.plan import FlashInferPlan, Form
+from engine_flashinfer.staging import Staging
+from engine_flashinfer.wrappers import LARGE_PLAN, Wrappers, load
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+    from engine_flashinfer.card import FlashInferOptions
+
+ALIGNMENT = 16
+"""Bytes that kernels load at once: pages must begin at multiples of it."""
+
+
+class FlashInferBody:
+    """Attention over pages [tokens_per_block, num_kv_heads, head_size] of K, then of V."""
+
+    capture_level: CaptureLevel = "uniform"
+    """Plans of rows of equally many queries fill the same buffers each time, and launch as many programs."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        options = cast("FlashInferOptions", context.options)
+        self._forms: dict[int, Form] = {}
+        self._wrappers = self.wrappers(context, options.workspace_mib << 20)
+
+    def wrappers(self, context: WorkerContext, workspace_bytes: int) -> Wrappers:
+        """Raises ConfigError where FlashInfer cannot be imported."""
+        make = load()
+        assert context.platform is not None
+        workspace = torch.zeros(workspace_bytes, dtype=torch.uint8, device=context.platform.device)
+        pinned = partial(torch.empty, LARGE_PLAN, dtype=torch.uint8, pin_memory=True)
+        return Wrappers(make, workspace, Staging(pinned))
+
+    def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
+        """Views [num_pages, tokens_per_block, num_kv_heads, head_size] of uint8 pages [num_pages, layer_bytes]."""
+        if pages.stride(0) % ALIGNMENT or pages.data_ptr() % ALIGNMENT:
+            raise ConfigError(
+                "attention flashinfer",
+                f"pages lie {pages.stride(0)} bytes apart, not a multiple of {ALIGNMENT}",
+                "choose another attention driver",
+            )
+        dtype: torch.dtype = getattr(torch, need.kv_dtype)
+        shape = (2, group.tokens_per_block, group.num_kv_heads, group.head_size)
+        elements = shape[0] * shape[1] * shape[2] * shape[3]
+        both = pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, shape)
+        self._forms[group.index] = Form(need=need, group=group)
+        return LayerCache(both[:, 0], both[:, 1])
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: FlashInferPlan | None = None) -> FlashInferPlan:
+        """See `FlashInferPlan`."""
+        if out is None:
+            return FlashInferPlan.of(batch, self._forms[group.index], self._wrappers)
+        out.fill(batch, self._wrappers)
+        return out
+
+    def write(
+        self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: FlashInferPlan
+    ) -> None:
+        """Store k, v [T, num_kv_heads, head_size]; what fp8 cannot hold becomes its largest number."""
+        del layer
+        for new, pages in ((k, cache.k), (v, cache.v)):
+            if pages.dtype.itemsize == 1:
+                limits = torch.finfo(pages.dtype)
+                # As bytes: not every operation of torch knows fp8.
+                stored = new.clamp(limits.min, limits.max).to(pages.dtype).view(torch.uint8)
+                pages.view(torch.uint8).index_put_((plan.page, plan.place), stored)
+            else:
+                pages.index_put_((plan.page, plan.place), new)
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: LayerCache,
+        plan: FlashInferPlan,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """See `engine.interfaces.attention.AttentionBackend.forward`."""
+        real = plan.num_tokens
+        wrapper, target = plan.wrapper, out[:real]
+        wrapper._sm_scale = layer.scale  # a layer's own; plans are made for a group
+        queries = q[:real] if q.stride(-1) == 1 else q[:real].contiguous()
+        dense = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
+        if lse is None and layer.sinks is None:
+            wrapper.run(queries, (cache.k, cache.v), out=dense)
+        else:
+            _, sums = wrapper.run(queries, (cache.k, cache.v), out=dense, return_lse=True, lse_base="ln")
+            if layer.sinks is not None:
+                # A sink adds exp(sink) to the sum that weights are divided by (Xiao et al. 2023).
+                dense.mul_(torch.sigmoid(sums - layer.sinks).unsqueeze(-1))
+                sums = torch.logaddexp(sums, layer.sinks)
+            if lse is not None:
+                lse[:real].copy_(sums)
+        if dense is not target:
+            target.copy_(dense)
+        if real < len(q):
+            out[real:].zero_()
+            if lse is not None:
+                lse[real:].zero_()
