@@ -10,6 +10,7 @@ from engine_flashinfer.installed import CACHE, TESTED, Facts, facts
 DTYPES = ("bfloat16", "float16")
 FP8 = "float8_e4m3fn"
 HEAD_SIZES = (64, 128, 256)
+KINDS = frozenset({"full", "sliding"})
 LEAST_CAPABILITY = (8, 0)
 
 
@@ -31,7 +32,7 @@ class FlashInferAttention(AttentionCard):
 
     priority = 30  # behind FlashAttention's libraries, before the Triton kernels of engine-cuda: README, "Priority"
     framework = "torch"
-    kinds = frozenset({"full", "sliding"})
+    kinds = KINDS
     Options = FlashInferOptions
     body = "engine_flashinfer.body:FlashInferBody"
 
@@ -53,7 +54,7 @@ class FlashInferAttention(AttentionCard):
 
 def _layer_reasons(need: AttentionNeed) -> list[str]:
     found = []
-    if need.kind not in FlashInferAttention.kinds:
+    if need.kind not in KINDS:
         found.append(f"layers of kind '{need.kind}' are not served, only full and sliding")
     if need.framework != "torch":
         found.append(f"it computes with torch, not with {need.framework}")
