@@ -22,6 +22,7 @@ from engine.bench.server_process import RunningServer, own_server
 from engine.bench.statistics import percentile, summary
 from engine.bench.stream_load import Read, Reader, Streams
 from engine.frontend.assemble import assemble_frontend
+from engine.frontend.core_process import MODULE as CORE_MODULE
 from engine.frontend.launch import CORE_WORKER, launch
 from engine.loop.assemble import assemble_core
 from engine.types.errors import ConfigError, EngineError
@@ -64,7 +65,7 @@ class ApiOptions:
 
 @dataclass(frozen=True)
 class _Run:
-    """One load: what the clients read, and the processor seconds of server and core."""
+    """One load: what the clients read, and the processor seconds of the server's processes and of the cores."""
 
     reads: list[Read]
     server: float
@@ -161,6 +162,7 @@ def _load(
         for reader in readers:
             reader.wait_connected()
         processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children()]
+        cores = [CORE_MODULE in process.cmdline() for process in processes]
         before = [_processor(process) for process in processes]
         for reader in readers:
             reader.go()
@@ -171,7 +173,8 @@ def _load(
     if (tokens := sum(read.tokens for read in reads)) != count * rounds * output_len:
         raise EngineError("read the server's streams", f"{tokens} tokens, not {count * rounds * output_len}")
     spent = [b - a for a, b in zip(before, after, strict=True)]
-    return _Run(reads, spent[0], sum(spent[1:]))
+    of_cores = sum(seconds for seconds, core in zip(spent, cores, strict=True) if core)
+    return _Run(reads, sum(spent) - of_cores, of_cores)
 
 
 def _body(route: str, index: int, output_len: int) -> dict[str, Any]:

@@ -242,6 +242,7 @@ def _api_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--route", choices=("chat", "completions"), default="chat", help="what is asked (default: %(default)s)"
     )
+    add_server_flags(group, only={"api_workers"})
     add_engine_flags(parser)
 
 

@@ -130,6 +130,12 @@ SERVER_SETTINGS: tuple[Setting, ...] = (
     Setting("host", "text", "127.0.0.1", "address to listen on"),
     Setting("port", "integer", 8000, "port to listen on; 0 takes a free one"),
     Setting(
+        "api_workers",
+        "integer",
+        1,
+        "API processes in front of the engine, where one is not fast enough to hand out its tokens",
+    ),
+    Setting(
         "api_key",
         "text",
         None,

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.frontend.assemble import assemble_frontend, build_router
+from engine.frontend.attached import Attached
 from engine.frontend.core_ranks import CoreRanks, RankNews, RankState
 from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.launch import Launch, launch
@@ -49,18 +50,19 @@ class AsyncLLM:
 
     Args:
         config: of the engine. Every setting is resolved here, and the cores' processes begin to load the model.
+        attached: to cores that another process has started; None starts them.
 
     Raises (here or from `start`) the EngineError that stops the start.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, attached: Attached | None = None) -> None:
         self.config = config
-        self._launch = launch(config)
-        plan = self._launch
+        self._launch = plan = launch(config) if attached is None else attached.plan(launch(config))
         self._cores = CoreRanks(
             rank_starts(plan.start, config.data_parallel_size),
             lambda workers: build_router(plan, workers),
             config.data_parallel_restarts,
+            attached,
         )
         try:
             front = assemble_frontend(plan)
@@ -77,7 +79,7 @@ class AsyncLLM:
         self._on_death: Callable[[EngineError], None] | None = None
         self.worker: WorkerReady | None = None
         self.measures = Measures(self.max_model_len)
-        self._lifecycle = LifecycleHooks(self.hooks, self)
+        self._lifecycle = LifecycleHooks(self.hooks, self, tells_stats=attached is None or attached.first)
         self._stats_hook: asyncio.Task[None] | None = None
 
     @property
@@ -107,8 +109,8 @@ class AsyncLLM:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that have not ended."""
-        return len(self._output)
+        """Requests that have not ended; of other clients of the cores, their sequences."""
+        return len(self._output) + self._cores.num_others
 
     @property
     def last_stats(self) -> StepStats | None:
@@ -129,7 +131,7 @@ class AsyncLLM:
         places = self.config.max_num_seqs * len(self._cores.living)
         if stats is not None and stats.num_waiting:
             places = stats.num_running
-        return self._output.num_sequences - places
+        return self._output.num_sequences + self._cores.num_others - places
 
     async def start(self, on_death: Callable[[EngineError], None] | None = None) -> None:
         """Wait until the cores are ready. `on_death` is called in the event loop, once, if the last of them dies."""
@@ -139,6 +141,10 @@ class AsyncLLM:
         self._lifecycle.started(self._launch)
         if self._lifecycle.hears_stats:
             self._stats_hook = asyncio.create_task(self._lifecycle.run())
+
+    def forget_cached(self) -> None:
+        """Another client of the same cores had them forget their prefix caches: see `CoreRanks.cache_reset`."""
+        self._cores.cache_reset()
 
     def alive(self) -> bool:
         """True until every core has died or was shut down."""

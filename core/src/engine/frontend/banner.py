@@ -24,13 +24,14 @@ _WITHOUT_PRIORITY = {
 }
 
 
-def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
+def render(launch: Launch, worker: WorkerReady, address: str | None, api_processes: int = 1) -> str:
     """The banner: one screen of text without a newline at the end.
 
     Args:
         launch: the launcher's decisions.
         worker: what the worker told when it was ready.
         address: where the server is reached, e.g. "http://127.0.0.1:8000/v1"; None where there is no server.
+        api_processes: that take connections there.
     """
     start = launch.start.worker
     model = launch.model
@@ -76,7 +77,8 @@ def render(launch: Launch, worker: WorkerReady, address: str | None) -> str:
         names = [(f"{plugin.point} '{plugin.driver}'", f"{plugin.provenance}: {plugin.found}") for plugin in broken]
         text += ["  broken, and left out (`engine plugins doctor` says how to mend them)", *_columns(names, 4)]
     if address is not None:
-        text.append(f"  serves {launch.model_name} on {address}")
+        by = f", by {api_processes} API processes" if api_processes > 1 else ""
+        text.append(f"  serves {launch.model_name} on {address}{by}")
     return "\n".join(text)
 
 

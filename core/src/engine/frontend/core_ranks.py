@@ -11,14 +11,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.frontend.core_process import CoreProcess
 from engine.frontend.rank_ledger import RankLedger
 from engine.frontend.restarts import Restarts
 from engine.interfaces.router import Router
 from engine.types.errors import EngineDeadError, EngineError, RankDeadError
-from engine.types.messages import Abort, Add, Call, FromCore, Outputs
+from engine.types.messages import Abort, Add, Attach, Call, Detach, FromCore, Outputs, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.request import EngineRequest, FinishReason
 from engine.types.start import CoreStart, WorkerReady
@@ -26,10 +26,60 @@ from engine.types.start import CoreStart, WorkerReady
 log = logging.getLogger("engine.frontend")
 
 
+class Core(Protocol):
+    """A connection to one engine core: see `CoreProcess`, which starts it, and `AttachedCore`, which does not."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait_ready(self) -> WorkerReady: ...
+
+    def listen(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None: ...
+
+    def listen_in(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_message: Callable[[Sequence[FromCore]], None],
+        on_death: Callable[[EngineError], None],
+    ) -> None: ...
+
+    def send(self, message: ToCore) -> None: ...
+
+    def alive(self) -> bool: ...
+
+    def ask_to_stop(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class Successors(Protocol):
+    """What comes in a dead core's place: see `Restarts`."""
+
+    def start(self) -> Core | None: ...
+
+    def stop(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class Links(Protocol):
+    """How the cores are reached, where another process has started them."""
+
+    client: int
+
+    def core(self, rank: int) -> Core:
+        """This rank's, which may not be ready."""
+        ...
+
+    def successors(self, rank: int) -> Successors:
+        """What comes in its place."""
+        ...
+
+
 class Revived(NamedTuple):
     """A core that is ready to take the place of one that died."""
 
-    core: CoreProcess
+    core: Core
 
 
 class RankNews(NamedTuple):
@@ -71,6 +121,7 @@ class CoreRanks:
         starts: one a rank.
         router: makes the router when the ranks are ready; None where there is one.
         restarts: how often a dead rank is started again; not where it is the last one, whose death is the engine's.
+        links: to cores that another process starts, again too; None: they are started here.
     """
 
     def __init__(
@@ -78,16 +129,21 @@ class CoreRanks:
         starts: Sequence[CoreStart],
         router: Callable[[Sequence[WorkerReady]], Router | None] | None = None,
         restarts: int = 0,
+        links: Links | None = None,
     ) -> None:
         self._make_router = router
-        self._restarts = [Restarts(start, restarts) for start in starts]
+        self._client = 0 if links is None else links.client
+        self._level = logging.ERROR if links is None else logging.INFO  # whoever starts cores says what becomes of them
+        self._restarts: list[Successors] = [
+            Restarts(start, restarts) if links is None else links.successors(rank) for rank, start in enumerate(starts)
+        ]
         self._ledger, self._ready = RankLedger(1), False
         self._closing: list[threading.Thread] = []
         self._loop: tuple[asyncio.AbstractEventLoop, Callable[[Sequence[RankNews]], None]] | None = None
-        self._cores: list[CoreProcess] = []
+        self._cores: list[Core] = []
         try:
-            for start in starts:
-                self._cores.append(CoreProcess(start))
+            for rank, start in enumerate(starts):
+                self._cores.append(CoreProcess(start) if links is None else links.core(rank))
         except BaseException:
             self.shutdown()
             raise
@@ -129,7 +185,7 @@ class CoreRanks:
         self._loop = loop, take
         self.listen(lambda news: _hand_over(loop, take, [news]))
 
-    def _hear(self, rank: int, core: CoreProcess) -> None:
+    def _hear(self, rank: int, core: Core) -> None:
         if self._loop is not None:
             loop, take = self._loop
             with contextlib.suppress(NotImplementedError):  # a loop that waits for no sockets, as Windows' own
@@ -144,19 +200,19 @@ class CoreRanks:
     def add(self, requests: Sequence[EngineRequest]) -> int:
         """Send requests that belong together to one rank. Returns it. Raises ContractError, EngineDeadError."""
         rank = self._ledger.place(requests)
-        self._cores[rank].send(Add(list(requests)))
+        self._cores[rank].send(Add(list(requests), self._client))
         return rank
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End sequences, each on the rank that has it; unknown ids are passed over."""
         for rank, ids in self._ledger.forget(request_ids).items():
-            self._cores[rank].send(Abort(ids))
+            self._cores[rank].send(Abort(ids, self._client))
 
     def call(self, rank: int, call_id: int, method: str) -> None:
         """Ask one rank; its answer is a `Reply`."""
         if method == "reset_prefix_cache":
             self._ledger.cache_reset()
-        self._cores[rank].send(Call(call_id, method))
+        self._cores[rank].send(Call(call_id, method, self._client))
 
     def take(self, item: RankNews) -> FromCore | EngineError | None:
         """Enter news in the book.
@@ -178,18 +234,20 @@ class CoreRanks:
                 # Its executor has failed: the process tells so and ends. What it says of its requests, we know better.
                 error = EngineDeadError(*(last.error or ("", "", "", ""))[1:])
                 return self._bury(rank, error, [o for o in news.outputs.outputs if not _is_dead(o)])
-            self._ledger.told(rank, news.outputs)
+            self._ledger.told(rank, news.outputs, news.others)
         return news
 
     def _bury(self, rank: int, error: EngineError, rest: list[CoreOutput]) -> Outputs | EngineError:
         self._ledger.told(rank, CoreOutputs(outputs=rest))
+        others = self._ledger.others(rank)
         lost = self._ledger.bury(rank)
         living = len(self._ledger.living)
         if not living:
             return error
-        log.error(
+        log.log(
+            self._level,
             "data-parallel rank %d of %d has died, and %d sequences with it; %d go on: %s",
-            *(rank, self._ledger.num_ranks, len(lost), living, error),
+            *(rank, self._ledger.num_ranks, len(lost) + others, living, error),
         )
         self._close(rank)
         how = "; ".join(part for part in (error.asked, error.found) if part)  # its remedy is for all being dead
@@ -212,14 +270,15 @@ class CoreRanks:
         self._closing.append(closing)
         closing.start()
 
-    def _revive(self, rank: int, core: CoreProcess) -> None:
+    def _revive(self, rank: int, core: Core) -> None:
         """Put a new core in a dead one's place."""
         self._cores[rank] = core
         if not self._ledger.living:  # too late: the engine has died
             return core.ask_to_stop()
         self._ledger.revive(rank)
         self._hear(rank, core)
-        log.warning("data-parallel rank %d of %d stands again", rank, self._ledger.num_ranks)
+        level = min(self._level, logging.WARNING)
+        log.log(level, "data-parallel rank %d of %d stands again", rank, self._ledger.num_ranks)
 
     # -- state -------------------------------------------------------------------------------------------------------
     @property
@@ -231,6 +290,26 @@ class CoreRanks:
     def num_sequences(self) -> int:
         """Sent and not ended."""
         return self._ledger.num_sequences
+
+    def attach(self, rank: int, message: Attach) -> int:
+        """Let another client talk to a rank's core. Returns its process's id."""
+        core = self._cores[rank]
+        core.send(message)
+        return core.pid
+
+    def detach(self, message: Detach) -> None:
+        """A client has gone."""
+        for rank in self._ledger.living:
+            self._cores[rank].send(message)
+
+    @property
+    def num_others(self) -> int:
+        """Sequences that other clients of the same cores have sent and that have not ended, as told last."""
+        return self._ledger.num_others
+
+    def cache_reset(self) -> None:
+        """Another client has asked the cores to forget their prefix caches."""
+        self._ledger.cache_reset()
 
     def stats(self) -> StepStats | None:
         """All ranks as one, as they told last; None before the first step."""

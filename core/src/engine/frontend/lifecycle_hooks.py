@@ -24,10 +24,18 @@ class LifecycleHooks:
         relay: the frontend's; None: nobody listens.
         engine: the engine that is watched.
         clock: seconds that only grow.
+        tells_stats: of several processes that could tell the same, one does.
     """
 
-    def __init__(self, relay: HookRelay | None, engine: Observed, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        relay: HookRelay | None,
+        engine: Observed,
+        clock: Callable[[], float] = time.monotonic,
+        tells_stats: bool = True,
+    ) -> None:
         self._relay, self._engine, self._clock = relay, engine, clock
+        self._tells_stats = tells_stats
         self._started = False
         self._interval: statistics.Interval | None = None
         self._due = 0.0
@@ -38,7 +46,7 @@ class LifecycleHooks:
         relay = self._relay
         if relay is None:
             return
-        if relay.stats:
+        if relay.stats and self._tells_stats:
             self._interval = statistics.Interval(self._engine, self._clock)
             self._due = self._clock() + statistics.INTERVAL
         if relay.engine_started and plan is not None:

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from engine.frontend.input_processor import ProcessedRequest
 from engine.types.outputs import CoreOutput, StepStats
 
@@ -49,10 +51,29 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Count what another histogram with these bounds has."""
+        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+        self.sum += total
+
     def buckets(self) -> list[tuple[str, float]]:
         """(upper bound, how many values are not above it), the last bound being "+Inf": Prometheus' form."""
         names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
         return list(zip(names, itertools.accumulate(self.counts), strict=True))
+
+
+class Measured(msgspec.Struct):
+    """What `Measures` has counted, to be sent to another process.
+
+    Args:
+        histograms: by attribute of `Measures`: (counts, sum).
+        finished: by finish reason.
+        retries: requests that were sent again.
+    """
+
+    histograms: dict[str, tuple[list[int], float]] = {}
+    finished: dict[str, int] = {}
+    retries: int = 0
 
 
 class _Sequence:
@@ -166,10 +187,26 @@ class Measures:
             if sequence.num_tokens > 1:
                 self.request_time_per_output_token.observe(decode / (sequence.num_tokens - 1))
 
+    def plain(self) -> Measured:
+        """What was counted, as plain data."""
+        histograms = {name: (value.counts, value.sum) for name, value in vars(self).items() if _counts(value)}
+        return Measured(histograms, dict(self.finished), self.retries)
+
+    def add(self, measured: Measured) -> None:
+        """Count what another frontend of the same engine has measured."""
+        for name, (counts, total) in measured.histograms.items():
+            getattr(self, name).add(counts, total)
+        self.finished.update(measured.finished)
+        self.retries += measured.retries
+
     def ended_all(self, reason: str, now: float) -> None:
         """Every sequence ended."""
         for request_id in list(self._sequences):
             self.ended(request_id, reason, now)
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, Histogram)
 
 
 def _one_two_five(most: int) -> list[float]:

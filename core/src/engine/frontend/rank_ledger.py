@@ -31,6 +31,16 @@ class RankLedger:
         self._stats: list[StepStats | None] = [None] * num_ranks
         self._before: list[StepStats | None] = [None] * num_ranks  # of those that stood in its place and died
         self._living = list(range(num_ranks))
+        self._others = [0] * num_ranks
+
+    def others(self, rank: int) -> int:
+        """Sequences of other clients at a rank."""
+        return self._others[rank]
+
+    @property
+    def num_others(self) -> int:
+        """Sequences of other clients, as the ranks told last."""
+        return sum(self._others)
 
     @property
     def num_ranks(self) -> int:
@@ -61,7 +71,7 @@ class RankLedger:
 
     def load(self, rank: int) -> RankLoad:
         """What is known of a rank."""
-        stats, unfinished = self._stats[rank], len(self._unfinished[rank])
+        stats, unfinished = self._stats[rank], len(self._unfinished[rank]) + self._others[rank]
         if stats is None:
             return RankLoad(rank, 0, unfinished, 0.0)
         running = min(stats.num_running, unfinished)
@@ -107,9 +117,10 @@ class RankLedger:
                 by_rank.setdefault(rank, []).append(request_id)
         return by_rank
 
-    def told(self, rank: int, news: CoreOutputs) -> None:
-        """A living rank's news."""
+    def told(self, rank: int, news: CoreOutputs, others: int = 0) -> None:
+        """A living rank's news; `others`: sequences that other clients have there, told with the statistics."""
         if news.stats is not None:
+            self._others[rank] = others
             before = self._before[rank]
             self._stats[rank] = news.stats if before is None else merge_stats([before, news.stats])
         for output in news.outputs:
@@ -120,6 +131,7 @@ class RankLedger:
     def bury(self, rank: int) -> list[str]:
         """A rank has died. Returns the sequences that are lost with it, in the order in which they were sent."""
         self._living.remove(rank)
+        self._others[rank] = 0
         if (stats := self._stats[rank]) is not None:
             self._stats[rank] = stopped(stats)
         lost, self._unfinished[rank] = list(self._unfinished[rank]), {}

@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from engine.loop.assemble import assemble_core
+from engine.loop.clients import Clients
 from engine.loop.engine_core import EngineCore
 from engine.types import wire
 from engine.types.child_process import take_start
@@ -30,8 +31,10 @@ from engine.types.json_log import log_as
 from engine.types.messages import (
     Abort,
     Add,
+    Attach,
     Beat,
     Call,
+    Detach,
     Failed,
     FromCore,
     Outputs,
@@ -59,7 +62,7 @@ the first step takes twice as long (its code has left the caches)."""
 
 
 class Inbox:
-    """What the frontend sent.
+    """What the frontend sent, and what other clients did.
 
     Args:
         address: bound by the frontend.
@@ -90,6 +93,14 @@ class Inbox:
             os.sched_yield()
         return within > 0
 
+    def connect(self, address: str) -> None:
+        """Hear one more client, which binds this address."""
+        self._socket.connect(address)
+
+    def disconnect(self, address: str) -> None:
+        """Hear one client no more; what it sent before may still come."""
+        self._socket.disconnect(address)
+
     def close(self) -> None:
         """Hear nothing any more."""
         self._context.destroy(linger=0)
@@ -115,6 +126,10 @@ class Outbox:
             log.error("news could not be told to the frontend", exc_info=error)
             raise EngineDeadError("tell the frontend", f"{type(error).__name__}: {error}") from error
         self._socket.send(data)
+
+    def drop(self) -> None:
+        """Whoever was told has gone: forget what is not on its way."""
+        self._context.destroy(linger=0)
 
     def close(self) -> None:
         """Wait until all is on its way, for a moment at most."""
@@ -169,7 +184,7 @@ def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
 
     Raises EngineDeadError once the core has died, after the news of it is out, and where news cannot be told.
     """
-    told, awake = time.monotonic(), 0.0
+    clients, told, awake = Clients(inbox, outbox, Outbox), time.monotonic(), 0.0
     while True:
         while True:
             message = inbox.get(0.0 if core.has_work() else HEALTH_SECONDS, awake)
@@ -183,39 +198,49 @@ def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
                 continue
             if isinstance(message, Shutdown):
                 return
-            handle(core, message, outbox)
+            handle(core, message, clients)
         outputs, now, awake = core.step(), time.monotonic(), AWAKE_SECONDS
         # Also without news of requests: metrics count every step's tokens, and end with the state of the idle core.
         if outputs.outputs or (outputs.stats is not None and outputs.stats.num_tokens) or not core.has_work():
-            outbox.put(Outputs(outputs))
+            clients.tell(outputs, settled=not core.has_work())
             told = now
         elif now - told >= HEALTH_SECONDS:
             outbox.put(Beat())
             told = now
 
 
-def handle(core: EngineCore, message: ToCore, outbox: Outbox) -> None:
+def handle(core: EngineCore, message: ToCore, clients: Clients) -> None:
     """Apply one message to the core. A request that the core refuses is answered, never dropped."""
     match message:
-        case Add(requests):
-            for request in requests:
+        case Add(requests, client):
+            for request in requests if clients.known(client) else ():
                 try:
                     core.add_request(request)
                 except EngineError as error:
                     refused = CoreOutput(
                         request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error.parts
                     )
-                    outbox.put(Outputs(CoreOutputs(outputs=[refused])))
-        case Abort(request_ids):
-            core.abort(request_ids)
-        case Call(call_id, method):
-            if method not in CALLS:
-                outbox.put(Reply(call_id, error=f"the core has no call {method!r}"))
-                return
-            try:
-                outbox.put(Reply(call_id, msgspec.to_builtins(getattr(core, method)())))
-            except (EngineError, AssertionError) as error:
-                outbox.put(Reply(call_id, error=f"{type(error).__name__}: {error}"))
+                    clients.put(Outputs(CoreOutputs(outputs=[refused])), client)
+                else:
+                    clients.own(client, request)
+        case Abort(request_ids, client):
+            core.abort(clients.owned(client, request_ids))
+        case Call(call_id, method, client):
+            clients.put(_answer(core, call_id, method), client)
+        case Attach():
+            clients.attach(message)
+            clients.tell(CoreOutputs(outputs=[], stats=core.stats()), settled=True)
+        case Detach(client):
+            core.abort(clients.detach(client))
+
+
+def _answer(core: EngineCore, call_id: int, method: str) -> Reply:
+    if method not in CALLS:
+        return Reply(call_id, error=f"the core has no call {method!r}")
+    try:
+        return Reply(call_id, msgspec.to_builtins(getattr(core, method)()))
+    except (EngineError, AssertionError) as error:
+        return Reply(call_id, error=f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

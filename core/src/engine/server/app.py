@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from fastapi import FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -10,6 +13,7 @@ import engine
 from engine.config.server import ServerConfig
 from engine.frontend.async_llm import AsyncLLM
 from engine.server import errors
+from engine.server.background import Background
 from engine.server.body import BodyLimit
 from engine.server.disconnect import ClientGone
 from engine.server.engine_view import AsyncEngineView
@@ -20,7 +24,7 @@ from engine.server.openapi import describe_api
 from engine.server.plugins import add_routes, wrap
 from engine.server.prometheus import Exposition
 from engine.server.request_id import RequestIds
-from engine.server.response_store import ResponseStore
+from engine.server.response_store import OwnResponses, Responses, ResponseStore
 from engine.server.routes import (
     administration,
     chat,
@@ -34,7 +38,23 @@ from engine.server.routes import (
 )
 from engine.server.shortcut import Shortcut
 from engine.server.sse import Direct
-from engine.server.state import ServerState
+from engine.server.state import Others, ServerState
+
+
+class Shared(NamedTuple):
+    """What several API processes have together.
+
+    Args:
+        responses: those that are kept.
+        background: what is computed while nobody waits.
+        others: the processes.
+        on_metrics: is given this process's own.
+    """
+
+    responses: Responses
+    background: Background
+    others: Others | None = None
+    on_metrics: Callable[[Exposition], None] | None = None
 
 
 def create_app(
@@ -44,8 +64,18 @@ def create_app(
     lifecycle: Lifecycle,
     keys: KeyRing,
     admin: AdminKey | None = None,
+    shared: Shared | None = None,
 ) -> ASGIApp:
     """The app. It neither starts nor stops the engine; `engine.server.run` does.
+
+    Args:
+        llm: the engine.
+        model_names: the first is what answers carry.
+        settings: of the server.
+        lifecycle: whether requests are taken.
+        keys: those that let in.
+        admin: the administrator's.
+        shared: what several API processes have together; None: this is the only one.
 
     A request passes, in this order: its id is found or made; what browsers ask first, where other origins are allowed;
     the gate (is the server serving, is the key valid, may it ask for more); its body is read, within limits; the
@@ -86,6 +116,9 @@ def create_app(
         )
     requests = RequestIds(inner, access_log=settings.access_log)
     metrics = Exposition(llm, model_names[0], requests, llm.hooks)
+    if shared is None:
+        own = OwnResponses(ResponseStore(settings.response_store_size, settings.response_store_time))
+        shared = Shared(own, Background(lifecycle))
     app.state.server = ServerState(
         llm,
         model_names,
@@ -94,6 +127,10 @@ def create_app(
         settings.max_queue,
         settings.share_prefix_cache,
         settings,
-        ResponseStore(settings.response_store_size, settings.response_store_time),
+        shared.responses,
+        shared.background,
+        shared.others,
     )
+    if shared.on_metrics is not None:
+        shared.on_metrics(metrics)
     return requests

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from engine.server.lifecycle import Lifecycle
-from engine.server.limits import Usage
+from engine.server.limits import KeyUsage
 
 
 class Background:
@@ -23,7 +23,7 @@ class Background:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(
-        self, identity: str, work: Coroutine[Any, Any, None], usage: Usage | None, ended: Callable[[], None]
+        self, identity: str, work: Coroutine[Any, Any, None], usage: KeyUsage | None, ended: Callable[[], None]
     ) -> None:
         """Run `work`, which raises nothing.
 
@@ -31,7 +31,7 @@ class Background:
             identity: of the response.
             work: to be done.
             usage: of the API key that asks for it.
-            ended: called when it has ended, also where it was cancelled before it began.
+            ended: called when it has ended.
         """
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[identity] = task
@@ -49,7 +49,9 @@ class Background:
         task.add_done_callback(done)
 
     async def cancel(self, identity: str) -> bool:
-        """Cancel it, and wait until it has ended; False where nothing of that id runs."""
+        """Cancel it, and wait until it has ended; False where nothing of that id runs. It has always begun by then, so
+        that it can tell of its end."""
+        await asyncio.sleep(0)
         task = self._tasks.get(identity)
         if task is None:
             return False

@@ -33,13 +33,21 @@ class EventLog:
 
     async def read(self, start: int = 0) -> AsyncGenerator[bytes]:
         """The events from this place on, then those that come, up to the end."""
-        while True:
-            while start < len(self._events):
-                yield self._events[start]
-                start += 1
-            if self.ended:
-                return
+        ended = False
+        while not ended:
+            events, ended = await self.after(start)
+            for event in events:
+                yield event
+            start += len(events)
+
+    async def after(self, start: int) -> tuple[list[bytes], bool]:
+        """The events from this place on, as soon as there are any, and whether none follows."""
+        while len(self._events) <= start and not self.ended:
             await self._news.wait()
+        return self._events[start:], self.ended
+
+    def __len__(self) -> int:
+        return len(self._events)
 
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()

@@ -65,7 +65,8 @@ class Gate:
             key = None
             scope.setdefault("state", {}).update(administers=error is None)
         if error is None and key is not None:
-            error = key.usage.enter()
+            entered = key.usage.enter()
+            error = entered if entered is None or isinstance(entered, APIError) else await entered
         if error is not None:
             return await refuse(scope, receive, send, error, close=True)
         if key is not None:

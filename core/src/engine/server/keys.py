@@ -10,11 +10,11 @@ import hashlib
 import hmac
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.server.limits import KeyLimits, Usage
+from engine.server.limits import KeyLimits, KeyUsage, Usage
 from engine.types.errors import ConfigError
 
 log = logging.getLogger("engine.server")
@@ -36,7 +36,7 @@ class ApiKey:
 
     digest: bytes
     name: str
-    usage: Usage
+    usage: KeyUsage
 
     @property
     def cache_salt(self) -> str:
@@ -78,6 +78,9 @@ class KeyRing:
         limits: of every key for which the file does not say otherwise.
         admin: the administrator's key, which must be none of these.
 
+    Attributes:
+        on_change: called when the file was read again.
+
     Raises:
         ConfigError: the file cannot be read, or is no file of keys; or the administrator's key is among them.
     """
@@ -91,7 +94,9 @@ class KeyRing:
     ) -> None:
         self._path, self._limits, self._admin = path, limits or KeyLimits(), admin
         self._given = [_Entry(key) for key in keys]
+        self.on_change: list[Callable[[], None]] = []
         self._keys: dict[bytes, ApiKey] = {}
+        self._usages: dict[bytes, Usage] = {}
         self._seen = self._state()
         self._take(read_key_file(path) if path is not None else [])
 
@@ -106,15 +111,30 @@ class KeyRing:
         found = [known for known in self._keys.values() if hmac.compare_digest(digest, known.digest)]
         return found[0] if found else None
 
+    def known(self) -> Iterator[tuple[ApiKey, Usage]]:
+        """Every key, and what it has used."""
+        for digest, key in self._keys.items():
+            yield key, self._usages[digest]
+
+    def usage(self, digest: bytes) -> Usage | None:
+        """What the key with this digest has used; None where there is none."""
+        return self._usages.get(digest)
+
     async def watch(self) -> None:
         """Read the file again whenever it has changed, until cancelled."""
         while self._path is not None:
             await asyncio.sleep(LOOK_SECONDS)
             self.look()
 
-    def look(self) -> None:
-        """Read the file again if it has changed. One that cannot be used leaves the keys as they are, and is logged."""
-        if self._path is None or (state := self._state()) == self._seen:
+    @property
+    def is_read_from_file(self) -> bool:
+        """Whether there is a file that may change."""
+        return self._path is not None
+
+    def look(self, changed: bool = False) -> None:
+        """Read the file again if it has changed, or is said to have. One that cannot be used leaves the keys as they
+        are, and is logged."""
+        if self._path is None or ((state := self._state()) == self._seen and not changed):
             return
         self._seen = state
         before = set(self._keys)
@@ -123,6 +143,8 @@ class KeyRing:
         except ConfigError as error:
             log.error("the API keys stay as they were: %s", error)
             return
+        for heard in self.on_change:
+            heard()
         gone, come = len(before - set(self._keys)), len(set(self._keys) - before)
         log.warning("read the API keys again: %d in all, %d new, %d gone", len(self._keys), come, gone)
 
@@ -136,16 +158,17 @@ class KeyRing:
                 "make another for administrators",
             )
         keys: dict[bytes, ApiKey] = {}
+        usages: dict[bytes, Usage] = {}
         for entry in (*self._given, *entries):
-            digest, known = _digest(entry.key.encode()), self._keys.get(_digest(entry.key.encode()))
+            digest = _digest(entry.key.encode())
             limits = KeyLimits(
                 entry.requests_per_minute or self._limits.requests_per_minute,
                 entry.max_concurrent_requests or self._limits.max_concurrent_requests,
             )
-            usage = Usage(limits) if known is None else known.usage
+            usage = usages[digest] = self._usages.get(digest) or Usage(limits)
             usage.limits = limits
             keys[digest] = ApiKey(digest, entry.name or digest.hex()[:8], usage)
-        self._keys = keys
+        self._keys, self._usages = keys, usages
 
     def _state(self) -> tuple[int, int, int] | None:
         """What changes with the file; also where it is exchanged by a link, as mounted secrets are."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.server.errors import APIError
 
@@ -23,6 +24,25 @@ class KeyLimits:
 
     requests_per_minute: int | None = None
     max_concurrent_requests: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.requests_per_minute is not None or self.max_concurrent_requests is not None
+
+
+class KeyUsage(Protocol):
+    """What a key has used, wherever it is counted: see `Usage`."""
+
+    def enter(self) -> APIError | Awaitable[APIError | None] | None:
+        """Count a request in; where it is one too many, a 429 APIError."""
+        ...
+
+    def hold(self) -> None:
+        """A request that was counted in goes on beyond its answer: `leave` is called once more."""
+        ...
+
+    def leave(self) -> None:
+        """A request that was counted in has ended."""
+        ...
 
 
 class Usage:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.plugin import HookRelay
 from engine.plugin.hook_calls import Failures, Implementation
+from engine.server.processes.gathering import OWN_PREFIX, Family, family_of
 
 log = logging.getLogger("engine.server")
 
@@ -39,6 +40,23 @@ class PluginMetrics:
     def failures(self) -> Failures:
         """How often hooks of this process raised."""
         return self._hooks.failures
+
+    def families(self) -> list[Family]:
+        """All, as plain data. Those that cannot be read are left out, and that is counted."""
+        found: list[Family] = []
+        for one, registry in self._registries:
+            try:
+                families = [family_of(metric) for metric in registry.collect()]
+                if twice := {f.name for f in found} & {f.name for f in families}:
+                    raise ValueError(f"somebody has the metric {sorted(twice)[0]} already")
+                if taken := next((f.name for f in families if f.name.startswith(OWN_PREFIX)), None):
+                    raise ValueError(f"the name {taken} begins as the engine's own")
+            except Exception:
+                first = one.count_failure() == 1
+                log.warning("%s: its metrics are left out of /metrics", one.who, exc_info=first)
+            else:
+                found += families
+        return found
 
     def text(self, own: bytes) -> bytes:
         """What plugins add to the engine's own metrics, which are `own`."""

@@ -16,14 +16,16 @@ from prometheus_client.registry import Collector
 
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.banner import broken_plugins
-from engine.frontend.measures import Histogram
+from engine.frontend.measures import Histogram, Measures
 from engine.frontend.statistics import NOTHING
 from engine.plugin import HookRelay
 from engine.plugin.hook_calls import sum_failures
 from engine.server.plugin_metrics import PluginMetrics
+from engine.server.processes.gathering import Gathered, Snapshot
 from engine.server.request_id import RequestIds
 from engine.types.outputs import StepStats
 
+HookFailures = tuple[tuple[str, str, int], ...]
 _Read = Callable[[StepStats], float]
 
 _GAUGES: Mapping[str, tuple[_Read, str]] = MappingProxyType(
@@ -75,28 +77,75 @@ class Exposition:
     def __init__(self, llm: AsyncLLM, model_name: str, requests: RequestIds, hooks: HookRelay | None = None) -> None:
         self._registry = CollectorRegistry()
         self._plugins = None if hooks is None else PluginMetrics(hooks)
-        self._registry.register(_EngineCollector(llm, model_name, requests, self._plugins))
-        ProcessCollector(registry=self._registry)
+        self._collector = _EngineCollector(llm, model_name, requests, self._plugins)
+        self._registry.register(self._collector)
+        self._process = ProcessCollector(registry=None)
 
     def text(self) -> bytes:
         """All metrics as of now."""
-        own = generate_latest(self._registry)
+        own = generate_latest(self._registry) + generate_latest(self._process)
         return own if self._plugins is None else own + self._plugins.text(own)
+
+    def snapshot(self) -> Snapshot:
+        """What this process has counted, for another that tells of all."""
+        own, plugins = self._collector, self._plugins
+        return Snapshot(
+            measured=own.llm.measures.plain(),
+            responses=dict(own.requests.responses),
+            hook_failures=() if plugins is None else plugins.failures.told(),
+            families=[] if plugins is None else plugins.families(),
+        )
+
+    def merged(self, gathered: Gathered) -> bytes:
+        """All metrics, over several processes: what each has counted together, and the state of the cores once."""
+        collector, registry = self._collector, CollectorRegistry()
+        registry.register(collector.over(gathered))
+        own = generate_latest(registry) + generate_latest(gathered.processes())
+        return own + generate_latest(gathered.of_plugins())
 
 
 class _EngineCollector(Collector):
-    def __init__(self, llm: AsyncLLM, model_name: str, requests: RequestIds, plugins: PluginMetrics | None) -> None:
-        self._llm, self._model_name, self._requests, self._plugins = llm, model_name, requests, plugins
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        model_name: str,
+        requests: RequestIds,
+        plugins: PluginMetrics | None,
+        gathered: Gathered | None = None,
+    ) -> None:
+        self.llm, self.requests = llm, requests
+        self._llm, self._model_name, self._plugins = llm, model_name, plugins
+        self._gathered = gathered
+
+    def over(self, gathered: Gathered) -> _EngineCollector:
+        """The same over several processes."""
+        return _EngineCollector(self.llm, self._model_name, self.requests, self._plugins, gathered)
+
+    @property
+    def _measures(self) -> Measures:
+        if self._gathered is None:
+            return self._llm.measures
+        return self._gathered.measures(self._llm.max_model_len)
+
+    @property
+    def _responses(self) -> Mapping[int, int]:
+        return self.requests.responses if self._gathered is None else self._gathered.responses
+
+    @property
+    def _hook_failures(self) -> HookFailures:
+        if self._gathered is not None:
+            return self._gathered.hook_failures
+        return () if self._plugins is None else self._plugins.failures.told()
 
     def collect(self) -> Iterator[Metric]:
         yield from self._state()
         yield from self._distributions()
         finished = self._counter("request_success", "Finished sequences (n of each request).", "finished_reason")
-        for reason, count in self._llm.measures.finished.items():
+        for reason, count in self._measures.finished.items():
             finished.add_metric([self._model_name, reason], count)
         yield finished
         responses = self._counter("http_responses", "Answers of the server.", "code")
-        for status, count in self._requests.responses.items():
+        for status, count in self._responses.items():
             responses.add_metric([self._model_name, str(status)], count)
         yield responses
         info = GaugeMetricFamily("engine:build_info", "The version.", labels=["model_name", "version"])
@@ -121,7 +170,7 @@ class _EngineCollector(Collector):
             up.add_metric([self._model_name, label], int(rank.alive))
         yield up
         retries = self._counter("num_requests_retried", "Requests sent again because their core had died.")
-        retries.add_metric([self._model_name], self._llm.measures.retries)
+        retries.add_metric([self._model_name], self._measures.retries)
         yield retries
         broken = GaugeMetricFamily("engine:quarantined_drivers", "Drivers installed but broken.", labels=["model_name"])
         plugins = broken_plugins(self._llm.plan, self._llm.worker)
@@ -136,14 +185,13 @@ class _EngineCollector(Collector):
         worker = self._llm.worker
         told = [] if worker is None else [worker.hook_failures]
         told += [stats.hook_failures for _, _, stats in cores]
-        if self._plugins is not None:
-            told.append(self._plugins.failures.told())
+        told.append(self._hook_failures)
         for name, hook, count in sum_failures(told):
             failures.add_metric([self._model_name, name, hook], count)
         yield failures
 
     def _distributions(self) -> Iterator[Metric]:
-        m = self._llm.measures
+        m = self._measures
         yield self._histogram("iteration_tokens_total", m.step_tokens, "Tokens computed in a step.")
         yield self._histogram("time_to_first_token_seconds", m.time_to_first_token, "From arrival to the first token.")
         between = "Between the tokens of a sequence."

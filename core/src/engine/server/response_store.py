@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -14,6 +14,14 @@ from engine.server.event_log import EventLog
 
 Owner = str | None
 """Of an API key; None where the server asks for none."""
+
+
+class Events(Protocol):
+    """How a response is, or was, told."""
+
+    def read(self, start: int = 0) -> AsyncGenerator[bytes]:
+        """The events from this place on, then those that come, up to the end."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class StoredResponse:
     response: Mapping[str, Any]
     before: Sequence[Mapping[str, Any]]
     items: Sequence[Mapping[str, Any]]
-    events: EventLog | None = None
+    events: Events | None = None
 
     @property
     def conversation(self) -> list[Mapping[str, Any]]:
@@ -69,7 +77,7 @@ class ResponseStore:
         """Keep a response, in the place of one with the same id. One that is larger than all room is not kept."""
         self._expire()
         size = sum(len(orjson.dumps(part)) for part in (stored.response, *stored.before, *stored.items))
-        size += stored.events.size if stored.events is not None else 0
+        size += stored.events.size if isinstance(stored.events, EventLog) else 0
         self.delete(owner, stored.response["id"])
         shelf = self._shelves.setdefault(owner, _Shelf())
         shelf.entries[stored.response["id"]] = stored, size, self._clock() + self._seconds
@@ -106,3 +114,56 @@ class ResponseStore:
         shelf.size -= shelf.entries.pop(identity)[1]
         if not shelf.entries:
             del self._shelves[owner]
+
+
+class Responses(Protocol):
+    """Where routes find and leave responses; it may be in another process.
+
+    Attributes:
+        max_bytes: of all responses; 0: nothing is stored.
+    """
+
+    max_bytes: int
+
+    async def put(self, owner: Owner, made: StoredResponse) -> None:
+        """Keep a response, in the place of one with the same id."""
+        ...
+
+    async def get(self, owner: Owner, identity: str) -> StoredResponse | None:
+        """The owner's response of that id; None where there is none, or none any more."""
+        ...
+
+    async def delete(self, owner: Owner, identity: str) -> bool:
+        """Forget a response; False where there is none."""
+        ...
+
+    def log(self, identity: str) -> EventLog:
+        """For the events of a response that will be computed here."""
+        ...
+
+
+class OwnResponses:
+    """`Responses` of the only process.
+
+    Args:
+        store: where they are.
+    """
+
+    def __init__(self, store: ResponseStore) -> None:
+        self.max_bytes, self._store = store.max_bytes, store
+
+    async def put(self, owner: Owner, made: StoredResponse) -> None:
+        """See `Responses`."""
+        self._store.put(owner, made)
+
+    async def get(self, owner: Owner, identity: str) -> StoredResponse | None:
+        """See `Responses`."""
+        return self._store.get(owner, identity)
+
+    async def delete(self, owner: Owner, identity: str) -> bool:
+        """See `Responses`."""
+        return self._store.delete(owner, identity)
+
+    def log(self, identity: str) -> EventLog:
+        """See `Responses`."""
+        return EventLog()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from engine.server import errors, sse
@@ -41,7 +41,7 @@ class ResponseMaker:
         head: dict[str, Any],
         blocks: Blocks,
         count: Callable[[str], int],
-        finish: Callable[[dict[str, Any]], None],
+        finish: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
         self._head, self._blocks, self._count, self._finish = head, blocks, count, finish
         self._numbers = itertools.count()
@@ -63,11 +63,11 @@ class ResponseMaker:
         told = errors.describe(error, request_id)[1]["error"]
         return self._response("failed", error={"code": told["code"] or "server_error", "message": told["message"]})
 
-    def whole(self, output: RequestOutput) -> dict[str, Any]:
+    async def whole(self, output: RequestOutput) -> dict[str, Any]:
         """The response to a finished request."""
         (completion,) = output.outputs
         self._blocks.whole(completion.text)
-        return self._end(output, completion)
+        return await self._end(output, completion)
 
     async def events(self, outputs: AsyncIterator[RequestOutput], request_id: str) -> AsyncGenerator[bytes]:
         """The response as it comes. What goes wrong on the way is told as a failed response."""
@@ -79,12 +79,12 @@ class ResponseMaker:
                     for name, fields in self._told(completion):
                         yield self._event(name, **fields)
                     if completion.finished:
-                        made = self._end(output, completion)
+                        made = await self._end(output, completion)
                         yield self._event(f"response.{made['status']}", response=made)
         except Exception as error:
             made = self.failed(error, request_id)
             if self._head["background"]:  # nobody else may hear of it
-                self._finish(made)
+                await self._finish(made)
             yield self._event("response.failed", response=made)
 
     def _told(self, completion: CompletionOutput) -> Iterator[Event]:
@@ -127,7 +127,7 @@ class ResponseMaker:
     def _event(self, name: str, /, **fields: Any) -> bytes:
         return sse.named_event(name, {"type": name, "sequence_number": next(self._numbers), **fields})
 
-    def _end(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+    async def _end(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         self._cut = completion.finish_reason == "length"
         num_tokens = self._num_tokens or len(completion.token_ids)
         thoughts = "".join(block.text for block in self._blocks.row if block.kind == "thoughts")
@@ -147,7 +147,7 @@ class ResponseMaker:
                 "total_tokens": prompt + num_tokens,
             },
         )
-        self._finish(made)
+        await self._finish(made)
         return made
 
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:

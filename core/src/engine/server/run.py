@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import logging
 import signal
 import socket
-import ssl
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
@@ -20,21 +17,20 @@ from engine.frontend.plugin_record import record_start
 from engine.frontend.statistics import StatisticsLog
 from engine.server.certificate import check_certificate
 from engine.server.descriptors import allow_connections
+from engine.server.drain import drain, spare_the_collector
 from engine.server.keys import AdminKey, KeyRing
 from engine.server.lifecycle import ACCESS_LOG, Lifecycle, Phase
 from engine.server.limits import KeyLimits
-from engine.types.errors import ConfigError, EngineDeadError, EngineError
+from engine.types.errors import ConfigError, EngineError
 from engine.types.json_log import logs_json, tell
 
 if TYPE_CHECKING:
     import uvicorn
 
+BACKLOG = 2048
+"""Connections that may wait to be taken."""
 DEATH_NOTICE_SECONDS = 1.0
 """How long a server whose engine died goes on answering 503, so that clients learn why."""
-GARBAGE_OBJECTS = 50_000
-"""How many more objects there are when Python looks for garbage; its own 700 are made by a step of a few streams."""
-FAREWELL_SECONDS = 1
-"""How long answers that were cut off get to reach their clients."""
 
 
 def serve(config: EngineConfig, settings: ServerConfig) -> int:
@@ -71,37 +67,21 @@ def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -
     listener = _listen(settings.host, settings.port)
     if config.grammar_warm_up is None:
         config = config.model_copy(update={"grammar_warm_up": True})
+    if settings.api_workers > 1:
+        from engine.server.processes.parent import serve_several
+
+        try:
+            return serve_several(config, settings, listener, keys, admin, early)
+        finally:
+            listener.close()
     llm = AsyncLLM(config)  # its process loads the model while this one imports the server
     try:
-        import uvicorn
-        from uvicorn.config import LOGGING_CONFIG
-
-        from engine.server.app import create_app
-        from engine.server.http import bounded_protocol
-
-        class Server(uvicorn.Server):
-            """uvicorn's, which leaves signals to us: its own handling would end the process before the engine."""
-
-            @contextlib.contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                yield
+        from engine.server.uvicorn_server import make_server
 
         lifecycle = Lifecycle()
-        uvicorn_settings = uvicorn.Config(
-            create_app(llm, (llm.model_name,), settings, lifecycle, keys, admin),
-            http=bounded_protocol(settings.header_timeout, settings.write_timeout, settings.max_connections),
-            log_level="warning",
-            access_log=False,
-            log_config=None if logs_json() else LOGGING_CONFIG,  # its own writes text
-            timeout_graceful_shutdown=FAREWELL_SECONDS,
-            lifespan="off",
-            ssl_certfile=settings.ssl_certfile,
-            ssl_keyfile=settings.ssl_keyfile,
-            ssl_ca_certs=settings.ssl_ca_certs,
-            ssl_cert_reqs=ssl.CERT_NONE if settings.ssl_ca_certs is None else ssl.CERT_REQUIRED,
-        )
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            run = _Run(llm, Server(uvicorn_settings), lifecycle, settings, keys, early)
+        server = make_server(llm, settings, lifecycle, keys, admin)
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            run = _Run(llm, server, lifecycle, settings, keys, early)
             return runner.run(run.serve(listener))
     finally:
         llm.shutdown()
@@ -130,20 +110,21 @@ class _Run:
         loop = asyncio.get_running_loop()
         for signal_ in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_, self._on_signal)
+        read_keys_at_signal(loop, self._keys)
         if self._early:
             self._on_signal()
         stopped = asyncio.ensure_future(self._stop.wait())
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
-        statistics = asyncio.ensure_future(StatisticsLog(self._llm, _statistics()).run())
+        statistics = asyncio.ensure_future(StatisticsLog(self._llm, statistics_writer()).run())
         watching = asyncio.ensure_future(self._keys.watch())
         try:
             if not await self._start(stopped):
                 return 0
-            _spare_the_collector()
+            spare_the_collector()
             self._lifecycle.phase = Phase.SERVING
             assert self._llm.worker is not None
-            address = _address(listener, self._settings)
-            _greet(banner.render(self._llm.plan, self._llm.worker, address), address)
+            address = address_of(listener, self._settings)
+            greet(banner.render(self._llm.plan, self._llm.worker, address), address)
             record_start(self._llm.plan, self._llm.worker, "engine serve")
             await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
             if self._dead is None:
@@ -168,16 +149,7 @@ class _Run:
         return True
 
     async def _drain(self) -> None:
-        """Refuse new requests, wait for those in progress, cut off what is left."""
-        lifecycle, timeout = self._lifecycle, self._settings.shutdown_timeout
-        lifecycle.phase = Phase.DRAINING
-        if lifecycle.active:
-            _say(f"finishing {lifecycle.active} requests, for {timeout:g} s at most; a second signal ends them at once")
-            await _first(timeout, lifecycle.idle(), self._stop_now.wait())
-        if lifecycle.active:
-            _say(f"cutting off {lifecycle.active} requests")
-            self._llm.end_all(EngineDeadError("a request in progress", "the server was stopped", "send it again"))
-            await _first(FAREWELL_SECONDS, lifecycle.idle())
+        await drain(self._llm, self._lifecycle, self._settings.shutdown_timeout, self._stop_now, say)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -187,7 +159,7 @@ class _Run:
 
     def _on_death(self, error: EngineError) -> None:
         self._dead = error
-        _say(str(error))
+        say(str(error))
         asyncio.get_running_loop().call_later(DEATH_NOTICE_SECONDS, self._stop.set)
 
 
@@ -213,32 +185,23 @@ def _leave_at_sigterm() -> list[int]:
     return came
 
 
-async def _first(timeout: float, *events: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of these coroutines has ended, `timeout` seconds at most; the others are cancelled."""
-    tasks = [asyncio.ensure_future(event) for event in events]
-    await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
+def read_keys_at_signal(loop: asyncio.AbstractEventLoop, keys: KeyRing) -> None:
+    """SIGHUP has the file of keys read again, where there is one; else it ends the program, as always."""
+    if keys.is_read_from_file and hasattr(signal, "SIGHUP"):
+        loop.add_signal_handler(signal.SIGHUP, lambda: keys.look(changed=True))
 
 
-def _spare_the_collector() -> None:
-    """What stands now stands until the end: collections need not look at it. And a step's news, which are many objects
-    and gone a moment later, are no reason for one."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GARBAGE_OBJECTS, 10, 10)
-
-
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tell the operator."""
     tell("engine.server", text, f"engine: {text}")
 
 
-def _statistics() -> Callable[[str], None] | None:
+def statistics_writer() -> Callable[[str], None] | None:
     """Who writes the lines of statistics; None: they are printed."""
     return (lambda line: tell("engine.statistics", line, "", logging.INFO)) if logs_json() else None
 
 
-def _greet(text: str, address: str) -> None:
+def greet(text: str, address: str) -> None:
     """The banner, on standard output; in the log where that is JSON, as all the rest is."""
     if logs_json():
         tell("engine.server", text, "", logging.INFO, address=address)
@@ -246,7 +209,7 @@ def _greet(text: str, address: str) -> None:
         print(text, flush=True)
 
 
-def _address(listener: socket.socket, settings: ServerConfig) -> str:
+def address_of(listener: socket.socket, settings: ServerConfig) -> str:
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.ssl_certfile is None else "https"
     return f"{scheme}://[{host}]:{port}/v1" if ":" in host else f"{scheme}://{host}:{port}/v1"
@@ -259,7 +222,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(2048)
+        listener.listen(BACKLOG)
     except OSError as error:
         raise ConfigError(
             f"listen on {host}:{port}", str(error), "pass another --host or --port (--port 0 takes a free one)"
@@ -268,7 +231,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's, where it is installed (it is not made for Windows)."""
     try:
         import uvloop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
 
 from fastapi import Request
 
@@ -13,10 +13,23 @@ from engine.frontend.async_llm import AsyncLLM
 from engine.server.background import Background
 from engine.server.errors import APIError
 from engine.server.lifecycle import Lifecycle
+from engine.server.processes.gathering import Gathered
 from engine.server.prometheus import Exposition
-from engine.server.response_store import ResponseStore
+from engine.server.response_store import OwnResponses, Responses, ResponseStore
 
 QUEUE_RETRY_SECONDS = 1
+
+
+class Others(Protocol):
+    """The API processes beside this one, and itself."""
+
+    async def gather(self) -> Gathered:
+        """What all of them have counted."""
+        ...
+
+    def cache_reset(self) -> None:
+        """Let the others know that the cores forgot their prefix caches."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +45,8 @@ class ServerState:
         share_prefix_cache: requests with different API keys may find each other's cached prompts.
         settings: of the server; None: not told.
         responses: those that are kept.
-        background: what runs there.
+        background: what runs there; by itself one of its own.
+        others: the API processes beside this one; None: there are none.
         created: seconds, for `/v1/models`.
     """
 
@@ -43,12 +57,14 @@ class ServerState:
     max_queue: int
     share_prefix_cache: bool = False
     settings: ServerConfig | None = None
-    responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0.0))
-    background: Background = field(init=False)
+    responses: Responses = field(default_factory=lambda: OwnResponses(ResponseStore(0, 0.0)))
+    background: Background = field(default=None)  # type: ignore[assignment]
+    others: Others | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "background", Background(self.lifecycle))
+        if self.background is None:
+            object.__setattr__(self, "background", Background(self.lifecycle))
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; None means the first. Raises a 404 APIError for a model that is not served."""

@@ -26,7 +26,14 @@ class JSONFormatter(logging.Formatter):
     made for a request; what `extra={"fields": {...}}` adds; "exception", the traceback, where there is one.
 
     What follows the word Bearer, in a header that somebody logs, is hidden.
+
+    Args:
+        fields: that every line has.
     """
+
+    def __init__(self, fields: Mapping[str, object] | None = None) -> None:
+        super().__init__()
+        self._fields = dict(fields or {})
 
     def format(self, record: logging.LogRecord) -> str:
         """One line without its end."""
@@ -37,6 +44,7 @@ class JSONFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             "pid": record.process,
+            **self._fields,
         }
         if (request_id := REQUEST_ID.get()) is not None:
             line["request_id"] = request_id
@@ -51,15 +59,15 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(text, default=str)
 
 
-def log_as(form: str) -> None:
+def log_as(form: str, **fields: object) -> None:
     """Log in this form from now on, in the whole process. "text" leaves everything as it is.
 
-    With "json", Python's warnings and exceptions that nobody caught become lines too.
+    With "json", each line has these fields too, and Python's warnings and exceptions that nobody caught become lines.
     """
     if form != "json" or logs_json():
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JSONFormatter())
+    handler.setFormatter(JSONFormatter(fields))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught

@@ -26,30 +26,57 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
     outputs: str
 
 
-class Add(msgspec.Struct, frozen=True, tag="add"):
-    """Requests to queue, in order. They are admitted together: siblings of one prompt are never told apart."""
+class Add(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
+    """Requests to queue, in order. They are admitted together: siblings of one prompt are never told apart.
+
+    Args:
+        requests: they.
+        client: who asks, and is told of them: 0, who started the process, or one that was attached.
+    """
 
     requests: list[EngineRequest]
+    client: int = 0
 
 
-class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Requests to end, in whatever state they are; unknown ids are passed over."""
+class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
+    """Requests to end, in whatever state they are; unknown ids, and those of other clients, are passed over."""
 
     request_ids: list[str]
+    client: int = 0
 
 
-class Call(msgspec.Struct, frozen=True, tag="call"):
+class Call(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
     """A question to the core, answered by a `Reply` with the same id."""
 
     call_id: int
     method: str
+    client: int = 0
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """One more client, with sockets of its own, which it binds. Only client 0 says so.
+
+    Args:
+        client: its number, from 1 on, which nobody had before.
+        requests, outputs: addresses, as in `ProcessStart`.
+    """
+
+    client: int
+    requests: str
+    outputs: str
+
+
+class Detach(msgspec.Struct, frozen=True, tag="detach"):
+    """A client has gone: its requests end, and nobody is told of them. Only client 0 says so."""
+
+    client: int
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop now; what still runs is dropped."""
 
 
-ToCore = Add | Abort | Call | Shutdown
+ToCore = Add | Abort | Call | Attach | Detach | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -58,10 +85,16 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     worker: WorkerReady
 
 
-class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """News of one step."""
+class Outputs(msgspec.Struct, frozen=True, tag="outputs", omit_defaults=True):
+    """News of one step.
+
+    Args:
+        outputs: of this client's requests; the statistics are those of the whole core.
+        others: requests of other clients that have not ended.
+    """
 
     outputs: CoreOutputs
+    others: int = 0
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):

@@ -49,6 +49,8 @@ async def plugins(state: State) -> Response:
 async def reset_kv(request: Request, state: State) -> Response:
     """Every core forgets its prefix cache. Requests in progress go on with their own pages."""
     await _call(request, state, "reset_prefix_cache")
+    if state.others is not None:
+        state.others.cache_reset()
     return JSON({"reset": "prefix_cache", "ranks": _living(state)})
 
 

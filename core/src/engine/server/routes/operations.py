@@ -38,10 +38,11 @@ async def ready(state: State) -> Response:
 async def load(state: State) -> Response:
     """How busy the server is: requests in progress (as vLLM's `server_load`), sequences, and the KV cache, 0 to 1."""
     ranks = _ranks(state)
+    others = None if state.others is None else await state.others.gather()
     living = [rank for rank in ranks if rank["alive"]]
     return JSON(
         {
-            "server_load": state.lifecycle.active,
+            "server_load": state.lifecycle.active if others is None else others.active,
             "running": sum(rank["running"] for rank in living),
             "waiting": sum(rank["waiting"] for rank in living),
             "kv_cache_usage": sum(rank["kv_cache_usage"] for rank in living) / len(living) if living else 0.0,
@@ -71,5 +72,6 @@ async def version() -> dict[str, str]:
 
 @router.get("/metrics")
 async def metrics(state: State) -> Response:
-    """Prometheus' text form."""
-    return Response(state.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    """Prometheus' text form; of several API processes as of one."""
+    text = state.metrics.text() if state.others is None else state.metrics.merged(await state.others.gather())
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -44,7 +44,7 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
     note(request, body.user, body.safety_identifier, cache_salt=body.cache_salt)
     store = _store(body, state)
     encoded([body.tools, body.tool_choice, body.text and body.text.model_dump()])  # the response repeats them
-    before = _before(body, request, state)
+    before = await _before(body, request, state)
     items = items_of(body)
     effort = None if body.reasoning is None else body.reasoning.effort
     said = await with_effort(state, conversation(body, before, items), effort, "reasoning.effort")
@@ -61,30 +61,31 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
     )
     owner = _owner(request)
 
-    log = EventLog() if body.background and body.stream else None
+    head = _head(body, model, params, store)
+    log = state.responses.log(head["id"]) if body.background and body.stream else None
 
-    def finish(response: dict[str, Any]) -> None:
+    async def finish(response: dict[str, Any]) -> None:
         if store:
-            state.responses.put(owner, StoredResponse(response, before, items, log))
+            await state.responses.put(owner, StoredResponse(response, before, items, log))
 
     def count(text: str) -> int:
         return len(state.engine.tokenizer.encode(text, add_special_tokens=False))
 
-    maker = ResponseMaker(_head(body, model, params, store), Blocks(turn.reader()), count, finish)
+    maker = ResponseMaker(head, Blocks(turn.reader()), count, finish)
     name = request_id(request)
     if body.background:
-        begun = _run_behind(maker, streams, finish, name, request, state, log)
+        begun = await _run_behind(maker, streams, finish, name, request, state, log)
         return JSON(begun) if log is None else sse.EventStream(log.read(), (), name, DIALECT)
     if body.stream:
         return sse.EventStream(maker.events(streams[0], name), streams, name, DIALECT)
     (output,) = await until_disconnect(request, collect(streams))
-    return JSON(maker.whole(output))
+    return JSON(await maker.whole(output))
 
 
-def _run_behind(
+async def _run_behind(
     maker: ResponseMaker,
     streams: list[RequestStream],
-    finish: Callable[[dict[str, Any]], None],
+    finish: Callable[[dict[str, Any]], Awaitable[None]],
     name: str,
     request: Request,
     state: ServerState,
@@ -99,23 +100,20 @@ def _run_behind(
                     log.add(event)
                 return
             (output,) = await collect(streams)
-            maker.whole(output)
+            await maker.whole(output)
         except Exception as error:
-            finish(maker.failed(error, name))
+            await finish(maker.failed(error, name))
         except asyncio.CancelledError:
-            finish(maker.cancelled())
+            await finish(maker.cancelled())
 
     def close() -> None:
         for stream in streams:
             stream.close()
         if log is not None:
             log.end()
-        kept = state.responses.get(_owner(request), begun["id"])
-        if kept is not None and kept.response["status"] == begun["status"]:  # it was cancelled before it began to run
-            finish(maker.cancelled())
 
     begun = maker.begun()
-    finish(begun)
+    await finish(begun)
     state.background.start(begun["id"], run(), request.scope["state"].get("key_usage"), close)
     return begun
 
@@ -131,7 +129,7 @@ async def retrieve(
     """A stored response; with `stream` its events, behind the one with the number `starting_after`."""
     if set(request.query_params) - {"stream", "starting_after"}:
         raise _unsupported(request, {"stream", "starting_after"})
-    stored = _stored(identity, request, state)
+    stored = await _stored(identity, request, state)
     if not stream:
         if starting_after is not None:
             raise APIError(400, "starting_after is only allowed with stream=true", param="starting_after")
@@ -146,20 +144,20 @@ async def retrieve(
 @router.delete("/v1/responses/{identity}")
 async def delete(identity: str, request: Request, state: State) -> Response:
     """Forget a stored response; where it is being computed, that ends."""
-    _stored(identity, request, state)
+    await _stored(identity, request, state)
     await state.background.cancel(identity)
-    state.responses.delete(_owner(request), identity)
+    await state.responses.delete(_owner(request), identity)
     return JSON({"id": identity, "object": "response", "deleted": True})
 
 
 @router.post("/v1/responses/{identity}/cancel")
 async def cancel(identity: str, request: Request, state: State) -> Response:
     """Stop computing a response in the background. One that was cancelled already stays so."""
-    stored = _stored(identity, request, state)
+    stored = await _stored(identity, request, state)
     if not stored.response["background"]:
         raise APIError(400, "only a response in the background can be cancelled, and this one is none")
     await state.background.cancel(identity)
-    return JSON(_stored(identity, request, state).response)
+    return JSON((await _stored(identity, request, state)).response)
 
 
 @router.get("/v1/responses/{identity}/input_items")
@@ -174,7 +172,7 @@ async def input_items(
     """What a stored response answers, page by page."""
     if set(request.query_params) - {"order", "limit", "after"}:
         raise _unsupported(request, {"order", "limit", "after"})
-    stored = _stored(identity, request, state)
+    stored = await _stored(identity, request, state)
     items = [_named(identity, i, item) for i, item in enumerate((*stored.before, *stored.items))]
     if order == "desc":
         items.reverse()
@@ -206,11 +204,11 @@ def _store(body: ResponsesBody, state: ServerState) -> bool:
     return bool(state.responses.max_bytes) if body.store is None else body.store
 
 
-def _before(body: ResponsesBody, request: Request, state: ServerState) -> list[Item]:
+async def _before(body: ResponsesBody, request: Request, state: ServerState) -> list[Item]:
     name = body.previous_response_id
     if name is None:
         return []
-    stored = state.responses.get(_owner(request), name)
+    stored = await state.responses.get(_owner(request), name)
     if stored is None:
         raise APIError(
             400,
@@ -224,8 +222,8 @@ def _before(body: ResponsesBody, request: Request, state: ServerState) -> list[I
     return stored.conversation
 
 
-def _stored(identity: str, request: Request, state: ServerState) -> StoredResponse:
-    stored = state.responses.get(_owner(request), identity)
+async def _stored(identity: str, request: Request, state: ServerState) -> StoredResponse:
+    stored = await state.responses.get(_owner(request), identity)
     if stored is None:
         raise _missing(identity)
     return stored

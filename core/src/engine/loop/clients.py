@@ -1,0 +1,144 @@
+"""Those whom an engine core in a process of its own serves: who started it, and the API processes beside that one.
+
+Each has sockets of its own, asks for requests of its own, and is told of these alone. With no client attached, which is
+what one API process is, every message goes to who started the core, as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from engine.types.messages import Attach, FromCore, Outputs
+from engine.types.outputs import CoreOutput, CoreOutputs
+from engine.types.request import EngineRequest
+
+STATE_SECONDS = 0.05
+"""How often a client that has no news of its own is told of the core's state, while there is work."""
+
+
+class Sink(Protocol):
+    """What one client is told by."""
+
+    def put(self, message: FromCore) -> None:
+        """Tell it; never blocks."""
+        ...
+
+    def drop(self) -> None:
+        """Forget what it was not told yet."""
+        ...
+
+
+class Source(Protocol):
+    """What hears all clients."""
+
+    def connect(self, address: str) -> None:
+        """Hear one more."""
+        ...
+
+    def disconnect(self, address: str) -> None:
+        """Hear one less."""
+        ...
+
+
+class _Client:
+    """One that was attached."""
+
+    __slots__ = ("address", "ids", "sink", "told")
+
+    def __init__(self, address: str, sink: Sink) -> None:
+        self.address, self.sink = address, sink
+        self.ids: dict[str, None] = {}  # of its requests that have not ended
+        self.told = 0.0
+
+
+class Clients:
+    """The book of who asked for what. One thread.
+
+    Args:
+        inbox: hears the clients.
+        outbox: tells client 0, who started the core; it attaches the others, and is told what goes to nobody else.
+        connect: makes a client's sink of its address.
+        clock: seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        inbox: Source,
+        outbox: Sink,
+        connect: Callable[[str], Sink],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inbox, self._outbox, self._connect, self._clock = inbox, outbox, connect, clock
+        self._attached: dict[int, _Client] = {}
+        self._owner: dict[str, int] = {}
+        self._told = 0.0  # when client 0 was
+
+    def attach(self, message: Attach) -> None:
+        """Serve one more client."""
+        self._attached[message.client] = _Client(message.requests, self._connect(message.outputs))
+        self._inbox.connect(message.requests)
+
+    def detach(self, client: int) -> list[str]:
+        """A client has gone. Returns its requests, which nobody waits for."""
+        gone = self._attached.pop(client, None)
+        if gone is None:
+            return []
+        self._inbox.disconnect(gone.address)
+        gone.sink.drop()
+        return list(gone.ids)
+
+    def known(self, client: int) -> bool:
+        """Whether anybody may be told: what was still on its way from a client that has gone counts no more."""
+        return client == 0 or client in self._attached
+
+    def own(self, client: int, request: EngineRequest) -> None:
+        """The core has taken this client's request."""
+        if client:
+            self._owner[request.request_id] = client
+            self._attached[client].ids[request.request_id] = None
+
+    def owned(self, client: int, request_ids: Iterable[str]) -> list[str]:
+        """Those of the ids that are this client's."""
+        return [name for name in request_ids if self._owner.get(name, 0) == client]
+
+    def put(self, message: FromCore, client: int = 0) -> None:
+        """Tell one client."""
+        if client == 0:
+            self._outbox.put(message)
+        elif (found := self._attached.get(client)) is not None:
+            found.sink.put(message)
+
+    def tell(self, news: CoreOutputs, settled: bool) -> None:
+        """Tell each client its own news of a step, and now and then, and when the core has `settled`, all the state.
+
+        The tokens of a step (`StepStats.num_tokens`) are told to one client, so that nothing counts them twice.
+        """
+        if not self._attached:
+            return self._outbox.put(Outputs(news))
+        own: dict[int, list[CoreOutput]] = {}
+        for output in news.outputs:
+            if output.finish_reason is None:
+                client = self._owner.get(output.request_id, 0)
+            elif (client := self._owner.pop(output.request_id, 0)) in self._attached:
+                del self._attached[client].ids[output.request_id]
+            own.setdefault(client, []).append(output)
+        now, stats = self._clock(), news.stats
+        quiet = None if stats is None else replace(stats, num_tokens=0)
+        if not own and stats is not None and stats.num_tokens:
+            own[next(iter(self._attached))] = []
+        for number, client_ in self._attached.items():
+            outputs = own.get(number)
+            if outputs is None and not settled and now - client_.told < STATE_SECONDS:
+                continue
+            said = CoreOutputs(outputs=outputs or [], stats=quiet if outputs is None else stats)
+            client_.sink.put(Outputs(said, len(self._owner) - len(client_.ids)))
+            client_.told = now
+            if outputs is not None:
+                stats = quiet  # the first has them
+        if 0 in own or settled or now - self._told >= STATE_SECONDS:
+            self._outbox.put(Outputs(CoreOutputs(outputs=own.get(0, []), stats=quiet), len(self._owner)))
+            self._told = now

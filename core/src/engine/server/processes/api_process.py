@@ -1,0 +1,133 @@
+"""An API process, as the first process sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from engine.server.processes.channel import Channel, Handler
+from engine.server.processes.gathering import Snapshot, Told
+from engine.server.processes.start import ApiStart
+from engine.types import wire
+from engine.types.errors import EngineDeadError, EngineError
+from engine.types.private_directory import make_private_directory
+
+MODULE = "engine.server.processes.child"
+ANSWER_SECONDS = 1.0
+"""How long a process may take to tell what it has counted; then what it told last counts."""
+LEAVE_SECONDS = 2.0
+"""How long a process whose channel has ended gets to end too."""
+
+
+class ApiProcess:
+    """One of them: its process, its channel, and what it holds.
+
+    Args:
+        number: from 0 on; one that comes in a dead one's place has the same.
+        client: its number for the cores.
+        handlers: of what it asks and tells, by name; each gets this object first.
+        on_end: called once, with this object, when it has gone.
+
+    Attributes:
+        up: it is ready to serve.
+        error: why it could not start, where it said so.
+        held: by digest of API keys, its requests that are counted in.
+        began: when it was started, by a clock that only grows.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        client: int,
+        handlers: Mapping[str, Handler],
+        on_end: Callable[[ApiProcess], None],
+    ) -> None:
+        self.number, self.client = number, client
+        self.up = asyncio.Event()
+        self.error: EngineError | None = None
+        self.held: Counter[bytes] = Counter()
+        self.began = time.monotonic()
+        self.last = Told(number, 0, 0, Snapshot())
+        self._gone = False
+        own = {name: self._bound(handler) for name, handler in handlers.items()}
+        self.channel = Channel(own, lambda: on_end(self))
+        self.directory = make_private_directory("engine-api-", len("requests-000-000000"), "an API process")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _bound(self, handler: Handler) -> Handler:
+        return lambda *values: handler(self, *values)
+
+    async def start(self, make: Callable[[int], ApiStart], listener: int) -> None:
+        """Start the process; `make` is told the descriptor of its channel.
+
+        Raises EngineDeadError where the system refuses.
+        """
+        try:
+            ours, its = socket.socketpair()
+            with its:
+                # A session of its own: Ctrl-C in a terminal reaches the first process alone.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", MODULE, self.directory],
+                    stdin=subprocess.PIPE,
+                    start_new_session=True,
+                    pass_fds=(its.fileno(), listener),
+                )
+                message = wire.encode(make(its.fileno()))
+            await self.channel.open(ours)
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and its channel says so
+                wire.write_frame(self._process.stdin, message)
+        except OSError as error:
+            raise EngineDeadError(
+                "start an API process", str(error), "the system's limits may say why; or fewer --api-workers"
+            ) from error
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return 0 if self._process is None else self._process.pid
+
+    def addresses(self, rank: int, generation: int) -> tuple[str, str]:
+        """Where it binds its sockets for a core; each core of a rank has others."""
+        requests, outputs = (f"ipc://{self.directory}/{name}-{rank}-{generation}" for name in ("requests", "outputs"))
+        return requests, outputs
+
+    async def told(self) -> Told:
+        """What it has counted."""
+        if self.up.is_set() and not self._gone:
+            with contextlib.suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    self.take(*await self.channel.ask("snapshot"))
+        return self.last
+
+    def take(self, active: int, snapshot: object) -> None:
+        """It told what it has counted."""
+        found = Snapshot() if snapshot is None else msgspec.convert(snapshot, Snapshot, strict=False)
+        self.last = Told(self.number, self.pid, active, found)
+
+    async def end(self, seconds: float) -> int:
+        """Wait until the process has ended, `seconds` at most, then end it. Returns its exit code. Idempotent."""
+        self._gone = True
+        process = self._process
+        code = 0
+        if process is not None:
+            try:
+                code = await asyncio.to_thread(process.wait, seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = await asyncio.to_thread(process.wait)
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        self.channel.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        return code
