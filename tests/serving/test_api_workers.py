@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -264,3 +265,59 @@ def test_a_port_that_is_taken_is_told_once(server: Server) -> None:
     command = [sys.executable, "-m", "engine", "serve", "tiny", "--api-workers", "2", "--port", str(server.port)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert found.returncode == 2 and found.stderr.count("error:") == 1 and "in use" in found.stderr, found.stderr
+
+
+def test_with_several_cores() -> None:
+    """Two API processes before two cores, one of which is killed: both hear of it, and of what comes in its place."""
+    server = Server(
+        *("tiny", "--api-workers", "2", "--data-parallel-size", "2", "--data-parallel-restarts", "1"),
+        *("--num-kv-pages", "512", "--max-num-seqs", "8", "--log-format", "json", "--access-log"),
+    )
+    try:
+        connections = both(server, "none")
+        texts = {connection.chat().choices[0].message.content for connection in connections * 2}
+        assert len(texts) == 1
+        children = psutil.Process(server.process.pid).children()
+        cores = [child for child in children if "engine.loop.process" in child.cmdline()]
+        assert len(cores) == 2
+        streams = [connection.chat(1500, stream=True) for connection in (*connections, *both(server, "none"))]
+        for stream in streams:
+            next(iter(stream))
+        cores[0].kill()
+        ended = 0
+        for stream in streams:
+            try:
+                ended += len(_read(stream)) > 100
+            except openai.APIError as error:
+                assert "rank" in str(error)
+        assert 0 < ended < 4, "those on the other core go on"
+
+        def stands(told: dict[str, float]) -> bool:
+            return told["engine_up"] == 1 == told["engine_up{engine=1}"]
+
+        for connection in connections:
+            server.until(stands, "the core stands again")
+            for _ in range(2):
+                assert connection.chat().choices[0].message.content in texts
+        server.until_idle()
+    finally:
+        assert server.stop() == 0
+    told = [json.loads(line) for line in server.lines if line.startswith("{")]
+    access = [line for line in told if line["logger"] == "engine.access"]
+    assert {line["api_worker"] for line in access} == {0, 1} and all("request_id" in line for line in access)
+    assert sum("has died" in line["message"] for line in told) == 1, "whoever started it says so, once"
+
+
+def test_a_start_that_fails_and_a_stop_in_a_hurry() -> None:
+    """What is wrong is said once; and a second signal ends all at once."""
+    command = [sys.executable, "-m", "engine", "serve", "no-such-model", "--api-workers", "2", "--port", "0"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2 and found.stderr.count("error:") == 1, found.stderr
+    server = Server("tiny", "--api-workers", "2", "--shutdown-timeout", "60")
+    stream = both(server, "none")[0].chat(1800, stream=True)
+    next(iter(stream))
+    server.process.send_signal(signal.SIGINT)
+    while not any("finishing 1 requests" in line for line in server.lines):
+        time.sleep(0.02)
+    began = time.monotonic()
+    assert server.stop() == 0 and time.monotonic() - began < 8

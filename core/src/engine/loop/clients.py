@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from engine.types.messages import Attach, FromCore, Outputs
-from engine.types.outputs import CoreOutput, CoreOutputs
+from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.request import EngineRequest
 
 STATE_SECONDS = 0.05
@@ -45,14 +45,14 @@ class Source(Protocol):
 
 
 class _Client:
-    """One that was attached."""
+    """One of them; the first has no requests of its own where there are others."""
 
-    __slots__ = ("address", "ids", "sink", "told")
+    __slots__ = ("address", "behind", "ids", "sink", "told")
 
     def __init__(self, address: str, sink: Sink) -> None:
         self.address, self.sink = address, sink
         self.ids: dict[str, None] = {}  # of its requests that have not ended
-        self.told = 0.0
+        self.told, self.behind = 0.0, False
 
 
 class Clients:
@@ -75,12 +75,14 @@ class Clients:
         self._inbox, self._outbox, self._connect, self._clock = inbox, outbox, connect, clock
         self._attached: dict[int, _Client] = {}
         self._owner: dict[str, int] = {}
-        self._told = 0.0  # when client 0 was
+        self._first = _Client("", outbox)
+        self._state: StepStats | None = None
 
-    def attach(self, message: Attach) -> None:
-        """Serve one more client."""
-        self._attached[message.client] = _Client(message.requests, self._connect(message.outputs))
+    def attach(self, message: Attach, stats: StepStats | None = None) -> None:
+        """Serve one more client, and tell it the core's state."""
+        new = self._attached[message.client] = _Client(message.requests, self._connect(message.outputs))
         self._inbox.connect(message.requests)
+        new.sink.put(Outputs(CoreOutputs(outputs=[], stats=stats), len(self._owner)))
 
     def detach(self, client: int) -> list[str]:
         """A client has gone. Returns its requests, which nobody waits for."""
@@ -112,8 +114,8 @@ class Clients:
         elif (found := self._attached.get(client)) is not None:
             found.sink.put(message)
 
-    def tell(self, news: CoreOutputs, settled: bool) -> None:
-        """Tell each client its own news of a step, and now and then, and when the core has `settled`, all the state.
+    def tell(self, news: CoreOutputs) -> None:
+        """Tell each client its own news of a step, and now and then the core's state; who is not told is behind.
 
         The tokens of a step (`StepStats.num_tokens`) are told to one client, so that nothing counts them twice.
         """
@@ -127,18 +129,29 @@ class Clients:
                 del self._attached[client].ids[output.request_id]
             own.setdefault(client, []).append(output)
         now, stats = self._clock(), news.stats
-        quiet = None if stats is None else replace(stats, num_tokens=0)
+        self._state = quiet = None if stats is None else replace(stats, num_tokens=0)
         if not own and stats is not None and stats.num_tokens:
             own[next(iter(self._attached))] = []
-        for number, client_ in self._attached.items():
+        for number, one in {0: self._first, **self._attached}.items():
             outputs = own.get(number)
-            if outputs is None and not settled and now - client_.told < STATE_SECONDS:
+            if outputs is None and now - one.told < STATE_SECONDS:
+                one.behind = True
                 continue
-            said = CoreOutputs(outputs=outputs or [], stats=quiet if outputs is None else stats)
-            client_.sink.put(Outputs(said, len(self._owner) - len(client_.ids)))
-            client_.told = now
-            if outputs is not None:
+            said = CoreOutputs(outputs=outputs or [], stats=quiet if not number or outputs is None else stats)
+            one.sink.put(Outputs(said, len(self._owner) - len(one.ids)))
+            one.told, one.behind = now, False
+            if number and outputs is not None:
                 stats = quiet  # the first has them
-        if 0 in own or settled or now - self._told >= STATE_SECONDS:
-            self._outbox.put(Outputs(CoreOutputs(outputs=own.get(0, []), stats=quiet), len(self._owner)))
-            self._told = now
+
+    def patience(self, longest: float) -> float:
+        """Seconds that an idle core may wait for messages: short where somebody has to be told afterwards how it went.
+        At once would cost the next request the time in which all these wake up."""
+        several = (self._first, *self._attached.values()) if self._attached else ()
+        return STATE_SECONDS if any(one.behind for one in several) else longest
+
+    def catch_up(self) -> None:
+        """Tell the state to those who are behind: nothing happens now."""
+        for one in (self._first, *self._attached.values()) if self._attached else ():
+            if one.behind:
+                one.sink.put(Outputs(CoreOutputs(outputs=[], stats=self._state), len(self._owner) - len(one.ids)))
+                one.told, one.behind = self._clock(), False

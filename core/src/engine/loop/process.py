@@ -187,13 +187,14 @@ def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
     clients, told, awake = Clients(inbox, outbox, Outbox), time.monotonic(), 0.0
     while True:
         while True:
-            message = inbox.get(0.0 if core.has_work() else HEALTH_SECONDS, awake)
+            message = inbox.get(0.0 if core.has_work() else clients.patience(HEALTH_SECONDS), awake)
             awake = 0.0
             if message is None and core.has_work():
                 break
             if message is None:
                 core.check_health()
                 core.check_idle()
+                clients.catch_up()
                 outbox.put(Beat())
                 continue
             if isinstance(message, Shutdown):
@@ -202,7 +203,7 @@ def step_loop(core: EngineCore, inbox: Inbox, outbox: Outbox) -> None:
         outputs, now, awake = core.step(), time.monotonic(), AWAKE_SECONDS
         # Also without news of requests: metrics count every step's tokens, and end with the state of the idle core.
         if outputs.outputs or (outputs.stats is not None and outputs.stats.num_tokens) or not core.has_work():
-            clients.tell(outputs, settled=not core.has_work())
+            clients.tell(outputs)
             told = now
         elif now - told >= HEALTH_SECONDS:
             outbox.put(Beat())
@@ -228,8 +229,7 @@ def handle(core: EngineCore, message: ToCore, clients: Clients) -> None:
         case Call(call_id, method, client):
             clients.put(_answer(core, call_id, method), client)
         case Attach():
-            clients.attach(message)
-            clients.tell(CoreOutputs(outputs=[], stats=core.stats()), settled=True)
+            clients.attach(message, core.stats())
         case Detach(client):
             core.abort(clients.detach(client))
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
@@ -21,16 +21,20 @@ from engine.server.drain import drain, spare_the_collector
 from engine.server.keys import AdminKey, KeyRing
 from engine.server.lifecycle import ACCESS_LOG, Lifecycle, Phase
 from engine.server.limits import KeyLimits
+from engine.server.process_life import (
+    BACKLOG,
+    DEATH_NOTICE_SECONDS,
+    address_of,
+    greet,
+    loop_factory,
+    read_keys_at_signal,
+    say,
+    statistics_writer,
+)
 from engine.types.errors import ConfigError, EngineError
-from engine.types.json_log import logs_json, tell
 
 if TYPE_CHECKING:
     import uvicorn
-
-BACKLOG = 2048
-"""Connections that may wait to be taken."""
-DEATH_NOTICE_SECONDS = 1.0
-"""How long a server whose engine died goes on answering 503, so that clients learn why."""
 
 
 def serve(config: EngineConfig, settings: ServerConfig) -> int:
@@ -185,36 +189,6 @@ def _leave_at_sigterm() -> list[int]:
     return came
 
 
-def read_keys_at_signal(loop: asyncio.AbstractEventLoop, keys: KeyRing) -> None:
-    """SIGHUP has the file of keys read again, where there is one; else it ends the program, as always."""
-    if keys.is_read_from_file and hasattr(signal, "SIGHUP"):
-        loop.add_signal_handler(signal.SIGHUP, lambda: keys.look(changed=True))
-
-
-def say(text: str) -> None:
-    """Tell the operator."""
-    tell("engine.server", text, f"engine: {text}")
-
-
-def statistics_writer() -> Callable[[str], None] | None:
-    """Who writes the lines of statistics; None: they are printed."""
-    return (lambda line: tell("engine.statistics", line, "", logging.INFO)) if logs_json() else None
-
-
-def greet(text: str, address: str) -> None:
-    """The banner, on standard output; in the log where that is JSON, as all the rest is."""
-    if logs_json():
-        tell("engine.server", text, "", logging.INFO, address=address)
-    else:
-        print(text, flush=True)
-
-
-def address_of(listener: socket.socket, settings: ServerConfig) -> str:
-    host, port = listener.getsockname()[:2]
-    scheme = "http" if settings.ssl_certfile is None else "https"
-    return f"{scheme}://[{host}]:{port}/v1" if ":" in host else f"{scheme}://{host}:{port}/v1"
-
-
 def _listen(host: str, port: int) -> socket.socket:
     """A bound, listening socket: a port that is taken is found out before the model is loaded."""
     try:
@@ -229,12 +203,3 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
     listener.setblocking(False)
     return listener
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed (it is not made for Windows)."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

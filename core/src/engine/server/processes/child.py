@@ -26,13 +26,13 @@ from engine.server.app import Shared
 from engine.server.drain import drain, spare_the_collector
 from engine.server.keys import AdminKey
 from engine.server.lifecycle import ACCESS_LOG, Lifecycle, Phase
+from engine.server.process_life import loop_factory
 from engine.server.processes.channel import Channel
 from engine.server.processes.gathering import Gathered, told_of
 from engine.server.processes.limits import SharedKeys
 from engine.server.processes.responses import SharedBackground, SharedResponses
 from engine.server.processes.start import ApiStart
 from engine.server.prometheus import Exposition
-from engine.server.run import loop_factory
 from engine.server.uvicorn_server import Server, make_server
 from engine.types import wire
 from engine.types.child_process import PARENT_DIED, take_start

@@ -29,12 +29,7 @@ from engine.frontend.statistics import StatisticsLog
 from engine.server.drain import FAREWELL_SECONDS
 from engine.server.keys import AdminKey, KeyRing
 from engine.server.lifecycle import Phase
-from engine.server.processes.api_process import LEAVE_SECONDS, ApiProcess
-from engine.server.processes.gathering import Told, past
-from engine.server.processes.responses import KeptResponses
-from engine.server.processes.start import ApiStart
-from engine.server.response_store import ResponseStore
-from engine.server.run import (
+from engine.server.process_life import (
     BACKLOG,
     DEATH_NOTICE_SECONDS,
     address_of,
@@ -44,6 +39,11 @@ from engine.server.run import (
     say,
     statistics_writer,
 )
+from engine.server.processes.api_process import LEAVE_SECONDS, ApiProcess
+from engine.server.processes.gathering import Told, past
+from engine.server.processes.responses import KeptResponses
+from engine.server.processes.start import ApiStart
+from engine.server.response_store import ResponseStore
 from engine.types.errors import ConfigError, EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Attach, Detach
 from engine.types.outputs import StepStats
