@@ -79,6 +79,19 @@ class LateCopies(HostPlatformBody):
         self.__dict__["pending"] = host, out
 
 
+class ShortRing(HostPlatformBody):
+    """staging memory is written again while the tenth copy before still reads it"""
+
+    def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:
+        super().to_device(host, out)
+        ring = self.__dict__.setdefault("ring", [])
+        ring.append(out)
+        if len(ring) > 10:
+            late = ring.pop(0)
+            if late.dim() == host.dim() == 1 and late.dtype == host.dtype:
+                late[:1].copy_(host[:1])
+
+
 class DenseOnly(HostPlatformBody):
     """copies fill memory, not the strided buffer"""
 
@@ -91,6 +104,15 @@ class Backwards(HostPlatformBody):
 
     def to_host(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         return super().to_host(tensors[::-1])
+
+
+class OneResult(HostPlatformBody):
+    """all results come back in one buffer"""
+
+    def to_host(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        buffers = self.__dict__.setdefault("buffers", {})
+        shared = [buffers.setdefault((number, x.shape), torch.empty_like(x)) for number, x in enumerate(tensors)]
+        return super().to_host(tuple(buffer.copy_(x) for buffer, x in zip(shared, tensors, strict=True)))
 
 
 class WaitOnce(HostPlatformBody):
@@ -151,8 +173,9 @@ class OtherDevice(HostPlatformBody):
 
 
 MUTANTS = [
-    DirtyPool, OnePool, PaddedPages, OtherKind, NoProfile, ForgetsSteps, IgnoresUtilization, LateCopies, DenseOnly,
-    Backwards, WaitOnce, ReplaysNothing, CapturesEverything, DescendingBuckets, IdleBuckets, OtherDevice,
+    DirtyPool, OnePool, PaddedPages, OtherKind, NoProfile, ForgetsSteps, IgnoresUtilization, LateCopies, ShortRing,
+    DenseOnly, Backwards, OneResult, WaitOnce, ReplaysNothing, CapturesEverything, DescendingBuckets, IdleBuckets,
+    OtherDevice,
 ]  # fmt: skip
 
 globals().update(suites_of(PlatformConformance, "host", MUTANTS))

@@ -28,12 +28,17 @@ def context(places: int, **more: Any) -> Any:
     return SimpleNamespace(layout=layout, swap_space=start.swap_space, start=start, platform=None, **more)
 
 
-@given(seed=st.integers(0, 2**32), places=st.integers(1, 40))
+@given(seed=st.integers(0, 2**32), places=st.integers(1, 40), per_chunk=st.sampled_from([1, 3, 8, 100]))
 @settings(deadline=None)
-def test_pages_come_back_byte_by_byte(seed: int, places: int) -> None:
-    """Requests go out and come back in parts and in any order, others overwrite their pages, some are forgotten."""
+def test_pages_come_back_byte_by_byte(seed: int, places: int, per_chunk: int) -> None:
+    """Requests go out and come back in parts and in any order, others overwrite their pages, some are forgotten. Memory
+    lies in chunks, as it does where it is pinned for a device."""
+
+    class Chunked(HostWorker):
+        chunk_bytes = per_chunk * PAGE_BYTES + 5
+
     rng = random.Random(seed)
-    core, worker = HostScheduler(context(places)), HostWorker(context(places))
+    core, worker = HostScheduler(context(places)), Chunked(context(places))
     pool = torch.zeros(30, PAGE_BYTES, dtype=torch.uint8)
     worker.register(pool)
     kept: dict[str, np.ndarray] = {}

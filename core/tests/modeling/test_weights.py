@@ -22,7 +22,7 @@ from engine.modeling import (
     load_weights,
     read_safetensors,
 )
-from engine.types.errors import CheckpointError, ConfigError
+from engine.types.errors import CheckpointError, ConfigError, DeviceMemoryError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -91,6 +91,30 @@ def test_missing_bias(checkpoints) -> None:
     weights = [(n, t) for n, t in read_safetensors(describe(folder)[1]) if not n.endswith("0.self_attn.q_proj.bias")]
     with pytest.raises(CheckpointError, match=r"1 missing: model\.layers\.0\.self_attn\.q_proj\.bias"):
         load(folder, weights)
+
+
+@pytest.mark.parametrize("where", ["place", "finish"])
+def test_memory_that_ends(folder: Path, tensors: Tensors, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensor at which it ended, how much is missing behind it, torch's own numbers, and what helps."""
+    name, said = "model.layers.1.mlp.down_proj.weight", "Tried to allocate 2.00 MiB. GPU 0 has 7 GiB of which 1 is free"
+    whole = getattr(RowParallelLinear, where)
+
+    def full(self: RowParallelLinear, *arguments: Any) -> None:
+        if "layers.1.mlp.down_proj" in self.names[0]:
+            raise torch.OutOfMemoryError(f"Device out of memory. {said}. See the manual of memory. PLEASE DO")
+        whole(self, *arguments)
+
+    monkeypatch.setattr(RowParallelLinear, where, full)
+    with pytest.raises(DeviceMemoryError) as caught:
+        load(folder, tensors)
+    place = list(tensors).index(name)
+    after = sum(tensor.nbytes for tensor in list(tensors.values())[place + 1 :])
+    assert after and caught.value.asked == "load the weights of LlamaForCausalLM"
+    assert caught.value.found == (
+        f"the device's memory ends at {name} {list(tensors[name].shape)}, {tensors[name].nbytes:,} bytes, and "
+        f"{after:,} bytes of weights come after it: Device out of memory. {said}"
+    )
+    assert "--quantization" in caught.value.remedy and "--tensor-parallel-size" in caught.value.remedy
 
 
 def test_tied(checkpoints) -> None:

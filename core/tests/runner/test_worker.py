@@ -27,6 +27,7 @@ from engine.runner.profile import largest_step
 from engine.runner.worker import Worker
 from engine.types.errors import (
     ConfigError,
+    DeviceMemoryError,
     DriverImportError,
     EngineDeadError,
     KVCacheTooSmallError,
@@ -70,6 +71,15 @@ def test_pool_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostPlatformBody, "kv_cache_memory", lambda *_: CacheMemory(-5, 77))
     with pytest.raises(KVCacheTooSmallError, match="77 bytes for steps"):
         ready(num_kv_pages=None)
+
+
+def test_memory_that_ends_while_the_worker_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: HostPlatformBody, num_pages: int, page_bytes: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError("Device out of memory. Tried to allocate 2.00 GiB. 1.00 GiB is free. Advice.")
+
+    monkeypatch.setattr(HostPlatformBody, "allocate_pool", full)
+    with pytest.raises(DeviceMemoryError, match=r"start the engine; Device .* 1\.00 GiB is free; lower --max-num-seqs"):
+        ready(num_kv_pages=7)
 
 
 @pytest.mark.parametrize(

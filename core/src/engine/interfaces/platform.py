@@ -82,10 +82,13 @@ class Trial(NamedTuple):
             change from step to step, and put everything else that it reads and writes into the same state. Nothing of
             it is in use by anybody. In the first input no row sees anything of those after it.
         outputs: the tensors that the last run of the step, or of its replayable form, left.
+        replace: puts others in their place, on the same memory: for a platform whose captured steps share memory, so
+            that what one leaves holds until any of them is replayed. None where nobody can.
     """
 
     prepare: Callable[[int], None]
     outputs: Callable[[], tuple[torch.Tensor, ...]]
+    replace: Callable[[tuple[torch.Tensor, ...]], None] | None = None
 
 
 class CacheMemory(NamedTuple):
@@ -126,7 +129,8 @@ class Platform(Protocol):
 
         `key` is None for a step that is not to be captured; the answer is then `fn`, as it is where the platform cannot
         capture this one and has said so (a warning). A tensor that `fn` made in its last run while it was captured
-        keeps its memory: each replay leaves the new values in it (the runner finds the logits so).
+        keeps its memory: each replay leaves the new values in it (the runner finds the logits so), until another
+        captured step is replayed.
 
         trial: with it, the platform may run `fn` and its replayable form on both inputs, and compare what they leave.
 
@@ -159,7 +163,8 @@ class Platform(Protocol):
         ...
 
     def to_host(self, tensors: tuple[torch.Tensor, ...]) -> Fetch:
-        """Start copying small results back; `Fetch.wait` gives them as host tensors."""
+        """Start copying small results back, as the work queued so far leaves them; `Fetch.wait` gives them as host
+        tensors. Nothing may write to them before the copy is done: they are the caller's alone."""
         ...
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.modeling.latent_attention import LatentAttention
     from engine.modeling.layer_norm import LayerNorm
     from engine.modeling.linear import ColumnParallelLinear, Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
+    from engine.modeling.memory import out_of_memory
     from engine.modeling.mlp import GatedMLP
     from engine.modeling.module import Module, Slot
     from engine.modeling.norm import RMSNorm
@@ -47,6 +48,7 @@ __all__ = [
     "Slot",
     "Table",
     "load_weights",
+    "out_of_memory",
     "read_safetensors",
 ]
 
@@ -71,6 +73,7 @@ _HOMES = {
     "Slot": "module",
     "Table": "table",
     "load_weights": "weights",
+    "out_of_memory": "memory",
     "read_safetensors": "safetensors",
 }
 

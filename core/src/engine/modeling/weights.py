@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
 
+from engine.modeling.memory import out_of_memory
 from engine.modeling.module import Module, Slot
-from engine.types.errors import CheckpointError
+from engine.types.errors import CheckpointError, DeviceMemoryError
 
 HARMLESS = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 """Endings of tensors that old checkpoints hold and that are computed anew."""
@@ -31,6 +33,7 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
     Raises:
         CheckpointError: names every tensor that is missing, unexpected, there twice, of the wrong shape or not of a
             floating-point dtype; nothing may be computed with the model then.
+        DeviceMemoryError: the device's memory ended: at which tensor, and how much is missing.
     """
     parts = list(model.parts())
     waiting: dict[str, Slot] = {}
@@ -59,10 +62,13 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
         elif not tensor.dtype.is_floating_point:
             misshapen.append(f"{name} of dtype {str(tensor.dtype).removeprefix('torch.')}")
         else:
-            found.owner.place(found, tensor[found.part] if found.part else tensor)
-            pending[id(found.owner)] -= 1
-            if not pending[id(found.owner)]:
-                modules[id(found.owner)].finish()
+            try:
+                found.owner.place(found, tensor[found.part] if found.part else tensor)
+                pending[id(found.owner)] -= 1
+                if not pending[id(found.owner)]:
+                    modules[id(found.owner)].finish()
+            except torch.OutOfMemoryError as error:
+                raise _no_memory(asked, found, tensor.dtype, waiting.values(), error) from error
     problems = [
         f"{len(names)} {what}: {_some(names)}"
         for what, names in (
@@ -82,6 +88,21 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
     for part in parts:
         if not part.slots():
             part.finish()
+
+
+def _no_memory(
+    asked: str, slot: Slot, dtype: torch.dtype, waiting: Iterable[Slot], error: torch.OutOfMemoryError
+) -> DeviceMemoryError:
+    """waiting: the slots behind this one. They are counted in the checkpoint's dtype, whatever becomes of them."""
+    this, rest = (sum(math.prod(s.local_shape) for s in slots) * dtype.itemsize for slots in ([slot], waiting))
+    return out_of_memory(
+        asked,
+        error,
+        "quantise the weights (--quantization), divide them over more devices (--tensor-parallel-size), choose a "
+        "smaller --dtype or model, or free the device's memory",
+        f"the device's memory ends at {slot.name} {list(slot.local_shape)}, {this:,} bytes, and {rest:,} bytes of "
+        "weights come after it",
+    )
 
 
 def _some(names: Sequence[str]) -> str:

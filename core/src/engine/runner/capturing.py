@@ -64,7 +64,7 @@ class DecodeTrial:
         frame: of the bucket.
         vocab_size, max_model_len: bounds of ids and positions.
         plan: plans attention for the frame.
-        outputs: what the step leaves.
+        outputs, replace: what the step leaves, and how others come in its place.
     """
 
     def __init__(
@@ -77,10 +77,11 @@ class DecodeTrial:
         max_model_len: int,
         plan: Callable[[], None],
         outputs: Callable[[], tuple[torch.Tensor, ...]],
+        replace: Callable[[tuple[torch.Tensor, ...]], None],
     ) -> None:
         self._platform, self._buffers, self._attention, self._frame = platform, buffers, attention, frame
         self._vocab_size, self._max_model_len, self._plan = vocab_size, max_model_len, plan
-        self.trial = Trial(self.prepare, outputs)
+        self.trial = Trial(self.prepare, outputs, replace)
 
     def prepare(self, number: int) -> None:
         """Fill the buffers with input 0 or 1, and plan attention."""

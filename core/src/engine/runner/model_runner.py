@@ -190,7 +190,7 @@ class ModelRunner:
         assert self._attention.pool is not None
         if not can_be_tried(self._attention, width):
             return None
-        for bucket in self._buckets[width]:
+        for bucket in reversed(self._buckets[width]):  # the largest first: where steps share memory, it makes room
             step = _Step(self._buffers.frame(bucket, bucket * width, width), [None] * len(self._groups))
             step.select = step.frame.select
             trial = DecodeTrial(
@@ -202,6 +202,7 @@ class ModelRunner:
                 self._max_model_len,
                 partial(self._plan_attention, step, keep=True),
                 partial(_outputs, step),
+                partial(_replace, step),
             )
             forward = partial(self._forward, step)
             step.run = self._platform.capture(forward, bucket if width == 1 else (bucket, width), trial.trial)
@@ -428,6 +429,10 @@ class ModelRunner:
 def _outputs(step: _Step) -> tuple[torch.Tensor, ...]:
     assert step.hidden is not None and step.logits is not None and step.broken is not None
     return step.hidden, step.logits, step.broken
+
+
+def _replace(step: _Step, outputs: tuple[torch.Tensor, ...]) -> None:
+    step.hidden, step.logits, step.broken = outputs
 
 
 def _no_drafts(num_rows: int) -> list[list[int]]:

@@ -136,9 +136,9 @@ class Pooler:
             if params.task == "classify":
                 if logits is None:
                     logits = self._model.classify(vectors.to(dtype)).to(vectors.dtype)
-                data = self._activated(_at(logits, places), params)
+                data = self._activated(self._at(logits, places), params)
             else:
-                data = self._finished(_at(vectors, places), params)
+                data = self._finished(self._at(vectors, places), params)
             parts.append(_Part([rows[place] for place in places], -1, data))
         return parts
 
@@ -154,6 +154,9 @@ class Pooler:
             return logits
         return logits.sigmoid() if self._pooler.activation == "sigmoid" else logits.softmax(dim=-1)
 
-
-def _at(x: torch.Tensor, places: list[int]) -> torch.Tensor:
-    return x if len(places) == len(x) else x[places]
+    def _at(self, x: torch.Tensor, places: list[int]) -> torch.Tensor:
+        if len(places) == len(x):
+            return x
+        index = torch.empty(len(places), dtype=torch.int64, device=x.device)
+        self._platform.to_device(torch.tensor(places), index)
+        return x.index_select(0, index)

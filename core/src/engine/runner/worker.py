@@ -12,6 +12,7 @@ import torch
 from engine.distributed.group import ProcessGroup
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.platform import CacheMemory
+from engine.modeling.memory import out_of_memory
 from engine.plugin import HookRelay, PluginList, Registry
 from engine.plugin.manifest import check_hooks
 from engine.runner.assemble import Assembly, assemble
@@ -47,8 +48,16 @@ class Worker:
     def start(self) -> WorkerReady:
         """Build the drivers, load the model, allocate the pool, and tell the hooks.
 
-        Raises the errors of `engine.runner.assemble.assemble`, and KVCacheTooSmallError.
+        Raises the errors of `engine.runner.assemble.assemble`, KVCacheTooSmallError, and DeviceMemoryError where what
+        the worker keeps beside weights and pool finds no room.
         """
+        try:
+            return self._build()
+        except torch.OutOfMemoryError as error:
+            remedy = "lower --max-num-seqs, --max-model-len or --memory-utilization, or free the device's memory"
+            raise out_of_memory("start the engine", error, remedy) from error
+
+    def _build(self) -> WorkerReady:
         began = time.monotonic()
         start = self._start
         registry = (self._registry or Registry.discover()).following(PluginList(start.plugins, "by the launcher"))

@@ -148,6 +148,12 @@ class CheckpointError(EngineError):
     code = "bad_checkpoint"
 
 
+class DeviceMemoryError(EngineError):
+    """The device has no memory left for the weights, for a step, or for what the engine keeps beside them."""
+
+    code = "out_of_device_memory"
+
+
 class TokenizerError(EngineError):
     """A tokenizer or chat template is missing, broken, or refuses the messages."""
 

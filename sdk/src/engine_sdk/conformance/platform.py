@@ -159,6 +159,31 @@ class PlatformConformance(Conformance):
             assert torch.equal(out.cpu(), expected) and torch.equal(wide[..., 0].cpu(), expected)
             assert not wide[..., 1].any()
 
+    def test_copies_in_a_row(self) -> None:
+        """More of them than a staging buffer holds, of odd sizes, while the device is busy: each brings what its host
+        tensor held when it was called."""
+        platform, busy = self.platform(), torch.ones(256, 256, device=self.platform().device)
+        host, outs = torch.empty(100_003, dtype=torch.int32), []
+        for number in range(120):
+            busy = busy @ busy / 256
+            part = host[: 1 + number * 833].fill_(number)
+            outs.append(torch.full(part.shape, -1, dtype=torch.int32, device=platform.device))
+            platform.to_device(part, outs[-1])
+            part.fill_(-2)
+        wrong = [number for number, out in enumerate(outs) if not bool((out == number).all())]
+        assert not wrong, f"copies {wrong[:5]} brought something else"
+
+    def test_results_in_a_row(self) -> None:
+        """Each fetch has what the work that was queued before it left, whichever is waited for first."""
+        platform = self.platform()
+        x, fetches = torch.zeros(1 << 16, device=platform.device), []
+        for number in range(1, 21):
+            x = x + 1
+            fetches.append(platform.to_host((x, x[:3] * number)))
+        for number, fetch in reversed(list(enumerate(fetches, 1))):
+            whole, part = fetch.wait()
+            assert bool((whole == number).all()) and part.tolist() == [number * number] * 3
+
     def test_to_host(self) -> None:
         """In the order asked, on the host; `done` becomes True, and `wait` may be called again."""
         platform = self.platform()
@@ -207,16 +232,41 @@ class PlatformConformance(Conformance):
             x.fill_(number + 1)
             y.fill_(10 * number + 3)
 
-        trial = Trial(prepare, lambda: tuple(left)) if tried else None
+        def replace(tensors: tuple[torch.Tensor, ...]) -> None:
+            left[:] = tensors
+
+        trial = Trial(prepare, lambda: tuple(left), replace) if tried else None
+        steps = []
         for key in range(2):
             replay = platform.capture(step, f"{tried} {key}", trial)
-            captured = left[:]
-            for turn in range(3):
+            steps.append((replay, left[:]))
+        for turn in range(3):
+            for replay, captured in steps:
                 x.fill_(turn + 0.5)
                 y.fill_(turn * 7)
                 replay()
                 found = left if replay is step else captured
                 assert torch.equal(found[0].cpu(), torch.full((4, 64), turn + 0.5 + 14.0 * turn)), "another result"
+
+    def test_a_value_that_was_kept(self) -> None:
+        """A step that launches something else on the second input than on the first: with a trial it is refused, or
+        given back as it is."""
+        platform, add = self.platform(), self._add()
+        x, kept = torch.zeros(4, 64, device=platform.device), [torch.zeros(4, 64, device=platform.device)]
+        left: list[torch.Tensor] = []
+
+        def step() -> None:
+            left[:] = [add(x, kept[0])]
+
+        def prepare(number: int) -> None:
+            x.fill_(number)
+            kept.insert(0, torch.full_like(x, 5.0 * number))  # not where it lay when the step was captured
+
+        try:
+            replay = platform.capture(step, "kept", Trial(prepare, lambda: tuple(left)))
+        except ContractError:
+            return
+        assert replay is step, "a replay that reads what the first input left has passed its trial"
 
     @pytest.mark.parametrize("rows", [1, 3, 4])
     def test_rows_that_count(self, rows: int) -> None:

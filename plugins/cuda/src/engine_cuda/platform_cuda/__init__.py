@@ -1,0 +1,1 @@
+"""Platform `cuda`: GPUs through torch, with decode steps replayed as CUDA graphs."""

@@ -1,0 +1,181 @@
+"""The body of the platform `cuda`: a GPU's memory, copies that nobody waits for, and captured decode steps."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.interfaces.platform import CacheMemory, Trial
+from engine.modeling import out_of_memory
+from engine.types.errors import ConfigError, ContractError, KVCacheTooSmallError, UnfitDriverError
+from engine_cuda.platform_cuda.buckets import row_buckets
+from engine_cuda.platform_cuda.fetch import CudaFetch
+from engine_cuda.platform_cuda.graphs import Graphs
+from engine_cuda.platform_cuda.memory import Measured, cache_memory, graph_bytes
+from engine_cuda.platform_cuda.staging import RING_BYTES, StagingRing
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+    from engine.types.start import WorkerStart
+    from engine_cuda.platform_cuda.card import CudaPlatformOptions
+
+logger = logging.getLogger(__name__)
+
+
+def device_index(start: WorkerStart, ranks_per_device: int, num_devices: int) -> tuple[int, int]:
+    """The GPU of a rank, and how many ranks have it. Raises ConfigError where there are more ranks than places."""
+    rank, ranks = start.data_parallel_rank * start.size + start.rank, start.size * start.data_parallel_size
+    if ranks > num_devices * ranks_per_device:
+        raise ConfigError(
+            f"run {ranks} ranks on GPUs",
+            f"{num_devices} visible, for {ranks_per_device} {'rank' if ranks_per_device == 1 else 'ranks'} each",
+            "lower --tensor-parallel-size or --data-parallel-size; tests may raise --platform.ranks_per_device",
+        )
+    index = rank // ranks_per_device
+    return index, min(ranks_per_device, ranks - index * ranks_per_device)
+
+
+class CudaPlatformBody:
+    """See `engine.interfaces.platform.Platform`. Work is queued on the current stream of the thread that calls.
+
+    Raises:
+        UnfitDriverError: torch cannot start the device, although it is there.
+        ConfigError: there are more ranks than GPUs.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        options: CudaPlatformOptions = context.options
+        self._mode, self._asked_buckets = options.capture, options.buckets
+        self._max_num_seqs = context.start.max_num_seqs
+        try:
+            torch.cuda.init()
+            index, self._ranks = device_index(context.start, options.ranks_per_device, torch.cuda.device_count())
+            self._device = torch.device("cuda", index)
+            torch.cuda.set_device(self._device)  # kernels that are launched without torch go to the current device
+            free, total = torch.cuda.mem_get_info(self._device)
+        except (RuntimeError, AssertionError) as error:
+            raise UnfitDriverError(
+                "start a GPU",
+                f"torch {torch.__version__} says: {str(error).partition(chr(10))[0]}",
+                "see what `nvidia-smi` says, and whether another process has the GPU for itself",
+                point="platform",
+                driver="cuda",
+            ) from error
+        self._outside = total - free - torch.cuda.memory_reserved(self._device)
+        self._results = torch.cuda.Stream(self._device)
+        self._graphs = Graphs(self._device)
+        self._ring = StagingRing(torch.empty(RING_BYTES, dtype=torch.uint8, pin_memory=True), _event)
+
+    @property
+    def device(self) -> torch.device:
+        """Torch's "cuda:i"."""
+        return self._device
+
+    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
+        """See `engine_cuda.platform_cuda.buckets`; none where nothing is to be captured."""
+        if self._mode == "never":
+            return ()
+        return row_buckets(max_num_seqs, None if self._asked_buckets == "auto" else self._asked_buckets)
+
+    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
+        """See the interface. A CUDA graph; `fn` itself, with a warning, where that cannot be and the option `capture`
+        does not insist. Raises DeviceMemoryError where there is no memory for it."""
+        if key is None or self._mode == "never":
+            return fn
+        try:
+            return self._graphs.capture(fn, trial)
+        except ContractError as error:
+            if self._mode == "always":
+                raise
+            logger.warning("decode steps are not captured: %s", error.found)
+            return fn
+
+    def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
+        """See `engine_cuda.platform_cuda.memory`. Raises DeviceMemoryError where the largest step does not fit."""
+        device = self._device
+        _give_back()
+        torch.cuda.reset_peak_memory_stats(device)
+        allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        try:
+            largest_step()
+            torch.cuda.synchronize(device)
+        except torch.OutOfMemoryError as error:
+            remedy = "lower --max-num-batched-tokens or --max-num-seqs, or quantise the weights"
+            raise out_of_memory("run a largest step beside the weights", error, remedy) from error
+        step = max(
+            torch.cuda.max_memory_allocated(device) - allocated,
+            torch.cuda.max_memory_reserved(device) - reserved,  # what lies between tensors counts as well
+        )
+        _give_back()
+        free, total = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device)
+        measured = Measured(total, free, held, max(0, total - free - held - self._outside), step)
+        graphs = graph_bytes(step, self.buckets(self._max_num_seqs), self._max_num_seqs)
+        return cache_memory(measured, utilization, self._ranks, graphs)
+
+    def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        """uint8 [num_pages, page_bytes], zeroed: one allocation. Raises KVCacheTooSmallError."""
+        num_bytes = num_pages * page_bytes
+        free, _ = torch.cuda.mem_get_info(self._device)
+        free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        try:
+            if num_bytes > free:  # torch has no number for the largest of sizes
+                raise torch.OutOfMemoryError
+            return torch.zeros((num_pages, page_bytes), dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise KVCacheTooSmallError(
+                f"allocate a KV cache of {num_pages:,} pages of {page_bytes:,} bytes ({num_bytes:,} bytes)",
+                f"{free:,} bytes of {self._device} are free",
+                "lower --kv-cache-memory, --num-kv-pages or --memory-utilization, or free the GPU's memory",
+            ) from error
+
+    def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:
+        """See the interface. Through pinned memory; never waits for the device, but where it is megabytes behind.
+
+        Raises ContractError while a step is recorded: its replay would copy what lies in that memory then.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise ContractError(
+                "capture a decode step as a CUDA graph",
+                "it copies from the host",
+                "copy into fixed buffers before the step",
+                point="platform",
+            )
+        assert host.shape == out.shape, f"{tuple(host.shape)} into {tuple(out.shape)}"
+        num_bytes = out.numel() * out.element_size()
+        if not num_bytes:
+            return
+        if num_bytes > self._ring.largest:
+            staged = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)  # torch keeps it until it was read
+        else:
+            piece = self._ring.take(num_bytes, torch.cuda.current_stream(self._device))
+            staged = piece.view(out.dtype).view(out.shape)
+        staged.copy_(host)
+        out.copy_(staged, non_blocking=True)
+
+    def to_host(self, tensors: tuple[torch.Tensor, ...]) -> CudaFetch:
+        """See the interface. On a stream of their own, behind the work that is queued now; the next step's work does
+        not wait for them."""
+        self._results.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._results):
+            hosts = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
+            for host, tensor in zip(hosts, tensors, strict=True):
+                host.copy_(tensor, non_blocking=True)
+        return CudaFetch(hosts, tensors, _event(self._results))
+
+
+def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record(stream)
+    return event
+
+
+def _give_back() -> None:
+    """What nobody holds any more, and what torch keeps of it."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()

@@ -1,0 +1,56 @@
+"""The card of the platform `cuda`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
+from engine_cuda.gpu import machine
+from engine_cuda.platform_cuda.reasons import dtypes_of, name_of, why_not
+
+
+class CudaPlatformOptions(BaseModel):
+    """Options of `cuda`.
+
+    Attributes:
+        capture: "auto" captures decode steps as CUDA graphs where all drivers of a step can be, and goes without, with
+            a warning, where one turns out to do something else; "always" makes that an error; "never" captures nothing.
+        buckets: numbers of rows that decode steps are padded up to, each captured once; "auto" takes 1, 2, 4, then
+            every 8th up to 256 and every 16th up to 512, as far as so many requests run at once.
+        ranks_per_device: how many ranks may share a GPU. With more than one they divide its memory, and rank i has
+            GPU i / ranks_per_device: for tests, it is slower than one rank.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    capture: Literal["auto", "always", "never"] = "auto"
+    buckets: Literal["auto"] | tuple[Annotated[int, Field(ge=1, le=4096)], ...] = "auto"
+    ranks_per_device: Annotated[int, Field(ge=1, le=8)] = 1
+
+
+class CudaPlatform(PlatformCard):
+    """GPUs: NVIDIA's through CUDA, and AMD's, which torch's ROCm builds call by the same names."""
+
+    priority = 20
+    framework = "torch"
+    Options = CudaPlatformOptions
+    recorder = "stream"
+    body = "engine_cuda.platform_cuda.body:CudaPlatformBody"
+
+    @classmethod
+    def unsupported(cls, need: PlatformNeed) -> list[str]:
+        return why_not(machine(), need.dtype)
+
+    @classmethod
+    def describe(cls) -> PlatformFacts:
+        facts = machine()
+        return PlatformFacts(device="cuda", name=name_of(facts), dtypes=dtypes_of(facts))
+
+    @classmethod
+    def remarks(cls, need: PlatformNeed) -> list[str]:
+        facts = machine()
+        if facts.torch is not None and facts.torch.rocm:
+            return ["it was never run on an AMD GPU"]
+        return []

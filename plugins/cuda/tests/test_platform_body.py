@@ -1,0 +1,151 @@
+"""The parts of the platform's body that need no GPU: buckets, places of ranks, arithmetic, the ring, trials."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine.types.errors import ConfigError, ContractError
+from engine_cuda.platform_cuda.body import device_index
+from engine_cuda.platform_cuda.buckets import row_buckets
+from engine_cuda.platform_cuda.memory import GRAPH_BYTES, Measured, cache_memory, graph_bytes
+from engine_cuda.platform_cuda.staging import StagingRing
+from engine_cuda.platform_cuda.trial import compare, culprit, what_stopped
+
+GIB = 1 << 30
+
+
+def test_buckets() -> None:
+    assert row_buckets(1) == (1,)
+    assert row_buckets(7) == (1, 2, 4, 7)
+    assert row_buckets(33) == (1, 2, 4, 8, 16, 24, 32, 33)
+    assert row_buckets(256) == (1, 2, 4, *range(8, 257, 8))
+    assert row_buckets(512)[-17:] == (256, *range(272, 513, 16)) and row_buckets(4096) == row_buckets(512)
+    assert row_buckets(20, (64, 8, 32, 8)) == (8, 32) and row_buckets(100, (64, 8)) == (8, 64)
+
+
+def test_places_of_ranks() -> None:
+    def place(rank: int, size: int, per_device: int, devices: int, of: tuple[int, int] = (0, 1)) -> tuple[int, int]:
+        start = SimpleNamespace(rank=rank, size=size, data_parallel_rank=of[0], data_parallel_size=of[1])
+        return device_index(start, per_device, devices)  # type: ignore[arg-type]
+
+    assert [place(rank, 4, 1, 8) for rank in range(4)] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert [place(rank, 2, 1, 4, (1, 2)) for rank in range(2)] == [(2, 1), (3, 1)]
+    assert [place(rank, 3, 2, 2) for rank in range(3)] == [(0, 2), (0, 2), (1, 1)]
+    with pytest.raises(ConfigError, match="run 4 ranks on GPUs; 2 visible, for 1 rank each; lower --tensor") as caught:
+        place(0, 2, 1, 2, (0, 2))
+    assert "--platform.ranks_per_device" in caught.value.remedy
+
+
+def test_memory_of_a_pool() -> None:
+    """An 80 GiB device with 16 GiB of weights, a step of 2 and libraries of 1: 0.9 * 80 - 16 - 1 - 2."""
+    measured = Measured(80 * GIB, 60 * GIB, 16 * GIB, 1 * GIB, 2 * GIB)
+    assert cache_memory(measured, 0.5, 1, 0) == ((40 - 16 - 1 - 2) * GIB, 2 * GIB)
+    assert cache_memory(measured, None, 1, GIB).pool_bytes == int(80 * GIB * 0.9) - (16 + 1 + 2 + 1) * GIB
+    assert cache_memory(measured, 1.0, 1, 0).pool_bytes == 58 * GIB  # what is free is less
+    assert cache_memory(measured, 0.5, 2, 0).pool_bytes == (20 - 16 - 2) * GIB
+    assert cache_memory(measured, 0.1, 1, 0).pool_bytes < 0
+    assert graph_bytes(2 * GIB, (), 64) == 0
+    assert graph_bytes(2 * GIB, (1, 32), 64) == GIB + 2 * GRAPH_BYTES
+    assert graph_bytes(2 * GIB, (1, 64), 64) == graph_bytes(2 * GIB, (1, 80), 64) == 2 * GIB + 2 * GRAPH_BYTES
+
+
+class Device:
+    """A device that reads staged memory when it is told to, stream by stream."""
+
+    def __init__(self) -> None:
+        self.queued: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self.waits = 0
+
+    def copy(self, stream: str, source: torch.Tensor, out: torch.Tensor) -> None:
+        self.queued.append((stream, source, out))
+
+    def record(self, stream: str) -> SimpleNamespace:
+        behind = [copy for copy in self.queued if copy[0] == stream]
+
+        def synchronize() -> None:
+            self.waits += any(any(copy is other for other in self.queued) for copy in behind)
+            for copy in behind:
+                self.run(copy)
+
+        return SimpleNamespace(synchronize=synchronize)
+
+    def run(self, copy: tuple[str, torch.Tensor, torch.Tensor]) -> None:
+        if any(copy is other for other in self.queued):
+            self.queued = [other for other in self.queued if other is not copy]
+            copy[2].copy_(copy[1])
+
+
+@pytest.mark.parametrize("lag", [0, 3, 1000])
+def test_staged_memory_is_not_written_before_it_was_read(lag: int) -> None:
+    """A device that is `lag` copies behind still finds each copy's own bytes; it is waited for only where it is as far
+    behind as the ring is long."""
+    device = Device()
+    ring = StagingRing(torch.zeros(4 * 256, dtype=torch.uint8), device.record, segments=4)
+    assert ring.largest == 256
+    generator, outs = torch.Generator().manual_seed(0), []
+    for number in range(200):
+        host = torch.full((int(torch.randint(1, 257, (), generator=generator)),), number, dtype=torch.uint8)
+        stream = "capture" if number % 50 > 40 else "main"
+        staged, out = ring.take(len(host), stream), torch.zeros_like(host)
+        staged.copy_(host)
+        device.copy(stream, staged, out)
+        outs.append(out)
+        while len(device.queued) > lag:
+            device.run(device.queued[0])
+    for copy in list(device.queued):
+        device.run(copy)
+    assert all((out == number).all() for number, out in enumerate(outs))
+    assert (device.waits > 0) == (lag == 1000)
+
+
+def test_pieces_can_hold_any_dtype() -> None:
+    ring = StagingRing(
+        torch.zeros(4096, dtype=torch.uint8), lambda stream: SimpleNamespace(synchronize=lambda: None), 2
+    )
+    for dtype, shape in ((torch.int64, (3, 5)), (torch.bool, ()), (torch.float32, (7,)), (torch.int32, (2, 1))):
+        piece = ring.take(torch.Size(shape).numel() * dtype.itemsize, "main")
+        assert piece.view(dtype).view(shape).shape == shape
+
+
+def test_what_a_trial_finds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, logits = (torch.randn(4, n, generator=generator) * 10 for n in (8, 30))
+    hidden, broken = hidden.bfloat16(), torch.zeros(4, dtype=torch.bool)
+    nan = logits.clone()
+    nan[1, 2] = torch.nan
+    compare((hidden, logits, broken), (hidden.clone(), logits.clone(), broken.clone()), 0)
+    compare((hidden, logits + 0.1, broken), (hidden, logits, broken), 0)  # within what a bfloat16 model rounds
+    compare((nan,), (nan.clone(),), 1)
+    for found, expected, words in (
+        ((hidden, logits + 1.5, broken), (hidden, logits, broken), r"output 1 .*a difference of 1\.5"),
+        ((hidden, logits, ~broken), (hidden, logits, broken), "output 2 .*4 elements differ"),
+        ((nan,), (logits,), "output 0 .*NaN"),
+        ((logits + 0.1,), (logits,), r"output 0 .*a difference of 0\.1"),  # a float32 model rounds less
+        ((logits[:2],), (logits,), r"output 0 .*shape \[2, 30\] for \[4, 30\]"),
+    ):
+        with pytest.raises(ContractError, match=rf"replayed on input 1, its {words}"):
+            compare(found, expected, 1)
+
+
+def test_what_could_not_be_recorded() -> None:
+    """By CUDA's and torch's messages, as torch 2.11 words them."""
+    for message, what in {
+        "CUDA error: operation not permitted when stream is capturing\nSearch for": "a synchronisation with the host",
+        "CUDA error: operation failed due to a previous error during capture": "operation failed due to a previous",
+        "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor": "a copy between",
+        "CUDA error: operation would make the legacy stream depend on a capturing blocking stream": "default stream",
+        "something else\nmore": "something else",
+    }.items():
+        assert what in what_stopped(message) and "\n" not in what_stopped(message)
+
+    def step() -> None:
+        torch.zeros(2).view(3)
+
+    try:
+        step()
+    except RuntimeError as error:
+        line = step.__code__.co_firstlineno + 1
+        assert culprit(error).endswith(f"test_platform_body.py:{line} (test_what_could_not_be_recorded.<locals>.step)")
