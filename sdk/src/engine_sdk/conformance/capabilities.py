@@ -265,9 +265,12 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("facts of the device, without torch", "facts facts_without_torch device"),
             Capability("memory pools", "pool pool_that_does_not_fit"),
             Capability("memory of the largest step measured at start", "profile"),
-            Capability("copies to and from the device", "to_device to_host"),
+            Capability("copies to and from the device", "to_device to_host copies_in_a_row results_in_a_row"),
             Capability("buckets of captured steps", "buckets"),
-            Capability("captured and replayed steps are right", "capture what_is_not_captured what_cannot_be_captured"),
+            Capability(
+                "captured and replayed steps are right",
+                "capture what_is_not_captured what_cannot_be_captured a_value_that_was_kept",
+            ),
             Capability("replays that skip padding", "rows_that_count"),
         ),
         "quantization": (
