@@ -6,7 +6,7 @@ import os
 import time
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from engine.types.errors import ConfigError, EngineError, InvalidRequestError
 from engine.types.start import WorkerStart
@@ -40,9 +40,8 @@ class Profiler:
             raise ConfigError(refused, str(error), "name another --profile-dir") from error
         if not os.access(folder, os.W_OK):
             raise ConfigError(refused, "it cannot be written to", "name another --profile-dir")
-        activities = [ProfilerActivity.CPU]
-        if torch.device(self._start.device).type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        on_host = torch.empty(0, device=self._start.device).is_cpu
+        activities = {ProfilerActivity.CPU} if on_host else supported_activities()
         begun = profile(activities=activities, record_shapes=True)
         try:
             begun.start()
