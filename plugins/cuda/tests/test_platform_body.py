@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from engine.types.errors import ConfigError, ContractError
-from engine_cuda.platform_cuda.body import device_index
+from engine_cuda.platform_cuda.body import device_index, most_drafts
 from engine_cuda.platform_cuda.buckets import row_buckets
 from engine_cuda.platform_cuda.memory import GRAPH_BYTES, Measured, cache_memory, graph_bytes
 from engine_cuda.platform_cuda.staging import StagingRing
@@ -23,6 +24,8 @@ def test_buckets() -> None:
     assert row_buckets(33) == (1, 2, 4, 8, 16, 24, 32, 33)
     assert row_buckets(256) == (1, 2, 4, *range(8, 257, 8))
     assert row_buckets(512)[-17:] == (256, *range(272, 513, 16)) and row_buckets(4096) == row_buckets(512)
+    assert row_buckets(64, None, 5) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+    assert row_buckets(256, None, 5)[-1] == 96 and row_buckets(300, None, 513) == ()
     assert row_buckets(20, (64, 8, 32, 8)) == (8, 32) and row_buckets(100, (64, 8)) == (8, 64)
 
 
@@ -39,6 +42,14 @@ def test_places_of_ranks() -> None:
     assert "--platform.ranks_per_device" in caught.value.remedy
 
 
+def test_drafts_are_known_by_the_manifest() -> None:
+    def start(*choices: tuple[str, dict[str, int]]) -> Any:
+        return SimpleNamespace(choices=[SimpleNamespace(point=point, options=options) for point, options in choices])
+
+    assert most_drafts(start(("attention", {"num_tokens": 9}))) == 0
+    assert most_drafts(start(("attention", {}), ("drafter", {"num_tokens": 3}))) == 3
+
+
 def test_memory_of_a_pool() -> None:
     """An 80 GiB device with 16 GiB of weights, a step of 2 and libraries of 1: 0.9 * 80 - 16 - 1 - 2."""
     measured = Measured(80 * GIB, 60 * GIB, 16 * GIB, 1 * GIB, 2 * GIB)
@@ -47,9 +58,10 @@ def test_memory_of_a_pool() -> None:
     assert cache_memory(measured, 1.0, 1, 0).pool_bytes == 58 * GIB  # what is free is less
     assert cache_memory(measured, 0.5, 2, 0).pool_bytes == (20 - 16 - 2) * GIB
     assert cache_memory(measured, 0.1, 1, 0).pool_bytes < 0
-    assert graph_bytes(2 * GIB, (), 64) == 0
-    assert graph_bytes(2 * GIB, (1, 32), 64) == GIB + 2 * GRAPH_BYTES
-    assert graph_bytes(2 * GIB, (1, 64), 64) == graph_bytes(2 * GIB, (1, 80), 64) == 2 * GIB + 2 * GRAPH_BYTES
+    assert graph_bytes(2 * GIB, {1: ()}, 64) == 0
+    assert graph_bytes(2 * GIB, {1: (1, 32)}, 64) == GIB + 2 * GRAPH_BYTES
+    assert graph_bytes(2 * GIB, {1: (1, 64)}, 64) == graph_bytes(2 * GIB, {1: (1, 80)}, 64) == 2 * GIB + 2 * GRAPH_BYTES
+    assert graph_bytes(2 * GIB, {1: (1, 64), 5: (1, 2, 64)}, 64) == 10 * GIB + 5 * GRAPH_BYTES
 
 
 class Device:

@@ -29,7 +29,8 @@ class TestPlatformThatInsists(PlatformConformance):
 def platform(**options: Any) -> Any:
     from engine_cuda.platform_cuda.body import CudaPlatformBody
 
-    start = SimpleNamespace(rank=0, size=1, data_parallel_rank=0, data_parallel_size=1, max_num_seqs=64, device="cuda")
+    places = {"rank": 0, "size": 1, "data_parallel_rank": 0, "data_parallel_size": 1}
+    start = SimpleNamespace(**places, max_num_seqs=64, device="cuda", choices=())
     return CudaPlatformBody(SimpleNamespace(options=CudaPlatformOptions(**options), start=start))  # type: ignore[arg-type]
 
 

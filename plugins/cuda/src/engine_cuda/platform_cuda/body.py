@@ -39,6 +39,11 @@ def device_index(start: WorkerStart, ranks_per_device: int, num_devices: int) ->
     return index, min(ranks_per_device, ranks - index * ranks_per_device)
 
 
+def most_drafts(start: WorkerStart) -> int:
+    """Drafts of a row, by the options of the drafter that was chosen; 0 where there is none."""
+    return max((int(c.options.get("num_tokens", 0)) for c in start.choices if c.point == "drafter"), default=0)
+
+
 class CudaPlatformBody:
     """See `engine.interfaces.platform.Platform`. Work is queued on the current stream of the thread that calls.
 
@@ -51,6 +56,7 @@ class CudaPlatformBody:
         options: CudaPlatformOptions = context.options
         self._mode, self._asked_buckets = options.capture, options.buckets
         self._max_num_seqs = context.start.max_num_seqs
+        self._most_drafts = most_drafts(context.start)
         try:
             torch.cuda.init()
             index, self._ranks = device_index(context.start, options.ranks_per_device, torch.cuda.device_count())
@@ -75,11 +81,12 @@ class CudaPlatformBody:
         """Torch's "cuda:i"."""
         return self._device
 
-    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
+    def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
         """See `engine_cuda.platform_cuda.buckets`; none where nothing is to be captured."""
         if self._mode == "never":
             return ()
-        return row_buckets(max_num_seqs, None if self._asked_buckets == "auto" else self._asked_buckets)
+        asked = None if self._asked_buckets == "auto" else self._asked_buckets
+        return row_buckets(max_num_seqs, asked, tokens_per_row)
 
     def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
         """See the interface. A CUDA graph; `fn` itself, with a warning, where that cannot be and the option `capture`
@@ -114,7 +121,9 @@ class CudaPlatformBody:
         free, total = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device)
         measured = Measured(total, free, held, max(0, total - free - held - self._outside), step)
-        graphs = graph_bytes(step, self.buckets(self._max_num_seqs), self._max_num_seqs)
+        widths = {1, 1 + self._most_drafts}
+        buckets = {width: self.buckets(self._max_num_seqs, width) for width in widths}
+        graphs = graph_bytes(step, buckets, self._max_num_seqs)
         return cache_memory(measured, utilization, self._ranks, graphs)
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:

@@ -18,7 +18,8 @@ class CudaPlatformOptions(BaseModel):
         capture: "auto" captures decode steps as CUDA graphs where all drivers of a step can be, and goes without, with
             a warning, where one turns out to do something else; "always" makes that an error; "never" captures nothing.
         buckets: numbers of rows that decode steps are padded up to, each captured once; "auto" takes 1, 2, 4, then
-            every 8th up to 256 and every 16th up to 512, as far as so many requests run at once.
+            every 8th up to 256 and every 16th up to 512, as far as so many requests run at once; of rows with drafts
+            those of 512 tokens at most.
         ranks_per_device: how many ranks may share a GPU. With more than one they divide its memory, and rank i has
             GPU i / ranks_per_device: for tests, it is slower than one rank.
     """
@@ -37,6 +38,7 @@ class CudaPlatform(PlatformCard):
     framework = "torch"
     Options = CudaPlatformOptions
     recorder = "stream"
+    captures_drafts = "padded"
     body = "engine_cuda.platform_cuda.body:CudaPlatformBody"
 
     @classmethod

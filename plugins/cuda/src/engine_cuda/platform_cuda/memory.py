@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from engine.interfaces.platform import CacheMemory
@@ -31,15 +32,16 @@ class Measured(NamedTuple):
     step: int
 
 
-def graph_bytes(step: int, buckets: tuple[int, ...], max_num_seqs: int) -> int:
+def graph_bytes(step: int, buckets: Mapping[int, tuple[int, ...]], max_num_seqs: int) -> int:
     """Bytes that captured steps keep: their tensors, in one pool for all of them, and their launches.
 
-    The tensors of the largest are at most the same share of the largest step's as its rows are of all rows: both tokens
-    and logits are no more.
+    The tensors of the largest are at most the same share of the largest step's as the tokens that it draws for are of
+    the rows that this one draws for: both tokens and logits are no more.
+
+    buckets: row counts, by the tokens of a row.
     """
-    if not buckets:
-        return 0
-    return step * min(buckets[-1], max_num_seqs) // max_num_seqs + GRAPH_BYTES * len(buckets)
+    most = max((min(rows[-1], max_num_seqs) * width for width, rows in buckets.items() if rows), default=0)
+    return step * most // max_num_seqs + GRAPH_BYTES * sum(map(len, buckets.values()))
 
 
 def cache_memory(measured: Measured, utilization: float | None, ranks: int, graphs: int) -> CacheMemory:
