@@ -18,7 +18,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,7 +37,8 @@ class Case:
 
     Args:
         kernel: what `triton.jit` made, at a module's top level, of a module that can be imported.
-        signature: type of each argument that is no constexpr, in any order: "*bf16", "*i64", "i32", "fp32".
+        signature: type of each argument that is no constexpr, in any order: "*bf16", "*i64", "i32", "fp32"; a tuple
+            of types for an argument that is a tuple, whose pointers are taken to be at multiples of 16 bytes.
         constexprs: value of each constexpr. Arguments that are 1 or None at the launch are constexprs too.
         target: one of `TARGETS`.
         multiples_of_16: names of whole numbers that are such multiples, as Triton sees at a launch (strides, sizes).
@@ -45,7 +46,7 @@ class Case:
     """
 
     kernel: Any
-    signature: Mapping[str, str]
+    signature: Mapping[str, str | tuple[str, ...]]
     constexprs: Mapping[str, Any] = field(default_factory=dict)
     target: str = "sm_90"
     num_warps: int = 4
@@ -72,7 +73,7 @@ class Compiled(NamedTuple):
 
 def compile_for(
     kernel: Any,
-    signature: Mapping[str, str],
+    signature: Mapping[str, str | tuple[str, ...]],
     constexprs: Mapping[str, Any],
     target: str = "sm_90",
     num_warps: int = 4,
@@ -114,8 +115,10 @@ def _compile(name: tuple[str, str], case: Case) -> Compiled:
     given = {*case.signature, *case.constexprs}
     assert given == set(arguments), f"{name[1]}: {sorted(given.symmetric_difference(arguments))} are not as it takes"
     signature = {each: "constexpr" if each in case.constexprs else case.signature[each] for each in arguments}
-    aligned = [each for each, kind in signature.items() if kind.startswith("*") and each not in case.unaligned]
-    attributes = {(arguments.index(each),): [["tt.divisibility", 16]] for each in (*aligned, *case.multiples_of_16)}
+    aligned = [path for path, kind in _paths(signature.values()) if kind.startswith("*")]
+    aligned += [(arguments.index(each),) for each in case.multiples_of_16]
+    unaligned = {(arguments.index(each),) for each in case.unaligned}
+    attributes = {path: [["tt.divisibility", 16]] for path in aligned if path not in unaligned}
     made = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=dict(case.constexprs), attrs=attributes),
         target=GPUTarget(*TARGETS[case.target]),
@@ -128,6 +131,15 @@ def _compile(name: tuple[str, str], case: Case) -> Compiled:
     return Compiled(
         _number(r"\.vgpr_count: +(\d+)", text), 4 * _number(r"\.vgpr_spill_count: +(\d+)", text), shared, text
     )
+
+
+def _paths(kinds: Iterable[str | tuple[str, ...]]) -> Iterator[tuple[tuple[int, ...], str]]:
+    """The type of each argument, or of each element of one that is a tuple, by its place."""
+    for place, kind in enumerate(kinds):
+        if isinstance(kind, tuple):
+            yield from (((place, *path), each) for path, each in _paths(kind))
+        else:
+            yield (place,), kind
 
 
 def _cubin_use(cubin: bytes, name: str) -> tuple[int, int]:

@@ -1,0 +1,24 @@
+"""The body of the operations in Triton: one object with the families of this package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine_cuda.ops_triton.activations import Activations
+from engine_cuda.ops_triton.inputs import Inputs
+from engine_cuda.ops_triton.logits import Logits
+from engine_cuda.ops_triton.norms import Norms
+from engine_cuda.ops_triton.rotary import RotaryPositions
+from engine_cuda.ops_triton.rows import Rows
+from engine_cuda.ops_triton.sampling import Sampling
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+
+
+class TritonOpsBody(Rows, Activations, Norms, RotaryPositions, Inputs, Logits, Sampling):
+    """See `engine.interfaces.ops.Ops`. Without state; nothing waits for the device, and what is launched and allocated
+    depends on shapes alone, so that all of it can be captured."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        del context

@@ -1,0 +1,111 @@
+"""The second pass of a draw: of rows with filters, the few logits that the filters can keep.
+
+A bound on what is kept follows from the first pass: the k-th largest of the blocks' peaks for top_k; min_p itself; and
+for top_p the weight below which a whole vocabulary could not make up what top_p leaves out. What reaches the bound is
+collected in no particular order: whatever is found in it later does not depend on it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.interfaces.ops import SamplingRows
+from engine_cuda.ops_triton.blocks import (
+    BLOCK,
+    EACH,
+    Blocks,
+    is_drawn,
+    load_logits,
+    relative_weight,
+    scale_of,
+)
+from engine_cuda.ops_triton.keys import key_of, largest_with, number_of
+
+CAPACITY = 8192
+"""Logits of a row that are collected. A row with more (a flat distribution under top_p) is read as a whole, again and
+again."""
+
+
+@triton.jit
+def is_filtered(top_k, top_p, min_p, vocab):
+    """Whether anything is dropped of a row that is drawn."""
+    return ((top_k > 0) & (top_k < vocab)) | (top_p < 1.0) | (min_p > 0.0)
+
+
+@triton.jit
+def block_totals(row, peaks, sums, num_blocks, scale, PADDED: tl.constexpr):
+    """Of the PADDED blocks of a row: (their largest logits, their sums, factors that make these relative to the row's
+    peak, their sums relative to that; the row's peak, 0 where nothing is finite)."""
+    block = tl.arange(0, PADDED)
+    inside = block < num_blocks
+    each = tl.load(peaks + row * num_blocks + block, mask=inside, other=float("-inf"))
+    own = tl.load(sums + row * num_blocks + block, mask=inside, other=0)
+    peak = tl.max(each, axis=0)
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    factor = relative_weight(each, peak, scale)
+    return each, own, factor, (own.to(tl.float64) * factor.to(tl.float64)).to(tl.int64), peak
+
+
+@triton.jit
+def candidates_kernel(
+    logits, row_stride, vocab, temperature, top_k, top_p, min_p, peaks, sums, found, values, ids, num_blocks,
+    SHIFT: tl.constexpr, PADDED: tl.constexpr, CAPACITY: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """values, ids [R, CAPACITY]: what can be kept; found [R]: how many there are. Grid: (num_blocks / EACH, R)."""
+    row = tl.program_id(1).to(tl.int64)
+    heat, k, p, floor = (
+        tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+    )  # fmt: skip
+    if is_drawn(heat) & is_filtered(k, p, floor, vocab):
+        scale = scale_of(heat)
+        each, _own, _factor, relative, peak = block_totals(row, peaks, sums, num_blocks, scale, PADDED)
+        limited = (k > 0) & (k < vocab)
+        bound = float("-inf")
+        if limited & (k <= num_blocks):
+            bound = number_of(largest_with(key_of(each), k))
+        # The largest token alone is as much as is kept at least; without other filters, all of it is.
+        mass = tl.sum(relative, axis=0).to(tl.float32) * (1.0 / (1 << SHIFT))
+        mass = tl.where(limited | (floor > 0.0), 1.0, mass)
+        least = tl.maximum(floor, 0.99 * (1.0 - p) * mass / vocab)
+        block = tl.program_id(0) * EACH + tl.arange(0, EACH)
+        nearest = tl.load(peaks + row * num_blocks + block, mask=block < num_blocks, other=float("-inf"))
+        highest = tl.max(nearest, axis=0)
+        if (highest >= bound) & (relative_weight(highest, peak, scale) >= least):
+            place = tl.program_id(0) * (EACH * BLOCK) + tl.arange(0, EACH * BLOCK)
+            x = load_logits(logits + row * row_stride, place, place < vocab)
+            kept = (x >= bound) & (x > float("-inf")) & (relative_weight(x, peak, scale) >= least)
+            count = tl.sum(kept.to(tl.int32), axis=0)
+            if count > 0:
+                first = tl.atomic_add(found + row, count, sem="relaxed")
+                index = first + tl.cumsum(kept.to(tl.int32), axis=0) - 1
+                room = kept & (index < CAPACITY)
+                tl.store(values + row * CAPACITY + index, x, mask=room)
+                tl.store(ids + row * CAPACITY + index, place, mask=room)
+
+
+class Candidates(NamedTuple):
+    """What the second pass collects.
+
+    Args:
+        values: float32 [R, CAPACITY]; logits, of which `Blocks.found` are set.
+        ids: int32 [R, CAPACITY]; their tokens.
+    """
+
+    values: torch.Tensor
+    ids: torch.Tensor
+
+
+def collect(logits: torch.Tensor, rows: SamplingRows, blocks: Blocks) -> Candidates:
+    """The second pass: counts in `blocks.found` what it collects. logits float32 [R, V], dense in V."""
+    count, vocab = logits.shape
+    values = torch.empty(count, CAPACITY, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(count, CAPACITY, dtype=torch.int32, device=logits.device)
+    candidates_kernel[(triton.cdiv(blocks.num_blocks, EACH), count)](
+        logits, logits.stride(0), vocab, rows.temperature, rows.top_k, rows.top_p, rows.min_p, blocks.peaks,
+        blocks.sums, blocks.found, values, ids, blocks.num_blocks, blocks.shift, blocks.padded, CAPACITY, EACH, BLOCK,
+    )  # fmt: skip
+    return Candidates(values, ids)

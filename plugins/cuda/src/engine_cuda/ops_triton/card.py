@@ -1,0 +1,46 @@
+"""The card of the operations in Triton."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from engine.interfaces.ops import OpsCard, OpsNeed
+from engine_cuda.interpreter import wrong_device
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+class TritonOps(OpsCard):
+    """The operations of a step that torch would launch as several kernels each, or not without waiting for the device.
+
+    Left to the drivers after it: `linear` with `pack_linear`, `add` and `scale`, which torch launches as one kernel of
+    its own, the product through cuBLAS (hipBLASLt on ROCm).
+    """
+
+    priority = 5  # before torch's; after what is made for the processor, where kernels are only interpreted
+    framework = "torch"
+    operations = frozenset(
+        {
+            *("embedding", "embedding_part", "gather_rows", "soft_cap", "gelu", "silu_mul"),
+            *("rms_norm", "add_rms_norm", "layer_norm", "rope", "check_logits", "prepare_inputs"),
+            *("penalties", "mask_tokens", "apply_bitmask", "sample", "reject", "verify", "place_tokens"),
+        }
+    )
+    body = "engine_cuda.ops_triton.body:TritonOpsBody"
+
+    @classmethod
+    def unsupported(cls, need: OpsNeed) -> list[str]:
+        reasons = wrong_device(need.device)
+        if not reasons and find_spec("triton") is None:
+            reasons.append("Triton is not installed (pip install triton)")
+        if need.operation not in cls.operations:
+            reasons.append(f"operation '{need.operation}' is not one of its own")
+        if need.framework != "torch":
+            reasons.append(f"it computes with torch's tensors, not with {need.framework}'s")
+        if need.dtype not in DTYPES:
+            reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
+        return reasons
+
+    @classmethod
+    def remarks(cls, need: OpsNeed) -> list[str]:
+        return ["tried in Triton's interpreter and compiled for sm_80, sm_90 and gfx942, not yet run on a GPU"]

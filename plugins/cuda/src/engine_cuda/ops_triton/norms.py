@@ -1,0 +1,128 @@
+"""Norms over the last dimension, one pass: a program holds whole rows in registers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine_cuda.ops_triton.launching import power_of_2
+
+TILE = 2048
+"""Elements of a program at least: short rows share one."""
+
+
+@triton.jit(do_not_specialize=["rows"])
+def rms_norm_kernel(
+    x, weight, out, rows, inner_rows, outer_stride, inner_stride, eps, SIZE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. Grid: blocks of ROWS rows.
+
+    Row r lies at (r // inner_rows) * outer_stride + (r % inner_rows) * inner_stride: heads, cut out of a projection.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < SIZE)[None]
+    start = row // inner_rows * outer_stride + row % inner_rows * inner_stride
+    wide = tl.load(x + start[:, None] + column[None], mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
+    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    # Rounded before the weight is applied, as the reference does.
+    normed = (wide * scale[:, None]).to(out.dtype.element_ty).to(tl.float32) * factor[None]
+    tl.store(out + row[:, None] * SIZE + column[None], normed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def add_rms_norm_kernel(
+    x, residual, weight, normed, total, rows, x_stride, residual_stride, eps, SIZE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """total = x + residual; normed = the norm of that as it is rounded. Either may be an input. Grid: as above."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < SIZE)[None]
+    wide = tl.load(x + row[:, None] * x_stride + column[None], mask=inside, other=0.0).to(tl.float32)
+    wide += tl.load(residual + row[:, None] * residual_stride + column[None], mask=inside, other=0.0).to(tl.float32)
+    added = wide.to(total.dtype.element_ty)
+    place = row[:, None] * SIZE + column[None]
+    tl.store(total + place, added, mask=inside)
+    wide = added.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
+    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    y = (wide * scale[:, None]).to(normed.dtype.element_ty).to(tl.float32) * factor[None]
+    tl.store(normed + place, y.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def layer_norm_kernel(
+    x, weight, bias, out, rows, eps, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """out[r] = (x[r] - mean) / sqrt(variance + eps) * weight + bias. Grid: blocks of ROWS rows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < SIZE)[None]
+    place = row[:, None] * SIZE + column[None]
+    wide = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(wide, axis=1) / SIZE
+    centred = tl.where(inside, wide - mean[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=1) / SIZE + eps)
+    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    shift = tl.load(bias + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    y = centred * scale[:, None] * factor[None] + shift[None]
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
+
+
+class Norms:
+    """RMS norm (Zhang, Sennrich 2019) and layer norm (Ba, Kiros, Hinton 2016)."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x [..., H] -> the same, dense."""
+        size = x.shape[-1]
+        if x.dim() > 3 or x.stride(-1) != 1:
+            x = x.contiguous()
+        if x.dim() != 3:
+            x_rows = x.view(-1, 1, size) if x.dim() != 2 else x.unsqueeze(1)
+        else:
+            x_rows = x
+        out = x.new_empty(x.shape)
+        if out.numel():
+            rows = out.numel() // size
+            grid, block, each, warps = _shape(rows, size)
+            rms_norm_kernel[grid](
+                x_rows, weight, out, rows, x_rows.shape[1], x_rows.stride(0), x_rows.stride(1), eps, size, each, block,
+                num_warps=warps,
+            )  # fmt: skip
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rms_norm(x + residual), x + residual); x, residual [..., H]. Written into both where they are dense."""
+        size = x.shape[-1]
+        if not (x.is_contiguous() and residual.is_contiguous()):
+            x, residual = x.contiguous(), residual.contiguous()
+        if x.numel():
+            rows = x.numel() // size
+            grid, block, each, warps = _shape(rows, size)
+            add_rms_norm_kernel[grid](
+                x, residual, weight, x, residual, rows, size, size, eps, size, each, block, num_warps=warps
+            )
+        return x, residual
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """x [..., H] -> the same, dense."""
+        x, size = x.contiguous(), x.shape[-1]
+        out = torch.empty_like(x)
+        if x.numel():
+            rows = x.numel() // size
+            grid, block, each, warps = _shape(rows, size)
+            layer_norm_kernel[grid](x, weight, bias, out, rows, eps, size, each, block, num_warps=warps)
+        return out
+
+
+def _shape(rows: int, size: int) -> tuple[tuple[int], int, int, int]:
+    """(grid, BLOCK, ROWS, warps): few rows are spread over many programs, of many rows several share one."""
+    block = power_of_2(size)
+    each = max(1, min(TILE // block, power_of_2(rows) // 256))
+    return (triton.cdiv(rows, each),), block, each, min(16, max(1, block * each // 512))

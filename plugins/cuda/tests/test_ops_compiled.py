@@ -1,0 +1,136 @@
+"""The operations' kernels compiled for GPUs that are not there, as launches of a real model would have them: none
+spills a register."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from compiled import Case, compile_all
+
+from engine_cuda.ops_triton import activations, inputs, logits, norms, rotary, rows
+
+I32, I64, F32 = "*i32", "*i64", "*fp32"
+
+LAYERS = {
+    "gather": Case(
+        rows.gather_kernel,
+        {"index": I32, "rows": "*bf16", "out": "*bf16", "first": "i32", "count": "i32", "width": "i32",
+         "row_stride": "i32"},
+        {"BLOCK": 2048}, multiples_of_16=["width", "row_stride"],
+    ),
+    "rms_norm": Case(
+        norms.rms_norm_kernel,
+        {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "rows": "i32", "inner_rows": "i32", "outer_stride": "i32",
+         "inner_stride": "i32", "eps": "fp32"},
+        {"SIZE": 128, "ROWS": 16, "BLOCK": 128}, multiples_of_16=["inner_rows", "outer_stride", "inner_stride"],
+    ),
+    "add_rms_norm": Case(
+        norms.add_rms_norm_kernel,
+        {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "normed": "*bf16", "total": "*bf16", "rows": "i32",
+         "x_stride": "i32", "residual_stride": "i32", "eps": "fp32"},
+        {"SIZE": 4096, "ROWS": 1, "BLOCK": 4096}, num_warps=8, multiples_of_16=["x_stride", "residual_stride"],
+    ),
+    "layer_norm": Case(
+        norms.layer_norm_kernel,
+        {"x": "*fp16", "weight": "*fp16", "bias": "*fp16", "out": "*fp16", "rows": "i32", "eps": "fp32"},
+        {"SIZE": 768, "ROWS": 2, "BLOCK": 1024},
+    ),
+    "rope": Case(
+        rotary.rope_kernel,
+        {"q": "*bf16", "k": "*bf16", "positions": I64, "cos_sin": F32, "q_heads": "i32", "k_heads": "i32",
+         "q_token": "i32", "q_head": "i32", "k_token": "i32", "k_head": "i32", "q_programs": "i32"},
+        {"HALF": 64, "BLOCK": 64, "HEADS": rotary.HEADS}, num_warps=2,
+        multiples_of_16=["q_heads", "q_token", "q_head", "k_token", "k_head"],
+    ),
+    "silu_mul": Case(
+        activations.silu_mul_kernel,
+        {"x": "*bf16", "out": "*bf16", "row_stride": "i32", "inner": "i32"}, {"BLOCK": activations.BLOCK},
+        multiples_of_16=["row_stride", "inner"],
+    ),
+    "gelu": Case(
+        activations.gelu_kernel,
+        {"x": "*bf16", "out": "*bf16", "count": "i32"}, {"TANH": True, "BLOCK": activations.BLOCK},
+        multiples_of_16=["count"],
+    ),
+    "soft_cap": Case(
+        activations.soft_cap_kernel,
+        {"x": "*bf16", "out": "*bf16", "count": "i32", "cap": "fp32"}, {"BLOCK": activations.BLOCK},
+        multiples_of_16=["count"],
+    ),
+}  # fmt: skip
+STEPS = {
+    "prepare": Case(
+        inputs.prepare_kernel,
+        {"tokens": I32, "token_stride": "i32", "tables": (I32, I32), "table_strides": ("i32", "i32"),
+         "widths": ("i32", "i32"), "sizes": ("i32", "i32"), "slot_of_row": I32, "num_computed": I32,
+         "query_start_loc": I32, "token_ids": I32, "positions": I64, "block_tables": (I32, I32),
+         "row_strides": ("i32", "i32"), "slot_mappings": (I64, I64), "num_rows": "i32", "num_tokens": "i32",
+         "token_programs": "i32", "chunks": "i32", "steps": "i32"},
+        {"GROUPS": 2, "SINGLE": False, "NULL": 0, "TOKENS": inputs.TOKENS, "ENTRIES": inputs.ENTRIES},
+    ),
+    "check": Case(
+        logits.check_kernel,
+        {"logits": "*bf16", "out": F32, "broken": "*i1", "row_stride": "i32", "vocab": "i32"},
+        {"WIDEN": True, "BLOCK": logits.BLOCK}, multiples_of_16=["row_stride", "vocab"],
+    ),
+    "mask_tokens": Case(
+        logits.mask_tokens_kernel,
+        {"logits": F32, "rows": I64, "tokens": I64, "row_stride": "i32", "count": "i32"}, {"BLOCK": logits.TOKENS},
+        multiples_of_16=["row_stride"],
+    ),
+    "bitmask": Case(
+        logits.bitmask_kernel,
+        {"logits": F32, "rows": I64, "bits": I32, "left": I32, "row_stride": "i32", "words": "i32", "vocab": "i32"},
+        {"WORDS": logits.WORDS}, multiples_of_16=["row_stride", "vocab"],
+    ),
+    "stuck": Case(
+        logits.stuck_kernel,
+        {"logits": F32, "rows": I64, "bits": I32, "left": I32, "row_stride": "i32", "words": "i32", "vocab": "i32"},
+        {"WORDS": logits.WORDS}, multiples_of_16=["row_stride", "vocab"],
+    ),
+    "count": Case(
+        logits.count_kernel,
+        {"counts": I32, "tokens": I32, "token_stride": "i32", "length": "i32", "num_prompt": I32, "num_tokens": I32,
+         "vocab": "i32"},
+        {"TOKENS": logits.TOKENS}, multiples_of_16=["vocab"],
+    ),
+    "penalise": Case(
+        logits.penalise_kernel,
+        {"logits": F32, "rows": I64, "row_stride": "i32", "counts": I32, "tokens": I32, "token_stride": "i32",
+         "length": "i32", "num_tokens": I32, "presence": F32, "frequency": F32, "repetition": F32, "vocab": "i32"},
+        {"TOKENS": logits.TOKENS}, multiples_of_16=["row_stride", "vocab"],
+    ),
+    "place": Case(
+        logits.place_kernel,
+        {"tokens": I32, "broken": "*i1", "table": I32, "slots": I64, "places": I64, "told": I32,
+         "table_stride": "i32", "count": "i32"},
+        {"BROKEN": -1, "BLOCK": logits.TOKENS},
+    ),
+}  # fmt: skip
+ALL = {**LAYERS, **STEPS}
+
+
+def _compile(cases: dict[str, Case], target: str) -> None:
+    found = compile_all([replace(case, target=target) for case in cases.values()])
+    spilled = {name: use.spilled for name, use in zip(cases, found, strict=True) if use.spilled}
+    assert not spilled, f"bytes of registers of each thread in memory: {spilled}"
+
+
+def test_the_layers_of_a_decode_step():
+    """For Hopper; loads and stores of 16 bytes."""
+    names = ["add_rms_norm", "rope", "silu_mul"]
+    found = compile_all([LAYERS[name] for name in names])
+    for name, use in zip(names, found, strict=True):
+        assert use.spilled == 0 and use.registers <= 128, name
+        assert "ld.global.v4" in use.assembly and "st.global.v4" in use.assembly, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_every_kernel(target: str):
+    """Compiles, and spills nothing."""
+    _compile(ALL, target)
