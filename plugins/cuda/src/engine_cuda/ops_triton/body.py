@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from engine_cuda.ops_triton.activations import Activations
 from engine_cuda.ops_triton.inputs import Inputs
 from engine_cuda.ops_triton.logits import Logits
+from engine_cuda.ops_triton.logprobs import Logprobs
 from engine_cuda.ops_triton.norms import Norms
 from engine_cuda.ops_triton.rotary import RotaryPositions
 from engine_cuda.ops_triton.rows import Rows
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
 
-class TritonOpsBody(Rows, Activations, Norms, RotaryPositions, Inputs, Logits, Sampling):
+class TritonOpsBody(Rows, Activations, Norms, RotaryPositions, Inputs, Logits, Sampling, Logprobs):
     """See `engine.interfaces.ops.Ops`. Without state; nothing waits for the device, and what is launched and allocated
     depends on shapes alone, so that all of it can be captured."""
 

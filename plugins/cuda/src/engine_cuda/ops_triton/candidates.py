@@ -1,8 +1,9 @@
 """The second pass of a draw: of rows with filters, the few logits that the filters can keep.
 
 A bound on what is kept follows from the first pass: the k-th largest of the blocks' peaks for top_k; min_p itself; and
-for top_p the weight below which a whole vocabulary could not make up what top_p leaves out. What reaches the bound is
-collected in no particular order: whatever is found in it later does not depend on it.
+for top_p alone the weight below which a whole vocabulary could not make up what top_p leaves out. (Beside other filters
+top_p is a share of what these keep, which is therefore collected as a whole.) What reaches the bound is collected in no
+particular order: whatever is found in it later does not depend on it.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ def candidates_kernel(
         bound = float("-inf")
         if limited & (k <= num_blocks):
             bound = number_of(largest_with(key_of(each), k))
-        # The largest token alone is as much as is kept at least; without other filters, all of it is.
-        mass = tl.sum(relative, axis=0).to(tl.float32) * (1.0 / (1 << SHIFT))
-        mass = tl.where(limited | (floor > 0.0), 1.0, mass)
-        least = tl.maximum(floor, 0.99 * (1.0 - p) * mass / vocab)
+        least = floor
+        if (p < 1.0) & (floor <= 0.0) & (limited == 0):
+            mass = tl.sum(relative, axis=0).to(tl.float32) * (1.0 / (1 << SHIFT))
+            least = 0.99 * (1.0 - p) * mass / vocab
         block = tl.program_id(0) * EACH + tl.arange(0, EACH)
         nearest = tl.load(peaks + row * num_blocks + block, mask=block < num_blocks, other=float("-inf"))
         highest = tl.max(nearest, axis=0)

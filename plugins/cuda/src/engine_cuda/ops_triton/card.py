@@ -23,7 +23,7 @@ class TritonOps(OpsCard):
         {
             *("embedding", "embedding_part", "gather_rows", "soft_cap", "gelu", "silu_mul"),
             *("rms_norm", "add_rms_norm", "layer_norm", "rope", "check_logits", "prepare_inputs"),
-            *("penalties", "mask_tokens", "apply_bitmask", "sample", "reject", "verify", "place_tokens"),
+            *("penalties", "mask_tokens", "apply_bitmask", "sample", "reject", "verify", "place_tokens", "logprobs"),
         }
     )
     body = "engine_cuda.ops_triton.body:TritonOpsBody"

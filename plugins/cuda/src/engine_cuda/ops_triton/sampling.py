@@ -93,11 +93,15 @@ def pick_kernel(
                 count = vocab
             value, name = values + index * CAPACITY, ids + index * CAPACITY
             key, last_equal = tl.full((), LEAST, tl.int32), tl.full((), MOST, tl.int32)
-            if (k > 0) & (k < vocab):
+            limited = (k > 0) & (k < vocab)
+            if limited:
                 key = threshold(
                     row, value, name, listed, count, peak, scale, floor, key, k, True, SHIFT, TILE
                 )
-            total, _, _ = reaching(row, value, name, listed, count, peak, scale, floor, key, False, SHIFT, TILE)
+            if limited | (floor > 0.0) | (p >= 1.0):
+                total, _, _ = reaching(row, value, name, listed, count, peak, scale, floor, key, False, SHIFT, TILE)
+            else:  # only what top_p can keep was collected, but it is a share of the whole row
+                total = tl.sum(relative, axis=0)
             if p < 1.0:
                 goal = tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
                 goal = tl.minimum(tl.maximum(goal, 1), total)
