@@ -11,7 +11,18 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from compiled import Case, compile_all
 
-from engine_cuda.ops_triton import activations, inputs, logits, norms, rotary, rows
+from engine_cuda.ops_triton import (
+    activations,
+    blocks,
+    candidates,
+    inputs,
+    logits,
+    logprobs,
+    norms,
+    rotary,
+    rows,
+    sampling,
+)
 
 I32, I64, F32 = "*i32", "*i64", "*fp32"
 
@@ -111,7 +122,50 @@ STEPS = {
         {"BROKEN": -1, "BLOCK": logits.TOKENS},
     ),
 }  # fmt: skip
-ALL = {**LAYERS, **STEPS}
+WIDE = {"SHIFT": blocks.shift_of(151_936), "PADDED": 256, "BLOCK": blocks.BLOCK}
+FILTERS = {"temperature": F32, "top_k": I32, "top_p": F32, "min_p": F32}
+FOUND = {"peaks": F32, "sums": I64, "found": I32, "num_blocks": "i32"}
+ROW = {"logits": F32, "row_stride": "i32", "vocab": "i32"}
+PICK = {"CAPACITY": candidates.CAPACITY, "TILE": sampling.TILE, **WIDE}
+DRAWS = {
+    "blocks": Case(
+        blocks.blocks_kernel, {**ROW, **FOUND, "temperature": F32},
+        {"SHIFT": WIDE["SHIFT"], "EACH": blocks.EACH, "BLOCK": blocks.BLOCK}, multiples_of_16=["row_stride", "vocab"],
+    ),
+    "candidates": Case(
+        candidates.candidates_kernel, {**ROW, **FILTERS, **FOUND, "values": F32, "ids": I32},
+        {**WIDE, "EACH": blocks.EACH, "CAPACITY": candidates.CAPACITY}, num_warps=candidates.WARPS,
+        multiples_of_16=["row_stride", "vocab"],
+    ),
+    "pick": Case(
+        sampling.pick_kernel,
+        {**ROW, **FILTERS, **FOUND, "seeds": I64, "positions": I64, "values": F32, "ids": I32, "probs_stride": "i32",
+         "tokens": I32},
+        {**PICK, "drafts": None, "draft_probs": None, "REJECT": False, "PROBS": False},
+        num_warps=16, multiples_of_16=["row_stride", "vocab"],
+    ),
+    "reject": Case(
+        sampling.pick_kernel,
+        {**ROW, **FILTERS, **FOUND, "seeds": I64, "positions": I64, "values": F32, "ids": I32, "probs_stride": "i32",
+         "tokens": I32, "drafts": I32, "draft_probs": F32},
+        {**PICK, "REJECT": True, "PROBS": True}, num_warps=16, multiples_of_16=["row_stride", "vocab"],
+    ),
+    "verify": Case(
+        sampling.verify_kernel, {"tokens": I32, "drafts": I32, "start": I64, "counts": I32, "rows": "i32"},
+        {"ROWS": sampling.ROWS},
+    ),
+    "rank": Case(
+        logprobs.rank_kernel, {**ROW, "tokens": I32, "peaks": F32, "larger": I32, "num_blocks": "i32"},
+        {"EACH": blocks.EACH, "BLOCK": blocks.BLOCK}, multiples_of_16=["row_stride", "vocab"],
+    ),
+    "logprobs": Case(
+        logprobs.logprobs_kernel,
+        {**ROW, "tokens": I32, "peaks": F32, "sums": I64, "larger": I32, "num_blocks": "i32", "chosen": F32,
+         "rank": I32, "top_ids": I32, "top_values": F32, "k": "i32"},
+        WIDE, multiples_of_16=["row_stride", "vocab"],
+    ),
+}  # fmt: skip
+ALL = {**LAYERS, **STEPS, **DRAWS}
 
 
 def _compile(cases: dict[str, Case], target: str) -> None:
@@ -127,6 +181,12 @@ def test_the_layers_of_a_decode_step():
     for name, use in zip(names, found, strict=True):
         assert use.spilled == 0 and use.registers <= 128, name
         assert "ld.global.v4" in use.assembly and "st.global.v4" in use.assembly, name
+
+
+def test_the_draw():
+    """One program for each row, of 512 threads that have 128 registers each."""
+    use = compile_all([DRAWS["pick"]])[0]
+    assert use.spilled == 0 and use.registers <= 128
 
 
 @pytest.mark.slow

@@ -30,6 +30,9 @@ CAPACITY = 8192
 """Logits of a row that are collected. A row with more (a flat distribution under top_p) is read as a whole, again and
 again."""
 
+WARPS = 8
+"""Of a program: it keeps as many logits in registers as there are in its blocks, and where each of them goes."""
+
 
 @triton.jit
 def is_filtered(top_k, top_p, min_p, vocab):
@@ -108,5 +111,6 @@ def collect(logits: torch.Tensor, rows: SamplingRows, blocks: Blocks) -> Candida
     candidates_kernel[(triton.cdiv(blocks.num_blocks, EACH), count)](
         logits, logits.stride(0), vocab, rows.temperature, rows.top_k, rows.top_p, rows.min_p, blocks.peaks,
         blocks.sums, blocks.found, values, ids, blocks.num_blocks, blocks.shift, blocks.padded, CAPACITY, EACH, BLOCK,
+        num_warps=WARPS,
     )  # fmt: skip
     return Candidates(values, ids)

@@ -24,10 +24,11 @@ from engine_cuda.ops_triton.blocks import (
 from engine_cuda.ops_triton.candidates import CAPACITY, block_totals, collect, is_filtered
 from engine_cuda.ops_triton.kept import EQUAL, KEPT, LEAST, MOST, RESIDUAL, first_above, reaching, threshold, weigh
 from engine_cuda.ops_triton.keys import number_of
+from engine_cuda.ops_triton.launching import power_of_2
 from engine_cuda.ops_triton.philox import random_bits, share_of
 
 TILE = 8192
-"""Items that a program goes through at once."""
+"""Items that a program goes through at once, at most."""
 ROWS = 256
 """Rows of a program that only counts."""
 _SAMPLE: tl.constexpr = tl.constexpr(PURPOSE_SAMPLE)
@@ -203,11 +204,13 @@ def _pick(
         logits = logits.contiguous()
     if draft_probs is not None and draft_probs.stride(1) != 1:
         draft_probs = draft_probs.contiguous()
+    tile = min(TILE, max(BLOCK, power_of_2(logits.shape[1])))
     blocks = look_at_blocks(logits, rows.temperature)
     values, ids = collect(logits, rows, blocks)
     pick_kernel[(len(logits),)](
         logits, logits.stride(0), logits.shape[1], *rows, blocks.peaks, blocks.sums, blocks.found, values, ids,
         blocks.num_blocks, drafts, draft_probs, 0 if draft_probs is None else draft_probs.stride(0), tokens,
-        drafts is not None, draft_probs is not None, blocks.shift, blocks.padded, CAPACITY, BLOCK, TILE, num_warps=16,
+        drafts is not None, draft_probs is not None, blocks.shift, blocks.padded, CAPACITY, BLOCK, tile,
+        num_warps=max(4, tile // 512),
     )  # fmt: skip
     return tokens

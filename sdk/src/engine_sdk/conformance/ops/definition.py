@@ -12,6 +12,10 @@ from engine.interfaces.ops import PURPOSE_ACCEPT, PURPOSE_RESIDUAL, PURPOSE_SAMP
 from engine.interfaces.philox import uniform
 
 
+SLACK = {"float32": 1e-5, "float64": 1e-12}
+"""How far rounding of logits of a dtype may move a running sum of probabilities."""
+
+
 class Setting(NamedTuple):
     """One row's sampling parameters."""
 
@@ -64,23 +68,41 @@ def sample(logits: np.ndarray, setting: Setting, seed: int, position: int, slack
     """The tokens that a row may draw: the defined one, and those beside it that rounding of `slack` would give."""
     if setting.temperature == 0:
         return {int(np.argmax(logits))}
-    found = set()
     u = random_number(seed, position, PURPOSE_SAMPLE)
-    for top_p in {setting.top_p, *((setting.top_p - slack, setting.top_p + slack) if setting.top_p < 1 else ())}:
-        weights = distribution(logits, setting._replace(top_p=top_p))
-        found |= {draw(weights, min(max(u + shift, 0.0), 1 - 1e-12)) for shift in (-slack, 0.0, slack)}
+    return {token for weights in _near(logits, setting, slack) for token in _drawn(weights, u, slack)}
+
+
+def reject(
+    logits: np.ndarray,
+    setting: Setting,
+    seed: int,
+    position: int,
+    draft: int,
+    q: np.ndarray | None,
+    slack: float = 0.0,
+) -> set[int]:
+    """What may become of a draft that was drawn from q [V]; None: q is 1 at the draft. `slack` as in `sample`."""
+    if draft < 0 or setting.temperature == 0:
+        return sample(logits, setting, seed, position, slack)
+    found = set()
+    for p in _near(logits, setting, slack):
+        q = np.eye(len(p))[draft] if q is None else q
+        wanted = random_number(seed, position, PURPOSE_ACCEPT) * q[draft]
+        if wanted < p[draft] + slack:
+            found.add(draft)
+        if wanted >= p[draft] - slack:
+            found |= _drawn(np.maximum(p - q, 0), random_number(seed, position, PURPOSE_RESIDUAL), slack)
     return found
 
 
-def reject(logits: np.ndarray, setting: Setting, seed: int, position: int, draft: int, q: np.ndarray | None) -> int:
-    """What becomes of a draft that was drawn from q [V]; None: q is 1 at the draft."""
-    if draft < 0 or setting.temperature == 0:
-        return sample(logits, setting, seed, position).pop()
-    p = distribution(logits, setting)
-    q = np.eye(len(p))[draft] if q is None else q
-    if random_number(seed, position, PURPOSE_ACCEPT) * q[draft] < p[draft]:
-        return draft
-    return draw(np.maximum(p - q, 0), random_number(seed, position, PURPOSE_RESIDUAL))
+def _near(logits: np.ndarray, setting: Setting, slack: float) -> list[np.ndarray]:
+    """The distribution, and those that another rounding of the sum that reaches top_p would give."""
+    shifts = (-slack, 0.0, slack) if setting.top_p < 1 and slack else (0.0,)
+    return [distribution(logits, setting._replace(top_p=setting.top_p + shift)) for shift in shifts]
+
+
+def _drawn(weights: np.ndarray, u: float, slack: float) -> set[int]:
+    return {draw(weights, min(max(u + shift, 0.0), 1 - 1e-12)) for shift in (-slack, 0.0, slack)}
 
 
 def penalise(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_sdk.conformance.ops.definition import Setting, distribution, reject, rows_of
+from engine_sdk.conformance.ops.definition import SLACK, Setting, distribution, reject, rows_of
 from engine_sdk.conformance.ops.subject import OpsSubject, plain
 from engine_sdk.conformance.statistics import RARE, chi_square_tail
 
@@ -40,35 +40,39 @@ class DraftOperations(OpsSubject):
             assert counts.dtype == torch.int32 and counts.tolist() == expected
 
     @certain_or_drawn
-    def test_reject_is_as_defined(self, certain: bool) -> None:
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_reject_is_as_defined(self, dtype: str, certain: bool) -> None:
         """Row by row, with the published numbers of both purposes. Greedy rows, and rows without a draft, give what
         `sample` gives."""
-        n, random = 300, np.random.default_rng(2)
+        n, random = min(300, self.draws), np.random.default_rng(2)
         settings = [Setting(0.0) if i % 3 == 0 else Setting(0.8, 5, 0.95, 0.02) for i in range(n)]
-        logits = self.tensor(n, VOCAB, dtype="float64", scale=1.5)
+        logits = self.tensor(n, VOCAB, dtype=dtype, scale=1.5)
         drafts = random.integers(-1, VOCAB, n)
         q = random.dirichlet(np.ones(VOCAB), n)
         rows = rows_of(settings, list(range(n)), list(range(n)), self.device)
-        probs = None if certain else torch.from_numpy(q).to(self.device)
-        tokens = self.operation("reject", "float64")(logits, rows, self.ints(drafts.tolist(), torch.int32), probs)
+        probs = None if certain else torch.from_numpy(q).to(logits)
+        tokens = self.operation("reject", dtype)(logits, rows, self.ints(drafts.tolist(), torch.int32), probs)
         assert tokens.dtype == torch.int32
         wide = plain(logits)
         for i, token in enumerate(tokens.tolist()):
-            expected = reject(wide[i], settings[i], i, i, int(drafts[i]), None if certain else q[i])
-            assert token == expected, f"row {i} of {settings[i]} with draft {drafts[i]} gives {token}, not {expected}"
+            row_q = None if certain else q[i]
+            may = reject(wide[i], settings[i], i, i, int(drafts[i]), row_q, SLACK[dtype])
+            assert token in may, f"row {i} of {settings[i]} with draft {drafts[i]} gives {token}, not {may}"
 
     @certain_or_drawn
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
     @pytest.mark.parametrize("setting", [Setting(), Setting(0.6, 6, 0.9), Setting(1.7, min_p=0.1)])
-    def test_tokens_have_the_targets_distribution(self, setting: Setting, certain: bool) -> None:
+    def test_tokens_have_the_targets_distribution(self, setting: Setting, dtype: str, certain: bool) -> None:
         """Whatever the drafts' was: thousands of rows, chi-square; and no more drafts are lost than must be."""
-        n, random = 30_000, np.random.default_rng(1)
+        n, random = self.draws, np.random.default_rng(1)
         logits = random.normal(size=VOCAB) * 1.2
         q = random.dirichlet(np.ones(VOCAB))
         drafts = np.full(n, np.argsort(logits)[-2]) if certain else random.choice(VOCAB, n, p=q)
-        probs = None if certain else torch.from_numpy(np.tile(q, (n, 1))).to(self.device)
-        batch = torch.from_numpy(np.tile(logits, (n, 1))).to(self.device)
+        kind = getattr(torch, dtype)
+        probs = None if certain else torch.from_numpy(np.tile(q, (n, 1))).to(kind).to(self.device)
+        batch = torch.from_numpy(np.tile(logits, (n, 1))).to(kind).to(self.device)
         rows = rows_of([setting] * n, list(range(n)), [7] * n, self.device)
-        found = self.operation("reject", "float64")(batch, rows, self.ints(drafts.tolist(), torch.int32), probs)
+        found = self.operation("reject", dtype)(batch, rows, self.ints(drafts.tolist(), torch.int32), probs)
         p, tokens = distribution(logits, setting), found.cpu().numpy()
         tail = chi_square_tail(np.bincount(tokens, minlength=VOCAB), n * p)
         assert tail > RARE, f"these counts have probability {tail:.1e}"

@@ -9,13 +9,11 @@ import torch
 from engine.interfaces.ops import PURPOSE_SAMPLE
 from engine.interfaces.philox import uniform
 from engine.types.plan import BROKEN
-from engine_sdk.conformance.ops.definition import Setting, distribution, penalise, rows_of, sample
+from engine_sdk.conformance.ops.definition import SLACK, Setting, distribution, penalise, rows_of, sample
 from engine_sdk.conformance.ops.subject import OpsSubject, plain
 from engine_sdk.conformance.statistics import RARE, chi_square_tail
 
 LOGITS = ("float32", "float64")
-SLACK = {"float32": 1e-5, "float64": 1e-12}
-"""How far rounding may move a running sum."""
 each_kind = pytest.mark.parametrize("dtype", LOGITS)
 SETTINGS = (
     Setting(), Setting(0.0), Setting(0.7), Setting(1.3, top_k=5), Setting(top_p=0.8), Setting(min_p=0.1),
@@ -172,7 +170,7 @@ class SamplingOperations(OpsSubject):
     )
     def test_tokens_have_the_distribution(self, dtype: str, setting: Setting) -> None:
         """Thousands of draws, chi-square."""
-        n, logits = 20_000, self.tensor(1, 12, dtype=dtype, scale=1.2)
+        n, logits = self.draws, self.tensor(1, 12, dtype=dtype, scale=1.2)
         found = self._draw(logits.expand(n, -1), [setting] * n, list(range(n)), [7] * n)
         expected = n * distribution(plain(logits[0]), setting)
         tail = chi_square_tail(np.bincount(found, minlength=12), expected)

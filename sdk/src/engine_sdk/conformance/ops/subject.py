@@ -4,7 +4,7 @@ against float64."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -19,10 +19,15 @@ TOLERANCE = {"float64": 1e-11, "float32": 8e-6, "bfloat16": 2e-2, "float16": 3e-
 
 
 class OpsSubject(Conformance):
-    """The base of the families: each operation is taken where the card serves it, else the test is skipped."""
+    """The base of the families: each operation is taken where the card serves it, else the test is skipped.
+
+    Attributes:
+        draws: rows of the tests of distributions: fewer, where a driver that is interpreted would take hours.
+    """
 
     point = "ops"
     protocol = "Ops"
+    draws: ClassVar[int] = 20_000
 
     @classmethod
     def needs(cls) -> Sequence[OpsNeed]:
