@@ -17,13 +17,9 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The suites of a module that has `QUICK`, a pattern of tests' names: on a GPU its tests are marked `gpu`; where
-    kernels are interpreted, those that the pattern does not find are marked `slow`."""
+    """Of a class that has `quick`, a pattern of tests' names, those that it does not find are marked `slow`: suites
+    take a while in the interpreter."""
     for item in items:
-        quick = getattr(getattr(item, "module", None), "QUICK", None)
-        if quick is None:
-            continue
-        if torch.cuda.is_available():
-            item.add_marker(pytest.mark.gpu)
-        elif not re.search(quick, item.name):
+        quick = getattr(getattr(item, "cls", None), "quick", None)
+        if quick is not None and not re.search(quick, item.name):
             item.add_marker(pytest.mark.slow)

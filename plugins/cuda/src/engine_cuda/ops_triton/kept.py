@@ -104,7 +104,7 @@ def weigh(
         alive = (x > float("-inf")) & (weight >= floor) & (token >= first) & (token <= last)
         kept = alive & ((own > key) | ((own == key) & (token <= last_equal)))
         amount = whole(weight, SHIFT)
-        if REJECT:
+        if REJECT:  # noqa: SIM102 (decided when it is compiled, the next when it runs)
             if kind == RESIDUAL:
                 if PROBS:
                     q = tl.load(probs + token, mask=kept, other=0.0).to(tl.float64)

@@ -48,7 +48,9 @@ def _most_likely(row, peaks, num_blocks, vocab, PADDED: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def _unfiltered(row, each, own, factor, relative, vocab, scale, bits, SHIFT: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+def _unfiltered(
+    row, each, own, factor, relative, vocab, scale, bits, SHIFT: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
+):
     """The draw from a whole row: the block in which the sum is exceeded, then the token in that."""
     block = tl.arange(0, PADDED)
     target = share_of(tl.sum(relative, axis=0), bits)
@@ -96,9 +98,7 @@ def pick_kernel(
             key, last_equal = tl.full((), LEAST, tl.int32), tl.full((), MOST, tl.int32)
             limited = (k > 0) & (k < vocab)
             if limited:
-                key = threshold(
-                    row, value, name, listed, count, peak, scale, floor, key, k, True, SHIFT, TILE
-                )
+                key = threshold(row, value, name, listed, count, peak, scale, floor, key, k, True, SHIFT, TILE)
             if limited | (floor > 0.0) | (p >= 1.0):
                 total, _, _ = reaching(row, value, name, listed, count, peak, scale, floor, key, False, SHIFT, TILE)
             else:  # only what top_p can keep was collected, but it is a share of the whole row
@@ -106,12 +106,8 @@ def pick_kernel(
             if p < 1.0:
                 goal = tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
                 goal = tl.minimum(tl.maximum(goal, 1), total)
-                key = threshold(
-                    row, value, name, listed, count, peak, scale, floor, key, goal, False, SHIFT, TILE
-                )
-                more, _, _ = reaching(
-                    row, value, name, listed, count, peak, scale, floor, key + 1, False, SHIFT, TILE
-                )
+                key = threshold(row, value, name, listed, count, peak, scale, floor, key, goal, False, SHIFT, TILE)
+                more, _, _ = reaching(row, value, name, listed, count, peak, scale, floor, key + 1, False, SHIFT, TILE)
                 one = tl.maximum(whole(relative_weight(number_of(key), peak, scale), SHIFT), 1)
                 room = (goal - more + one - 1) // one  # of those that equal the last, how many belong to the prefix
                 last_equal = first_above(
@@ -124,7 +120,7 @@ def pick_kernel(
                 )  # fmt: skip
             kind, target = KEPT, share_of(total, bits)
             accepted = False
-            if REJECT:
+            if REJECT:  # noqa: SIM102 (decided when it is compiled, the next when it runs)
                 if draft >= 0:
                     q = tl.full((), 1.0, tl.float64)
                     if PROBS:

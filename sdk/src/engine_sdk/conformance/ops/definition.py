@@ -11,7 +11,6 @@ import torch
 from engine.interfaces.ops import PURPOSE_ACCEPT, PURPOSE_RESIDUAL, PURPOSE_SAMPLE, SamplingRows
 from engine.interfaces.philox import uniform
 
-
 SLACK = {"float32": 1e-5, "float64": 1e-12}
 """How far rounding of logits of a dtype may move a running sum of probabilities."""
 
