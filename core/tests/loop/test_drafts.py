@@ -24,7 +24,7 @@ from engine.types.plan import GivenDrafts, StepPlan, StepResult
 
 
 @given(schedule=schedules(VOCAB, drafters=drafting.KINDS), layout=st.sampled_from(sorted(LAYOUTS)))
-@hypothesis_settings(max_examples=300, deadline=None)
+@hypothesis_settings(max_examples=150, deadline=None)
 def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, layout: str) -> None:
     core, executor = make_core(LAYOUTS[layout], schedule.settings)
     outcomes = run_schedule(core, schedule)

@@ -52,7 +52,7 @@ def ask(core: EngineCore, name: str, encoder: EncoderInput | None, **fields: obj
     schedule=schedules(VOCAB, max_encoder_len=MAX_ENCODER_LEN, drafters=("", *drafting.KINDS)),
     layout=st.sampled_from(CROSS),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, layout: str) -> None:
     core = check(schedule, layout)
     event(f"preemptions: {min(core.stats().num_preemptions, 3)}, prefix hits: {core.stats().prefix_hits > 0}")
@@ -63,7 +63,7 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, la
     layout=st.sampled_from(CROSS),
     failing=st.sampled_from([0.0, 0.0, 0.3]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_preempted_requests_get_the_tokens_that_they_get_alone(schedule: Schedule, layout: str, failing: float) -> None:
     core = check(replace(schedule, settings=replace(schedule.settings, failing_loads=failing)), layout)
     stats = core.stats()

@@ -68,7 +68,7 @@ def expect(core: EngineCore, request: Planned, outcomes: dict[str, Outcome]) -> 
     layout=st.sampled_from(sorted(LAYOUTS)),
     seed=st.integers(0, 2**32),
 )
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=80, deadline=None)
 def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, layout: str, seed: int) -> None:
     schedule = with_masks(schedule, seed)
     core, executor = make_core(LAYOUTS[layout], schedule.settings)

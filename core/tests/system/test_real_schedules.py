@@ -174,7 +174,7 @@ def check(request: Planned, got: Outcome) -> None:
 
 
 @given(schedule=schedules(VOCAB, max_requests=6), seed=st.integers(0, 2**32))
-@hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis_settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_request_gets_the_tokens_that_it_gets_alone(schedule: Schedule, seed: int) -> None:
     schedule = with_sampling(schedule, seed)
     core, executor = make_core(schedule.settings)
@@ -199,7 +199,7 @@ def test_many_schedules(schedule: Schedule, seed: int) -> None:
 
 
 @given(schedule=schedules(VOCAB, max_requests=5, crowded=True), seed=st.integers(0, 2**32))
-@hypothesis_settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis_settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_preempted_requests_get_the_tokens_that_they_get_alone(schedule: Schedule, seed: int) -> None:
     schedule = with_sampling(schedule, seed)
     core, executor = make_core(schedule.settings)
@@ -235,7 +235,7 @@ def run_with_drafts(schedule: Schedule, seed: int) -> StepStats:
 
 
 @given(schedule=schedules(VOCAB, max_requests=6, drafters=DRAFTERS), seed=st.integers(0, 2**32))
-@hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis_settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
 def test_drafts_change_no_token(schedule: Schedule, seed: int) -> None:
     stats = run_with_drafts(schedule, seed)
     event(f"{schedule.settings.drafter}: accepted {stats.num_accepted_drafts > 0}")

@@ -79,7 +79,7 @@ settings_of_a_row = st.tuples(
     st.integers(0, 2**32),
     st.sampled_from([None, 1, 3]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_draws(ops: Any, chosen: list[Row], vocab: int, seed: int, decimals: int | None) -> None:
     """float32 logits, rounded ones with ties; the token that the random number falls on, unless it falls within
     rounding of another one or a filter is within rounding of deciding otherwise."""
@@ -157,7 +157,7 @@ def test_extremes(ops: Any) -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**31), st.integers(0, 2))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_numbers(native: Any, seed: int, position: int, purpose: int) -> None:
     bits = int(np.uint64(seed).astype(np.int64))
     expected = philox.uniform(np.array([seed], np.uint64), np.array([position]), purpose)[0]
