@@ -97,7 +97,16 @@ def test_names() -> None:
 
 def test_options() -> None:
     assert CudaPlatformOptions(buckets=(4, 1)).buckets == (4, 1)
-    for wrong in ({"capture": "yes"}, {"buckets": (0,)}, {"ranks_per_device": 0}, {"graphs": 1}):
+    assert CudaPlatformOptions.model_validate({"buckets": "1,2, 16"}).buckets == (1, 2, 16)
+    assert CudaPlatformOptions.model_validate({"buckets": "auto"}).buckets == "auto"
+    for wrong in (
+        {"capture": "yes"},
+        {"buckets": (0,)},
+        {"buckets": "few"},
+        {"buckets": ()},
+        {"ranks_per_device": 0},
+        {"graphs": 1},
+    ):
         with pytest.raises(ValueError, match="validation error"):
             CudaPlatformOptions(**wrong)
 

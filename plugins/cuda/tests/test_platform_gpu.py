@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.interfaces.platform import Trial
-from engine.types.errors import ContractError
+from engine.types.errors import ContractError, DeviceMemoryError, KVCacheTooSmallError
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_sdk.conformance import PlatformConformance
 
@@ -155,3 +155,19 @@ def test_results_do_not_hold_up_the_next_step() -> None:
     assert fetch.wait()[0].eq(1).all()
     assert not behind.query(), "the fetch has waited for the work behind it"
     torch.cuda.synchronize()
+
+
+def test_memory_that_is_not_there() -> None:
+    """Of a pool, and of a largest step: typed errors that say how much."""
+    made = platform()
+    _, total = torch.cuda.mem_get_info()
+    with pytest.raises(
+        KVCacheTooSmallError, match=rf"\({2 * total:,} bytes\).*bytes of cuda:0 are free.*--kv-cache-memory"
+    ):
+        made.allocate_pool(2, total)
+
+    def largest_step() -> None:
+        torch.empty(2 * total, dtype=torch.uint8, device="cuda")
+
+    with pytest.raises(DeviceMemoryError, match="run a largest step beside the weights.*Tried to allocate"):
+        made.kv_cache_memory(largest_step, None)

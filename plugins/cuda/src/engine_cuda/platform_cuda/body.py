@@ -74,7 +74,9 @@ class CudaPlatformBody:
         self._outside = total - free - torch.cuda.memory_reserved(self._device)
         self._results = torch.cuda.Stream(self._device)
         self._graphs = Graphs(self._device)
-        self._ring = StagingRing(torch.empty(RING_BYTES, dtype=torch.uint8, pin_memory=True), _event)
+        with torch.inference_mode(False):  # or it could be written to in that mode alone
+            buffer = torch.empty(RING_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._ring = StagingRing(buffer, _event)
 
     @property
     def device(self) -> torch.device:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
 from engine_cuda.gpu import machine
@@ -27,8 +27,14 @@ class CudaPlatformOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     capture: Literal["auto", "always", "never"] = "auto"
-    buckets: Literal["auto"] | tuple[Annotated[int, Field(ge=1, le=4096)], ...] = "auto"
+    buckets: Literal["auto"] | Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = "auto"
     ranks_per_device: Annotated[int, Field(ge=1, le=8)] = 1
+
+    @field_validator("buckets", mode="before")
+    @classmethod
+    def _with_commas(cls, given: Any) -> Any:
+        """ "1,2,4", as the command line has it."""
+        return given.split(",") if isinstance(given, str) and given != "auto" else given
 
 
 class CudaPlatform(PlatformCard):
@@ -53,6 +59,5 @@ class CudaPlatform(PlatformCard):
     @classmethod
     def remarks(cls, need: PlatformNeed) -> list[str]:
         facts = machine()
-        if facts.torch is not None and facts.torch.rocm:
-            return ["it was never run on an AMD GPU"]
-        return []
+        maker = "AMD" if facts.torch is not None and facts.torch.rocm else "NVIDIA"
+        return [f"it was written without a GPU, and not run on one of {maker}'s yet: `make gpu-check` tries it"]
