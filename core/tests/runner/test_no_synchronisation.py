@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from remote import RemotePlatformBody, Waited, serving
 from engine.interfaces.executor import StepFuture
 from engine.plugin import Candidate
 from engine.runner.futures import FailedStep
+from engine.runner.pooler import Pooler
 from engine.runner.worker import Worker
 from engine.types.params import SamplingParams
-from engine.types.plan import GivenDrafts, Masks, NewBlocks, NewSlot, StepPlan
+from engine.types.plan import GivenDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
+from engine.types.pooling import PoolingParams
 
 CANDIDATES = (
     Candidate("platform", "remote", 0, "harness", "1", "remote:RemotePlatform"),
@@ -135,6 +138,38 @@ def test_no_step_waits_for_the_device(of_rows: tuple[SamplingParams, ...]) -> No
             found.step()
         found.step(masks_follow=True)
         found.worker.sample(found.step_id - 1, masks(np.array([0, 2, 5])))
+
+
+def test_what_steps_do_beside_tokens_waits_for_nothing() -> None:
+    """Log probabilities of prompts, and pages that are copied first."""
+    found, scored = steps(), params(prompt_logprobs=2)
+    with serving():
+        found.enter(GREEDY, scored)
+        copies = {name: np.array([2, 3], np.int32) for name in ("group", "source")}
+        found.step(copies=PageCopies(**copies, destination=np.array([297, 298], np.int32)))
+
+
+@pytest.mark.parametrize("task", ["embed", "token_embed", "classify"])
+def test_pooling_waits_for_nothing(task: str) -> None:
+    """Wishes that differ from row to row, and a prompt in pieces, on a platform whose tensors have no values."""
+    description = SimpleNamespace(pooler=SimpleNamespace(pooling_type="mean", normalize=True, activation="softmax"))
+    platform = RemotePlatformBody(SimpleNamespace(start=SimpleNamespace(device="meta")))  # type: ignore[arg-type]
+    model = SimpleNamespace(classify=lambda vectors: vectors[:, :3])
+    pooler = Pooler(platform, model, description)  # type: ignore[arg-type]
+    for slot in range(ROWS):
+        wish = PoolingParams(task=task, normalize=bool(slot % 2), pooling_type=("mean", "cls", "last")[slot % 3])
+        pooler.enter(SimpleNamespace(slot=slot, pooling=wish, num_prompt_tokens=PROMPT))  # type: ignore[arg-type]
+    with serving():
+        for first, count in ((0, 3), (3, PROMPT - 3)):
+            plan = SimpleNamespace(
+                step_id=0,
+                num_rows=ROWS,
+                total_tokens=count * ROWS,
+                slot_of_row=np.arange(ROWS, dtype=np.int32),
+                num_computed=np.full(ROWS, first, np.int32),
+                num_tokens=np.full(ROWS, count, np.int32),
+            )
+            pooler.pool(torch.zeros(count * ROWS, 8, device="meta"), plan)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("acceptance", ["exact", "rejection"])

@@ -12,7 +12,7 @@ from engine.types.plan import PageCopies
 def copy_pages(platform: Platform, pool: torch.Tensor, copies: PageCopies) -> None:
     """Copy whole pages of the pool, uint8 [num_pages, page_bytes], in order with the work queued before and after."""
     host = torch.from_numpy(np.stack([copies.source, copies.destination]).astype(np.int64))
-    source, destination = torch.empty_like(host, device=pool.device)
-    platform.to_device(host[0], source)
-    platform.to_device(host[1], destination)
+    places = torch.empty(host.shape, dtype=host.dtype, device=pool.device)
+    platform.to_device(host, places)
+    source, destination = places
     pool.index_copy_(0, destination, pool.index_select(0, source))

@@ -158,5 +158,5 @@ class Pooler:
         if len(places) == len(x):
             return x
         index = torch.empty(len(places), dtype=torch.int64, device=x.device)
-        self._platform.to_device(torch.tensor(places), index)
+        self._platform.to_device(torch.from_numpy(np.array(places, np.int64)), index)
         return x.index_select(0, index)
