@@ -54,7 +54,8 @@ class Communicator(Protocol):
     before the work is done where the device has a queue, in order with what is queued after it. Results are equal on
     all ranks that get the same, bit by bit.
 
-    A call raises RuntimeError where another rank has gone.
+    A call raises RuntimeError where another rank has gone. Where the device has a queue, this may be a later call:
+    what is queued ends soon then, without a result of use, and does not wait for ever.
     """
 
     def __init__(self, context: WorkerContext) -> None: ...

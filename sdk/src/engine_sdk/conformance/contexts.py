@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,25 +29,29 @@ def worker_context(
     *,
     registry: Registry | None = None,
     with_ops: bool = True,
+    platform_options: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> WorkerContext:
     """The context of a body in a worker: with the platform of the device, and the reference operations.
 
-    registry: what is installed; None: look. fields: of the start message.
+    registry: what is installed; None: look. platform_options: of the device's platform, as a user sets them. fields: of
+    the start message.
     """
     registry = registry or Registry.discover()
     start = start_message(device, dtype, **fields)
-    platform = platform_of(device, start, registry)
+    platform = platform_of(device, start, registry, platform_options)
     context = WorkerContext(start=start, platform=platform, device=platform.device, dtype=getattr(torch, dtype))
     ops = load_body(registry.card(registry.find("ops", "torch")))(context) if with_ops else None
     return replace(context, ops=ops, options=subject.options)
 
 
-def platform_of(device: str, start: WorkerStart, registry: Registry) -> Platform:
-    """The body of `platform_card_of`."""
+def platform_of(
+    device: str, start: WorkerStart, registry: Registry, options: Mapping[str, Any] | None = None
+) -> Platform:
+    """The body of `platform_card_of`, with these options, or its own defaults."""
     card = platform_card_of(device, registry)
-    options = None if card.Options is None else card.Options()
-    platform: Platform = load_body(card)(WorkerContext(start=start, options=options))
+    validated = None if card.Options is None else card.Options.model_validate(dict(options or {}))
+    platform: Platform = load_body(card)(WorkerContext(start=start, options=validated))
     return platform
 
 

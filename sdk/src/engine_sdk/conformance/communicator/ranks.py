@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,18 @@ class Ranks:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def meet(
-        self, subject: Subject, body: type, scenario: str, size: int, device: str = "cpu", **arguments: Any
+        self,
+        subject: Subject,
+        body: type,
+        scenario: str,
+        size: int,
+        device: str = "cpu",
+        platform_options: Mapping[str, Any] | None = None,
+        **arguments: Any,
     ) -> Meeting:
         """Run a scenario of `engine_sdk.conformance.communicator.scenarios` on all ranks of a new group.
 
-        body: the class to build, which the ranks import by its name.
+        body: the class to build, which the ranks import by its name. platform_options: of the device's platform.
         """
         import torch
 
@@ -78,6 +86,7 @@ class Ranks:
             order = {
                 "scenario": scenario, "size": size, "folder": folder, "device": device, "arguments": arguments,
                 "subject": subject.plain, "body": f"{body.__module__}:{body.__qualname__}", "path": sys.path,
+                "platform_options": dict(platform_options or {}),
             }  # fmt: skip
             assert self._process.stdin is not None and self._process.stdout is not None
             self._process.stdin.write(json.dumps(order) + "\n")
@@ -144,6 +153,7 @@ def _work(order: dict[str, Any], rank: int, registry: Registry) -> None:
     import torch
 
     from engine_sdk.conformance.communicator import scenarios
+    from engine_sdk.conformance.communicator.on_device import OnDevice
     from engine_sdk.conformance.contexts import worker_context
 
     module, _, name = order["body"].partition(":")
@@ -151,10 +161,12 @@ def _work(order: dict[str, Any], rank: int, registry: Registry) -> None:
     meeting = str(Path(order["folder"], "meeting"))
     context = worker_context(
         Subject.of_plain(order["subject"]), order["device"], registry=registry, with_ops=False, rank=rank,
-        size=order["size"], rendezvous=meeting,
+        size=order["size"], rendezvous=meeting, platform_options=order["platform_options"],
     )  # fmt: skip
     communicator = body(context)
-    found = getattr(scenarios, order["scenario"])(communicator, rank, order["size"], **order["arguments"])
+    assert context.device is not None
+    seen = communicator if context.device.type == "cpu" else OnDevice(communicator, context.device)
+    found = getattr(scenarios, order["scenario"])(seen, rank, order["size"], **order["arguments"])
     part = Path(order["folder"], f"{rank}.part")
     torch.save(found, part)
     part.rename(Path(order["folder"], f"{rank}.pt"))

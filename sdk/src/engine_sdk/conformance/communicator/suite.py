@@ -38,6 +38,8 @@ class CommunicatorConformance(Conformance):
 
     point = "communicator"
     protocol = "Communicator"
+    platform_options: ClassVar[Mapping[str, Any]] = {}
+    """Of the device's platform, e.g. how many ranks may share a device of which there is one."""
     ranks: ClassVar[Ranks]
 
     @classmethod
@@ -64,7 +66,7 @@ class CommunicatorConformance(Conformance):
     def meet(cls, scenario: str, size: int, **arguments: Any) -> Meeting:
         """Run a scenario on `size` ranks; skipped where the card does not serve as many."""
         cls.require(CommunicatorNeed(world_size=size, device=cls.device))
-        return cls.ranks.meet(cls.subject(), cls.body(), scenario, size, cls.device, **arguments)
+        return cls.ranks.meet(cls.subject(), cls.body(), scenario, size, cls.device, cls.platform_options, **arguments)
 
     # -- what comes out ----------------------------------------------------------------------------------------------
     @classmethod

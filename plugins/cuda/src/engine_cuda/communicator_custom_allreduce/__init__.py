@@ -1,0 +1,1 @@
+"""Driver `custom_allreduce` of the point `communicator`."""

@@ -1,0 +1,1 @@
+"""Driver `pynccl` of the point `communicator`."""
