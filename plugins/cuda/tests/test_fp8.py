@@ -112,6 +112,27 @@ def test_the_card() -> None:
         assert word in reason
 
 
+def test_gpus_that_it_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its reason; none on a processor."""
+    from engine_cuda import nvidia
+    from engine_cuda.gpu import Gpu, Gpus, Machine, TorchBuild
+
+    def reasons(gpu: Gpu, **build: Any) -> list[str]:
+        maker = "AMD" if gpu.target else "NVIDIA"
+        gpus = Gpus(maker=maker, visible=(gpu,), installed=1, driver="580.1", serves=(13, 0))
+        nvidia_gpus, amd_gpus = (None, gpus) if gpu.target else (gpus, None)
+        machine = Machine(nvidia_gpus, amd_gpus, TorchBuild("2.11", **build))
+        monkeypatch.setattr(nvidia, "machine", lambda: machine)
+        return nvidia.wrong_gpu("cuda", (8, 9))
+
+    assert reasons(Gpu("H100", 80 << 30, capability=(9, 0)), cuda=(13, 0)) == []
+    assert reasons(Gpu("A100", 80 << 30, capability=(8, 0)), cuda=(13, 0)) == [
+        "it needs compute capability 8.9 or later, the GPU has 8.0"
+    ]
+    assert reasons(Gpu("MI300X", 80 << 30, target="gfx942"), rocm="7.2") == ["it is for NVIDIA's GPUs, not for AMD's"]
+    assert nvidia.wrong_gpu("cpu") == []
+
+
 def test_it_compiles() -> None:
     """For Hopper: a row of 4096 in registers, in accesses of 16 bytes, rounded by the instruction that there is."""
     constants = {

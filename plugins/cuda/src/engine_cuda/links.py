@@ -32,19 +32,6 @@ def not_linked(count: int, library: Any = None) -> list[str]:
     return []
 
 
-@lru_cache(maxsize=1)
-def visible_gpus() -> int:
-    """How many GPUs the CUDA driver shows this process."""
-    visible = ctypes.c_int()
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    if library.cuInit(ctypes.c_uint(0)) == 0:
-        library.cuDeviceGetCount(ctypes.byref(visible))
-    return visible.value
-
-
 @lru_cache(maxsize=8)
 def _asked(count: int) -> tuple[str, ...]:
     try:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-NVIDIA, AMD = Path("/dev/nvidiactl"), Path("/dev/kfd")
-"""What the makers' drivers put up where a process may use a GPU."""
+from engine_cuda.gpu import machine
+from engine_cuda.platform_cuda.reasons import why_not
 
 
-def wrong_gpu(device: str) -> list[str]:
-    """Why what runs on NVIDIA's GPUs alone cannot serve a torch device of kind "cuda". Empty for other kinds."""
-    if device.partition(":")[0] != "cuda" or NVIDIA.exists():
+def wrong_gpu(device: str, capability: tuple[int, int] = (0, 0)) -> list[str]:
+    """Why what runs on NVIDIA's GPUs of this compute capability alone cannot serve a torch device of kind "cuda".
+
+    Empty for other kinds.
+    """
+    if device.partition(":")[0] != "cuda":
         return []
-    if AMD.exists():
-        return ["it is for NVIDIA's GPUs, and the one that is here is AMD's"]
-    return ["no GPU of NVIDIA's is found on this machine"]
+    facts = machine()
+    reasons = why_not(facts)
+    if not reasons and facts.capability is None:
+        reasons.append("it is for NVIDIA's GPUs, not for AMD's")
+    if not reasons and facts.capability is not None and facts.capability < capability:
+        found, wanted = (".".join(map(str, pair)) for pair in (facts.capability, capability))
+        reasons.append(f"it needs compute capability {wanted} or later, the GPU has {found}")
+    return reasons
+
+
+def visible_gpus() -> int:
+    """How many GPUs this process may use."""
+    used = machine().used
+    return 0 if used is None else len(used.visible)

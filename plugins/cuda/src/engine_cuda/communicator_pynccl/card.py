@@ -7,8 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interfaces.communicator import CommunicatorCard, CommunicatorNeed
-from engine_cuda.links import visible_gpus
-from engine_cuda.nvidia import wrong_gpu
+from engine_cuda.nvidia import visible_gpus, wrong_gpu
 
 PACKAGE, OLDEST = "nccl4py", (0, 6)
 PIP = 'pip install "nccl4py>=0.6,<0.7"'

@@ -12,6 +12,8 @@ from engine_cuda.nvidia import wrong_gpu
 
 DTYPES = ("bfloat16", "float16")
 STORED = ("float16", "bfloat16", "float32", "float64")
+CAPABILITY = (8, 9)
+"""Ada's, the first whose tensor cores multiply such numbers; Hopper has 9.0."""
 STEP = 16 / 448
 """Half the distance of the largest two numbers of e4m3, as a share of its largest: numbers further down are closer."""
 
@@ -48,7 +50,7 @@ class Fp8Quantization(QuantizationCard):
 
     @classmethod
     def unsupported(cls, need: QuantizationNeed) -> list[str]:
-        reasons = [*wrong_device(need.device), *wrong_gpu(need.device)]
+        reasons = [*wrong_device(need.device), *wrong_gpu(need.device, CAPABILITY)]
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
         if need.stored_dtype not in STORED:
