@@ -105,7 +105,7 @@ def test_reasons_name_each_library(machine: Machine) -> None:
     machine((9, 0))
     assert FlashAttention.unsupported(need(head_size=300)) and FlashAttention.unsupported(need(head_size=100))
     machine((9, 0), (8, 0), versions=("fa3",))
-    assert any("not 8.0" in reason for reason in FlashAttention.unsupported(need()))
+    assert FlashAttention.unsupported(need()) == [], "the fastest GPU is the first"
 
 
 def test_pages_of_two_multiples(machine: Machine) -> None:
@@ -137,6 +137,55 @@ def test_torch_is_read_and_not_run() -> None:
     assert installed._takes_pages() == ("block_table" in inspect.signature(varlen.varlen_attn).parameters)
 
 
+def test_doubles_have_the_libraries_signatures() -> None:
+    """Of those that are installed; torch is."""
+    pytest.importorskip("triton")
+    import inspect
+
+    import flash_libraries
+    import torch
+
+    from engine_flashattn.implementations import fa4
+
+    def names(function: Any) -> list[str]:
+        return list(inspect.signature(function).parameters)
+
+    there = installed.facts().versions
+    if "torch" in there:
+        from torch.nn.attention.varlen import varlen_attn
+
+        assert set(names(flash_libraries.varlen_attn)) <= set(names(varlen_attn))
+    if "fa2" in there:
+        import flash_attn
+
+        for name in ("flash_attn_varlen_func", "flash_attn_with_kvcache"):
+            assert names(getattr(flash_libraries, name)) == names(getattr(flash_attn, name))
+    if "fa4" in there:
+        from flash_attn.cute.interface import _flash_attn_fwd
+
+        assert set(names(_flash_attn_fwd)) >= fa4.NAMES and set(names(flash_libraries.flash_attn_4_fwd)) >= fa4.NAMES
+    schema = torch._C.parse_schema(flash_libraries.FA3_SCHEMA)
+    if "fa3" in there:
+        import flash_attn_3._C  # noqa: F401
+
+        real = torch.ops.flash_attn_3.fwd.default._schema
+        assert [argument.name for argument in schema.arguments] == [argument.name for argument in real.arguments]
+
+
+def test_an_operator_with_other_arguments_is_refused() -> None:
+    pytest.importorskip("triton")
+    import flash_libraries
+    import torch
+
+    from engine_flashattn.implementations import fa3, fa4
+
+    schema = torch._C.parse_schema(flash_libraries.FA3_SCHEMA.replace("Tensor? page_table", "Tensor? pages"))
+    with pytest.raises(ConfigError, match="takes no page_table"):
+        fa3.bind(flash_libraries.flash_attn_3_fwd, schema)
+    with pytest.raises(ConfigError, match="takes no .*seqused_k"):
+        fa4.bind(lambda q, k, v: None, divides=True)
+
+
 # -- the body refuses what is named and cannot be --
 def body_of(implementation: str, facts: Facts) -> Any:
     pytest.importorskip("triton")
@@ -164,6 +213,8 @@ def test_a_named_one_never_falls_back() -> None:
     import torch
 
     hopper = Facts(((9, 0),), {"fa2": "2.8.3", "torch": "2.13.0"})
+    with pytest.raises(ConfigError, match=r"the GPU that is computed on \(compute capability 7.5\)"):
+        body_of("auto", hopper._replace(capabilities=((7, 5),))).cache(need(), group_of(256), torch.zeros(1, 1))
     with pytest.raises(ConfigError, match="FlashAttention 3 is not installed; pip install flash-attn-3"):
         body_of("fa3", hopper)
     pages = torch.zeros(3, 16 * 1024, dtype=torch.uint8)

@@ -136,8 +136,9 @@ class FlashAttentionBody:
                 lse[real:].zero_()
 
     def facts(self) -> Facts:
-        """What this machine has."""
-        return facts()
+        """What this machine has; of its GPUs, the one that is computed on."""
+        found = facts()
+        return found._replace(capabilities=(torch.cuda.get_device_capability(),)) if found.capabilities else found
 
     def load(self, implementation: Implementation) -> Attend:
         """Import a library. Raises ConfigError where that fails, though it is installed."""
@@ -165,7 +166,13 @@ class FlashAttentionBody:
         asked = self._options.implementation
         if asked == "auto":
             chosen = choose(need, self._facts)
-            assert chosen is not None, "the card said that none serves it"
+            if chosen is None:
+                major, minor = max(self._facts.capabilities)
+                raise ConfigError(
+                    "attention flash",
+                    f"nothing installed serves the GPU that is computed on (compute capability {major}.{minor})",
+                    "let CUDA_VISIBLE_DEVICES name another GPU, or choose another attention driver",
+                )
             return chosen
         reasons = IMPLEMENTATIONS[asked].reasons(need, self._facts)
         if reasons:

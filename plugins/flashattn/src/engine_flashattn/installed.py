@@ -21,7 +21,7 @@ class Facts(NamedTuple):
     """What this machine has.
 
     Args:
-        capabilities: compute capability of each GPU; empty for none.
+        capabilities: compute capability of each GPU; empty for none. The highest counts: CUDA takes the fastest first.
         versions: of each implementation, by its name; those that are not there are left out.
         rocm: torch is built for AMD's GPUs.
         triton: it is installed.

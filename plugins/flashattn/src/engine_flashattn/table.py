@@ -51,11 +51,10 @@ class Implementation:
                 f"it is not installed ({self.pip})" if self.pip else "this torch's varlen_attn takes no block table"
             ]
         found = []
-        unserved = sorted({capability for capability in facts.capabilities if capability[0] not in self.majors})
-        if unserved:
-            shown = ", ".join(f"{major}.{minor}" for major, minor in unserved)
-            wanted = ", ".join(f"{major}.x" for major in sorted(self.majors))
-            found.append(f"it has kernels for compute capability {wanted}, not {shown}")
+        major, minor = max(facts.capabilities)
+        if major not in self.majors:
+            wanted = ", ".join(f"{each}.x" for each in sorted(self.majors))
+            found.append(f"it has kernels for compute capability {wanted}, not {major}.{minor}")
         if need.kind not in self.kinds:
             found.append(f"layers of kind '{need.kind}' are not served: a tile of values may reach into the next row")
         if need.head_size % 8 or need.head_size > self.largest_head:

@@ -10,6 +10,7 @@ import torch
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
 from engine.types.errors import ConfigError
 from engine.types.kv import KVGroup
+from engine_flashinfer.card import LEAST_CAPABILITY
 from engine_flashinfer.plan import FlashInferPlan, Form
 from engine_flashinfer.staging import Staging
 from engine_flashinfer.wrappers import LARGE_PLAN, Wrappers, load
@@ -36,6 +37,12 @@ class FlashInferBody:
     def wrappers(self, context: WorkerContext, workspace_bytes: int) -> Wrappers:
         """Raises ConfigError where FlashInfer cannot be imported."""
         make = load()
+        if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+            raise ConfigError(
+                "attention flashinfer",
+                "the GPU that is computed on has a compute capability below 8.0",
+                "let CUDA_VISIBLE_DEVICES name another GPU, or choose another attention driver",
+            )
         assert context.platform is not None
         workspace = torch.zeros(workspace_bytes, dtype=torch.uint8, device=context.platform.device)
         pinned = partial(torch.empty, LARGE_PLAN, dtype=torch.uint8, pin_memory=True)

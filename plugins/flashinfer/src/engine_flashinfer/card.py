@@ -79,9 +79,9 @@ def _machine_reasons(there: Facts) -> list[str]:
     if not there.capabilities:
         return ["no NVIDIA GPU was found: the driver's NVML does not answer"]
     found = []
-    least = min(there.capabilities)
-    if least < LEAST_CAPABILITY:
-        found.append(f"it needs compute capability 8.0 at least, not {least[0]}.{least[1]}")
+    major, minor = max(there.capabilities)  # CUDA takes the fastest GPU first
+    if (major, minor) < LEAST_CAPABILITY:
+        found.append(f"it needs compute capability 8.0 at least, not {major}.{minor}")
     if not there.version:
         return [*found, "flashinfer-python is not installed (pip install 'flashinfer-python>=0.7')"]
     if _numbers(there.version) < TESTED:

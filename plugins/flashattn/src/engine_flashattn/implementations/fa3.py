@@ -12,6 +12,7 @@ calls too. What its source (hopper/flash_api.cpp) says, and this module heeds:
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -32,7 +33,7 @@ NAMES = frozenset(
 
 def load() -> Attend:
     """Raises ImportError; ConfigError where the operator takes other arguments."""
-    import flash_attn_interface  # noqa: F401  (registers the operator)
+    importlib.import_module("flash_attn_3._C")  # registers the operator, whatever Python modules lie around it
 
     operator = torch.ops.flash_attn_3.fwd.default
     return bind(operator, operator._schema)
