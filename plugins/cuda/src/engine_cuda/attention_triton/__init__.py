@@ -1,0 +1,1 @@
+"""Driver `triton` of point attention: paged attention in Triton kernels."""

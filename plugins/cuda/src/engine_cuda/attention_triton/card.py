@@ -1,0 +1,71 @@
+"""The card of the attention in Triton."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from pydantic import BaseModel, ConfigDict
+
+from engine.interfaces.attention import AttentionCard, AttentionNeed
+from engine_cuda.gpu import machine
+from engine_cuda.interpreter import wrong_device
+
+DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""With the bytes of an element."""
+FP8 = "float8_e4m3fn"
+FEATURES = frozenset({"kv_index", "sinks", "alibi"})
+LARGEST_HEAD = 256
+FIRST_WITH_FP8 = (8, 9)
+"""Compute capability of Ada; before it, there are no conversions to and from fp8."""
+
+
+class TritonAttentionOptions(BaseModel):
+    """Options of `triton`.
+
+    Attributes:
+        split_kv: divide the keys of long rows among programs, so that few rows use the whole GPU. How many keys go
+            together follows from the whole step; without it a row's result has the same bits whatever stands beside it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    split_kv: bool = True
+
+
+class TritonAttention(AttentionCard):
+    """Paged attention in Triton: prompts, decodes and short extends in one step, divided on the device; fp8 caches."""
+
+    priority = 5  # before torch's; after what is made for the processor, where kernels are only interpreted
+    framework = "torch"
+    kinds = frozenset({"full", "sliding", "encoder"})
+    Options = TritonAttentionOptions
+    body = "engine_cuda.attention_triton.body:TritonAttentionBody"
+
+    @classmethod
+    def unsupported(cls, need: AttentionNeed) -> list[str]:
+        reasons = wrong_device(need.device)
+        if not reasons and find_spec("triton") is None:
+            reasons.append("Triton is not installed (pip install triton)")
+        if need.kind not in cls.kinds:
+            reasons.append(f"layers of kind '{need.kind}' are not served, only {', '.join(sorted(cls.kinds))}")
+        if need.framework != "torch":
+            reasons.append(f"it computes with torch's tensors, not with {need.framework}'s")
+        if need.dtype not in DTYPES:
+            reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
+        kv_dtype = need.dtype if need.kind == "encoder" else need.kv_dtype
+        if kv_dtype not in (*DTYPES, FP8):
+            reasons.append(f"a cache of {kv_dtype} is not served, only of {', '.join((*DTYPES, FP8))}")
+        elif kv_dtype != need.dtype and DTYPES.get(kv_dtype, 1) >= DTYPES.get(need.dtype, 0):
+            reasons.append(f"a cache of {kv_dtype} under queries of {need.dtype} saves no memory")
+        elif kv_dtype == FP8 and need.device.partition(":")[0] == "cuda":
+            capability = machine().capability
+            if capability is not None and capability < FIRST_WITH_FP8:
+                reasons.append("this GPU converts no fp8: compute capability 8.9 and later do")
+        if need.head_size > LARGEST_HEAD:
+            reasons.append(f"heads of {need.head_size} elements are not served, only up to {LARGEST_HEAD}")
+        reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
+        return reasons
+
+    @classmethod
+    def remarks(cls, need: AttentionNeed) -> list[str]:
+        return ["tried in Triton's interpreter and compiled for sm_80, sm_90 and gfx942, not yet run on a GPU"]

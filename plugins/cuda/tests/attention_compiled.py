@@ -1,0 +1,108 @@
+"""The attention kernels as launches on GPUs would compile them, for `test_attention_triton_compiled.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from compiled import TARGETS, Case
+
+from engine_cuda.attention_triton.items import AT_ONCE, COUNTS, FIELDS, ROWS, plan_kernel
+from engine_cuda.attention_triton.kernel import attention_kernel
+from engine_cuda.attention_triton.plan import Division
+from engine_cuda.attention_triton.tiles import decode_tiles, prefill_tiles, target_of
+from engine_cuda.attention_triton.write import write_kernel
+
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
+POINTERS = {
+    **dict.fromkeys(("table", "items", "counters"), "*i32"),
+    **dict.fromkeys(("lse", "partial", "sums", "sinks", "slopes"), "*fp32"),
+    "kv_index": "*i64",
+}
+STRIDES = (
+    "out_token", "out_head", "lse_token", "lse_head", "q_token", "q_head", "k_page", "k_head", "k_token", "v_head",
+    "v_token", "table_row",
+)  # fmt: skip
+
+
+def target(name: str) -> Any:
+    """The tiles' name for a target of `compiled`."""
+    kind, arch, _ = TARGETS[name]
+    return target_of(divmod(int(arch), 10) if kind == "cuda" else None)
+
+
+def attention(
+    where: str = "sm_90",
+    size: int = 128,
+    dtype: str = "bf16",
+    kv: str | None = None,
+    group: int = 4,
+    long: bool = False,
+    one: bool = False,
+    page: int = 16,
+    features: str = "",
+    encoder: bool = False,
+) -> Case:
+    """features: of "window", "cap", "sinks", "alibi" and "lse", in one text."""
+    kv = kv or dtype
+    width = max(16, triton.next_power_of_2(size))
+    facts = (width, BYTES[dtype], BYTES[kv], target(where))
+    more = any(word in features for word in ("window", "cap", "alibi"))
+    tiles = prefill_tiles(*facts, more) if long else decode_tiles(*facts)
+    division = Division(decode_tiles(*facts), prefill_tiles(*facts, more), group, 1, 1)
+    queries = division.queries(one)[long]
+    packed = min(group, max(1, tiles.most_rows // queries))
+    absent = {
+        name: None
+        for name, feature in (("lse", "lse"), ("sinks", "sinks"), ("slopes", "alibi"))
+        if feature not in features
+    }
+    pointers = {name: kind for name, kind in POINTERS.items() if name not in absent}
+    constexprs = {
+        "KV_HEADS": 8, "GROUP": group, "PACKED": packed, "SIZE": size, "WIDTH": width, "PAGE": page,
+        "ROWS": max(16, triton.next_power_of_2(queries * packed)), "TILE": tiles.keys, "ONE": one, "SHORT": not long,
+        "CACHED": not encoder, "WINDOW": "window" in features, "CAP": "cap" in features, "SINKS": "sinks" in features,
+        "ALIBI": "alibi" in features, "LSE": "lse" in features,
+        "FUSED": "cap" not in features and "alibi" not in features, "WIDEN": dtype == "fp32", "FIELDS": FIELDS,
+    }  # fmt: skip
+    return Case(
+        attention_kernel,
+        {
+            **pointers, **dict.fromkeys(("out", "q"), f"*{dtype}"), **dict.fromkeys(("k", "v"), f"*{kv}"),
+            **dict.fromkeys(("scale", "cap"), "fp32"), "window": "i32", **dict.fromkeys(STRIDES, "i32"),
+        },
+        {**constexprs, **absent},
+        where, tiles.warps, tiles.stages, multiples_of_16=STRIDES,
+    )  # fmt: skip
+
+
+def plan(where: str, cached: bool = True, queries: int = 32, ones: bool = False) -> Case:
+    """The kernel that divides a step; `ones`: as Triton compiles it for arguments that are 1."""
+    numbers = (
+        "num_rows", "num_tokens", "window", "first_list", "bq_short", "bq_long", "tile_short", "tile_long",
+        "least_short", "least_long", "most_short", "most_long", "wave_short", "wave_long", "bound_short", "bound_long",
+    )  # fmt: skip
+    known = dict.fromkeys((name for name in numbers if name not in COUNTS), 1) if ones else {}
+    return Case(
+        plan_kernel,
+        {
+            **dict.fromkeys(("items", "query_start_loc", "seq_lens"), "*i32"), "kv_index": "*i64",
+            **dict.fromkeys((name for name in numbers if name not in known), "i32"),
+        },
+        {"CACHED": cached, "BQ": queries, "ROWS": ROWS, "AT_ONCE": AT_ONCE, "FIELDS": FIELDS, **known},
+        where,
+    )  # fmt: skip
+
+
+def write(where: str, dtype: str = "bf16", kv: str = "bf16", size: int = 128) -> Case:
+    """The kernel that stores keys and values."""
+    strides = ("k_token", "k_head", "v_token", "v_head", "cache_page", "cache_head", "cache_token")
+    return Case(
+        write_kernel,
+        {
+            **dict.fromkeys(("k", "v"), f"*{dtype}"), **dict.fromkeys(("k_cache", "v_cache"), f"*{kv}"),
+            "slot_mapping": "*i64", "num_tokens": "i32", **dict.fromkeys(strides, "i32"),
+        },
+        {"SIZE": size, "WIDTH": triton.next_power_of_2(size), "PAGE": 16, "TOKENS": 16},
+        where, multiples_of_16=strides,
+    )  # fmt: skip

@@ -1,0 +1,27 @@
+"""Attention `triton` through the suite of engine-sdk: interpreted on the processor, and on a GPU where there is one."""
+
+import pytest
+
+pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
+pytest.importorskip("engine_cuda", reason="engine-cuda is not installed")
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from engine_sdk.conformance import AttentionConformance, AttentionThorough
+
+
+@pytest.mark.slow
+class TestTritonInterpreted(AttentionConformance):
+    """Minutes; `test_attention_triton.py` has the short form of it."""
+
+    driver, stand_in = "triton", "interpreted"
+
+
+@pytest.mark.gpu
+class TestTriton(AttentionConformance):
+    driver, device = "triton", "cuda"
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+class TestTritonThoroughly(AttentionThorough, AttentionConformance):
+    driver, device = "triton", "cuda"
