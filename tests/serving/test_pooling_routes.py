@@ -20,6 +20,9 @@ from tests.serving.pooling_checkpoints import make_encoder
 TEXTS = ["That is a happy person", "That is a very happy person", "Today is a sunny day"]
 
 
+RANKED: dict[str, Any] = {"query": TEXTS[0]}
+
+
 class Pair:
     """The same model twice: behind a server, and as `LLM` in this process."""
 
@@ -235,6 +238,23 @@ def test_rerank(which: str, request: pytest.FixtureRequest) -> None:
         assert answer["usage"]["total_tokens"] > 0 and answer["id"].startswith("rerank-")
     best = pair.post("/rerank", query=TEXTS[0], documents=documents, top_n=1, return_documents=False).json()
     assert [one["index"] for one in best["results"]] == order[:1] and "document" not in best["results"][0]
+
+
+def test_scores_of_texts_that_are_cut(embedder: Pair, crosser: Pair) -> None:
+    long = "happy " * 5000
+    for pair in (embedder, crosser):
+        for path, body in (
+            ("/score", {"text_1": TEXTS[0], "text_2": long}),
+            ("/rerank", RANKED | {"documents": [long]}),
+        ):
+            assert pair.post(path, **body).status_code == 400
+            assert pair.post(path, **body, truncate_prompt_tokens=-1).status_code == 200
+            assert pair.post(path, **body, truncate_prompt_tokens=0).status_code == 400
+    # Both texts of a pair together, the longer one first; alone each by itself.
+    cut = crosser.post("/score", text_1=TEXTS[0], text_2=long, truncate_prompt_tokens=11).json()
+    assert cut["usage"]["prompt_tokens"] == 11
+    cut = embedder.post("/score", text_1=TEXTS[0], text_2=TEXTS[0] + long, truncate_prompt_tokens=3).json()
+    assert cut["usage"]["prompt_tokens"] == 6 and cut["data"][0]["score"] > 0.999999, "both begin alike"
 
 
 def test_a_cross_encoders_bare_logits(crosser: Pair) -> None:

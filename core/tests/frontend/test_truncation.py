@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import BertProcessing
 
-from engine.frontend.truncation import ALL_THAT_FITS, first, last
+from engine.frontend.truncation import ALL_THAT_FITS, first, last, pair
 from engine.types.errors import InvalidRequestError
 
 IDS = st.lists(st.integers(10, 20), max_size=12)
@@ -36,3 +40,30 @@ def test_bare_ids(ids: list[int], most: int) -> None:
 def test_a_tokenizer_that_writes_into_the_text() -> None:
     with pytest.raises(InvalidRequestError, match="around a text"):
         first([1, 2, 3], 2, 9, lambda: [1, 3])
+
+
+def pair_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel({"[CLS]": 0, "[SEP]": 1, **{f"w{i}": 2 + i for i in range(4)}}, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.post_processor = BertProcessing(("[SEP]", 1), ("[CLS]", 0))
+    return tokenizer
+
+
+WORDS = st.lists(st.sampled_from([f"w{i}" for i in range(4)]), max_size=9).map(" ".join)
+
+
+@given(one=WORDS, two=WORDS, most=st.integers(4, 24))
+def test_a_pair_is_cut_as_the_tokenizers_library_does(one: str, two: str, most: int) -> None:
+    ours, theirs = pair_tokenizer(), pair_tokenizer()
+    theirs.enable_truncation(most, strategy="longest_first")
+    whole, expected = ours.encode(one, two), theirs.encode(one, two)
+    alone = [ours.encode(text, add_special_tokens=False).ids for text in (one, two)]
+    ids, start = pair(whole.ids, alone[0], alone[1], whole.type_ids.index(1), most)
+    assert ids == expected.ids and start == expected.type_ids.index(1)
+
+
+def test_a_pair_of_which_nothing_would_be_left() -> None:
+    with pytest.raises(InvalidRequestError, match="3 tokens around a pair"):
+        pair([0, 5, 6, 1, 7, 1], [5, 6], [7], 4, 3)
+    with pytest.raises(InvalidRequestError, match="around the texts"):
+        pair([0, 5, 6, 1, 7, 1], [5, 9], [7], 4, 5)

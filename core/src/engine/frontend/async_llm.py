@@ -287,12 +287,14 @@ class AsyncLLM:
             return self._input.tokenize(text, add_special_tokens)
         return await asyncio.to_thread(self._input.tokenize, text, add_special_tokens)
 
-    async def plan_scores(self, first: Sequence[Any], second: Sequence[Any], params: PoolingParams) -> ScorePlan:
+    async def plan_scores(
+        self, first: Sequence[Any], second: Sequence[Any], params: PoolingParams, most: int | None = None
+    ) -> ScorePlan:
         """What to pool to score pairs of texts; many or long ones in a thread. See `engine.frontend.score_plan`.
 
         Raises InvalidRequestError.
         """
-        plan = partial(plan_scores, self._input, list(first), list(second), params)
+        plan = partial(plan_scores, self._input, list(first), list(second), params, most)
         short = sum(map(_length, first)) * (len(second) if len(first) == 1 else 1) + sum(map(_length, second))
         return plan() if short < LONG_PROMPT else await asyncio.to_thread(plan)
 

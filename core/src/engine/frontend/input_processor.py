@@ -272,8 +272,9 @@ class InputProcessor:
         lower = self.model.pooler.lower_case and not self.model.generates
         return self._encode(text.lower() if lower else text, add_special_tokens)
 
-    def pair(self, first: Any, second: Any) -> tuple[TokensPrompt, int | None]:
-        """Two texts as one prompt, and where the tokens of the second type begin (None: nowhere).
+    def pair(self, first: Any, second: Any, most: int | None = None) -> tuple[TokensPrompt, int | None]:
+        """Two texts as one prompt, and where the tokens of the second type begin (None: nowhere). With `most` it is cut
+        to so many tokens, see `truncation.pair`; -1: to what the model takes.
 
         Raises InvalidRequestError where they are no texts, or the tokenizer knows no pairs.
         """
@@ -290,6 +291,10 @@ class InputProcessor:
             first, second = first.lower(), second.lower()
         try:
             ids, second_start = encode_pair(first, second)
+            if most is not None:
+                alone = [self.tokenizer.encode(text, add_special_tokens=False) for text in (first, second)]
+                most = self.max_model_len if most == truncation.ALL_THAT_FITS else most
+                ids, second_start = truncation.pair(ids, alone[0], alone[1], second_start, most)
         except (UnicodeError, TypeError) as error:
             raise InvalidRequestError("tokenise a pair", f"it is no valid Unicode text: {error}") from error
         return TokensPrompt(prompt_token_ids=ids), second_start

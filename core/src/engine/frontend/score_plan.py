@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,8 +32,11 @@ class ScorePlan(NamedTuple):
     scores: Callable[[Sequence[RequestOutput]], list[ScoringRequestOutput]]
 
 
-def plan_scores(inputs: InputProcessor, first: list[Any], second: list[Any], params: PoolingParams) -> ScorePlan:
-    """Plan a score for each of `second`, each with its own of `first`, or all with the only one there.
+def plan_scores(
+    inputs: InputProcessor, first: list[Any], second: list[Any], params: PoolingParams, most: int | None = None
+) -> ScorePlan:
+    """Plan a score for each of `second`, each with its own of `first`, or all with the only one there. With `most` each
+    prompt is cut to so many tokens: a text's, or those of both texts of a pair that is read as one; -1: to what fits.
 
     Raises:
         InvalidRequestError: the numbers do not match, the model pools nothing, its head has several labels; or, for a
@@ -46,8 +49,16 @@ def plan_scores(inputs: InputProcessor, first: list[Any], second: list[Any], par
             "pass one against one, one against several, or equally many",
         )
     if inputs.model.pooler.num_labels:
-        return _across(inputs, first, second, params)
+        return _across(inputs, first, second, params, most)
+    if most is not None:
+        first, second = ([_cut(text, most) for text in texts] for texts in (first, second))
     return _apart(inputs, first, second, params)
+
+
+def _cut(prompt: Any, most: int) -> Any:
+    fields = {"prompt": prompt} if isinstance(prompt, str) else prompt
+    fields = fields if isinstance(fields, Mapping) else {"prompt_token_ids": fields}
+    return {**fields, "truncate_prompt_tokens": most}
 
 
 def _apart(inputs: InputProcessor, first: list[Any], second: list[Any], params: PoolingParams) -> ScorePlan:
@@ -71,7 +82,9 @@ def _apart(inputs: InputProcessor, first: list[Any], second: list[Any], params: 
     return ScorePlan("embed", prompts, [params] * len(prompts), scores)
 
 
-def _across(inputs: InputProcessor, first: list[Any], second: list[Any], params: PoolingParams) -> ScorePlan:
+def _across(
+    inputs: InputProcessor, first: list[Any], second: list[Any], params: PoolingParams, most: int | None
+) -> ScorePlan:
     """What a cross-encoder says of each pair."""
     check_task("classify", inputs.model)
     labels = inputs.model.pooler.num_labels
@@ -83,7 +96,7 @@ def _across(inputs: InputProcessor, first: list[Any], second: list[Any], params:
         )
     prompts, complete = [], []
     for a, b in zip(first * len(second) if len(first) < len(second) else first, second, strict=True):
-        prompt, second_start = inputs.pair(a, b)
+        prompt, second_start = inputs.pair(a, b, most)
         prompts.append(prompt)
         complete.append(msgspec.structs.replace(params, second_text_start=second_start))
 

@@ -50,3 +50,47 @@ def first(ids: list[int], most: int | None, fits: int, bare: Callable[[], list[i
             "raise it",
         )  # fmt: skip
     return [*ids[:before], *inner[: most - before - after], *ids[len(ids) - after :]]
+
+
+def pair(
+    ids: list[int], first: list[int], second: list[int], second_start: int | None, most: int
+) -> tuple[list[int], int | None]:
+    """Two texts that are read as one prompt, cut to `most` tokens in all: from the end of the longer one, then of both,
+    as Hugging Face's tokenizers do ("longest_first"). What the tokenizer puts around and between them stays.
+
+    Args:
+        ids: the whole prompt.
+        first, second: the texts alone.
+        second_start: where the tokens of the second type begin.
+
+    Raises InvalidRequestError where no token of the texts would be left.
+    """
+    if len(ids) <= most:
+        return ids, second_start
+    before = _place(ids, first, 0)
+    between = None if before is None else _place(ids, second, before + len(first))
+    if before is None or between is None:
+        raise InvalidRequestError(
+            f"{NAME}={most}", "the tokenizer does not put its own tokens around the texts of a pair", "leave it out"
+        )
+    around = len(ids) - len(first) - len(second)
+    if most <= around:
+        raise InvalidRequestError(
+            f"{NAME}={most}",
+            f"the tokenizer puts {around} tokens around a pair, and none of it would be left",
+            "raise it",
+        )
+    short, long = sorted((len(first), len(second)))
+    if 2 * short <= most - around:
+        long = most - around - short
+    else:
+        short = (most - around) // 2
+        long = most - around - short
+    kept, kept_second = (long, short) if len(first) > len(second) else (short, long)
+    cut = [*ids[:before], *first[:kept], *ids[before + len(first) : between]]
+    cut += [*second[:kept_second], *ids[between + len(second) :]]
+    return cut, None if second_start is None else second_start - (len(first) - kept)
+
+
+def _place(ids: list[int], text: list[int], start: int) -> int | None:
+    return next((i for i in range(start, len(ids) - len(text) + 1) if ids[i : i + len(text)] == text), None)

@@ -114,6 +114,8 @@ class ScoreBody(PoolingBody):
         text_1, queries, data_1: a text, or as many as there are of the other.
         text_2, documents, data_2: one or several texts.
         use_activation: false gives a cross-encoder's bare logits.
+        truncate_prompt_tokens: cut each text to its first so many tokens, those around it counted; for a cross-encoder
+            both texts of a pair together, from the end of the longer; -1: to as many as the model takes.
     """
 
     text_1: str | Strings | None = None
@@ -123,6 +125,7 @@ class ScoreBody(PoolingBody):
     data_1: str | Strings | None = None
     data_2: str | Strings | None = None
     use_activation: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
 
     @model_validator(mode="after")
     def _one_pair(self) -> ScoreBody:
@@ -153,6 +156,7 @@ class RerankBody(PoolingBody):
         top_n: answer with the best so many; without it, or with 0, with all.
         return_documents: answer with their texts too; without it, yes but for `/v2/rerank`, as Cohere has it.
         use_activation: false gives a cross-encoder's bare logits.
+        truncate_prompt_tokens: as for scores.
     """
 
     query: str
@@ -160,6 +164,7 @@ class RerankBody(PoolingBody):
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool | None = None
     use_activation: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
 
     def texts(self) -> list[str]:
         """Of the documents."""

@@ -15,7 +15,7 @@ from engine.frontend.score_plan import data_of
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
 from engine.server.pooled import check_count, pool, usage
-from engine.server.pooling_protocol import ClassifyBody, EmbeddingsBody, PoolingBody, RerankBody, ScoreBody
+from engine.server.pooling_protocol import ClassifyBody, EmbeddingsBody, RerankBody, ScoreBody
 from engine.server.request_id import engine_id
 from engine.server.state import ServerState, state_of
 from engine.types.outputs import RequestOutput
@@ -100,7 +100,7 @@ async def _pool_inputs(
 async def _scores(
     state: ServerState,
     request: Request,
-    body: PoolingBody,
+    body: ScoreBody | RerankBody,
     prefix: str,
     first: list[str],
     second: list[str],
@@ -110,7 +110,7 @@ async def _scores(
         raise APIError(
             400, "use_activation is for cross-encoders, this model's scores are cosines", param="use_activation"
         )
-    plan = await state.engine.plan_scores(first, second, params)
+    plan = await state.engine.plan_scores(first, second, params, body.truncate_prompt_tokens)
     complete = [msgspec.structs.replace(one, task=plan.task) for one in plan.params]
     outputs = await pool(state, request, body, prefix, plan.prompts, complete)
     return [one.outputs.score for one in plan.scores(outputs)], outputs
