@@ -11,9 +11,11 @@ SERVING = ROOT / "tests" / "serving"
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that share what is made for their module (a server, an engine, a trained model) run in one of pytest's
     processes: there it is made once. Those that use the server of `tests/serving/conftest.py` share that."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return  # a machine with a GPU may lack it; then there is one process
     for item in items:
         fixtures = getattr(item, "_fixtureinfo", None)
         if fixtures is None or item.get_closest_marker("xdist_group") is not None:

@@ -17,8 +17,8 @@ from engine.types.params import SamplingParams
 
 
 def test_the_sizes_are_those_of_the_published_models():
-    """Parameters as Qwen3's model cards give them."""
-    for name, millions in (("0.6B", 596), ("1.7B", 1721), ("4B", 4022), ("8B", 8191)):
+    """Parameters as the model cards of Qwen3 and Llama 3.1 give them."""
+    for name, millions in (("0.6B", 596), ("1.7B", 1721), ("4B", 4022), ("8B", 8191), ("llama-8B", 8030)):
         shapes = shapes_of(config_of(f"dummy:{name}"))
         assert sum(math.prod(shape) for shape in shapes.values()) / 1e6 == pytest.approx(millions, rel=1e-3)
 
@@ -68,7 +68,19 @@ def test_other_names_are_left_alone():
 
 def weights(name: str) -> dict[str, torch.Tensor]:
     start = SimpleNamespace(files=DummyCheckpoint.resolve(name))
-    return dict(DummyWeights(SimpleNamespace(start=start)).weights())
+    return dict(DummyWeights(SimpleNamespace(start=start, device=torch.device("cpu"))).weights())
+
+
+def test_a_llama_computes():
+    llm = LLM(
+        "dummy:llama-8B,layers=2,hidden=64,inner=96,heads=4,kv_heads=2,head_dim=16,vocab=300",
+        dtype="float32", max_model_len=64, kv_cache_memory=2**20,
+    )  # fmt: skip
+    try:
+        output = llm.generate({"prompt_token_ids": [3, 4, 5]}, SamplingParams(max_tokens=5, ignore_eos=True))
+    finally:
+        llm.shutdown()
+    assert len(output[0].outputs[0].token_ids) == 5
 
 
 def test_weights_are_seeded_by_name_and_scaled():

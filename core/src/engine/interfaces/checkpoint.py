@@ -37,7 +37,8 @@ class Checkpoint(Protocol):
     def __init__(self, context: WorkerContext) -> None: ...
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Stream (name, host tensor in the file's dtype), holding one file's mapping at a time.
+        """Stream (name, tensor in the file's dtype), holding one file's mapping at a time. Tensors lie on the host, or
+        on the context's device where they were made there.
 
         Raises CheckpointError for a truncated or broken file, naming it.
         """

@@ -27,11 +27,14 @@ _PRESETS: dict[str, tuple[int, int, int, int, int, int, int, int, bool]] = {
     "1.7B": (28, 2048, 6144, 16, 8, 128, 151936, 40960, True),
     "4B": (36, 2560, 9728, 32, 8, 128, 151936, 40960, True),
     "8B": (36, 4096, 12288, 32, 8, 128, 151936, 40960, False),
+    "llama-8B": (32, 4096, 14336, 32, 8, 128, 128256, 131072, False),
 }
+_LLAMA = "llama-"
+"""Begins the sizes of Llama 3.1; the others are Qwen3's."""
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """config.json of "dummy:SIZE" or "dummy:SIZE,KEY=NUMBER,...", a Qwen3 or a DeepSeek-V3 in bfloat16.
+    """config.json of "dummy:SIZE" or "dummy:SIZE,KEY=NUMBER,...", a Qwen3, Llama or DeepSeek-V3 in bfloat16.
 
     Raises ModelNotFoundError for an unknown size or key, or a number that makes no model.
     """
@@ -71,9 +74,9 @@ def config_of(name: str) -> dict[str, Any]:
         config
         | common
         | {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
-            "rope_theta": 1000000.0,
+            "architectures": ["LlamaForCausalLM" if size.startswith(_LLAMA) else "Qwen3ForCausalLM"],
+            "model_type": "llama" if size.startswith(_LLAMA) else "qwen3",
+            "rope_theta": 500000.0 if size.startswith(_LLAMA) else 1000000.0,
             "tie_word_embeddings": _PRESETS[size][-1],
         }
     )
@@ -103,13 +106,13 @@ def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def _shapes_of_attention(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, head = config["hidden_size"], config["head_dim"]
     q_size, kv_size = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    norms = {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)} if config["model_type"] == "qwen3" else {}
     return {
         "self_attn.q_proj": (q_size, hidden),
         "self_attn.k_proj": (kv_size, hidden),
         "self_attn.v_proj": (kv_size, hidden),
         "self_attn.o_proj": (hidden, q_size),
-        "self_attn.q_norm": (head,),
-        "self_attn.k_norm": (head,),
+        **norms,
     }
 
 

@@ -1,0 +1,174 @@
+"""The engine on a GPU: the tokens of transformers, of uncaptured steps and of one step at a time; and no waiting."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from engine import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is False: no GPU here"),
+]
+PARITY = Path(__file__).parents[2] / "core" / "tests" / "parity" / "checkpoints.py"
+LENGTHS, NEW_TOKENS = (70, 5, 23, 1, 40, 100, 16, 33), 24
+SIZES: dict[str, Any] = {
+    "platform": "cuda", "max_num_seqs": 8, "max_model_len": 256, "kv_cache_memory": 32 << 20, "seed": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def parity() -> ModuleType:
+    """What makes random checkpoints with transformers, from the core's tests."""
+    pytest.importorskip("transformers")
+    spec = importlib.util.spec_from_file_location("gpu_parity_checkpoints", PARITY)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(parity: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 with grouped heads, of the head size that every attention driver serves."""
+    path: Path = parity.make_checkpoint(
+        tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM", heads=4, kv_heads=2, head_dim=128, hidden=256
+    )
+    return path
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(256, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def generate(folder: Path, params: SamplingParams | list[SamplingParams], **settings: Any) -> list[list[int]]:
+    with LLM(model=str(folder), **(SIZES | settings)) as llm:
+        asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts()]
+        return [list(output.outputs[0].token_ids) for output in llm.generate(asked, params, use_tqdm=False)]
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+
+
+def mixed(max_tokens: int = NEW_TOKENS) -> list[SamplingParams]:
+    """Greedy rows and drawn ones, with every filter and with penalties."""
+    return [
+        SamplingParams(
+            temperature=0.8 if index % 2 else 0.0,
+            seed=index,
+            top_p=0.95 if index % 3 else 1.0,
+            top_k=20 if index % 4 else 0,
+            repetition_penalty=1.1 if index % 5 == 1 else 1.0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+        )
+        for index in range(len(LENGTHS))
+    ]
+
+
+def logits_of(parity: ModuleType, folder: Path, dtype: torch.dtype, sequences: list[list[int]]) -> list[torch.Tensor]:
+    """transformers' logits on the GPU for whole sequences, float32 [n, V] each."""
+    model = parity.load_oracle(folder, dtype).cuda()
+    with torch.inference_mode():
+        return [model(torch.tensor([ids], device="cuda")).logits[0].float().cpu() for ids in sequences]
+
+
+def check(parity: ModuleType, folder: Path, outputs: list[list[int]], slack: list[float]) -> None:
+    """No token's logit lies further below the best one of a float32 oracle than the slack of its sequence."""
+    sequences = [prompt + tokens for prompt, tokens in zip(prompts(), outputs, strict=True)]
+    for logits, length, tokens, allowed in zip(
+        logits_of(parity, folder, torch.float32, sequences), LENGTHS, outputs, slack, strict=True
+    ):
+        places = logits[length - 1 : -1]
+        behind = places.max(dim=1).values - places.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+        assert behind.max().item() <= allowed, f"prompt of {length}: {behind.max().item()} behind, {allowed} allowed"
+
+
+def test_greedy_tokens_are_those_of_transformers_in_float32(parity: ModuleType, folder: Path) -> None:
+    """Each token is the best one after those before it, but for two that lie within 1e-3 of each other."""
+    check(parity, folder, generate(folder, GREEDY, dtype="float32"), [1e-3] * len(LENGTHS))
+
+
+def test_greedy_tokens_in_bfloat16_are_within_what_bfloat16_costs(parity: ModuleType, folder: Path) -> None:
+    """No token is further from the best than four times what bfloat16 changes in transformers' own logits."""
+    outputs = generate(folder, GREEDY, dtype="bfloat16")
+    sequences = [prompt + tokens for prompt, tokens in zip(prompts(), outputs, strict=True)]
+    exact, rounded = (logits_of(parity, folder, dtype, sequences) for dtype in (torch.float32, torch.bfloat16))
+    slack = [4 * (a - b).abs().max().item() for a, b in zip(exact, rounded, strict=True)]
+    check(parity, folder, outputs, slack)
+
+
+@pytest.mark.parametrize("drafts", [{}, {"drafter": "ngram", "drafter.num_tokens": 3, "drafter.min_match": 1}], ids=str)
+def test_captured_steps_give_the_tokens_of_uncaptured_ones(folder: Path, drafts: dict[str, Any]) -> None:
+    found = [
+        generate(folder, mixed(), dtype="float32", **{"platform.capture": capture}, **drafts)
+        for capture in ("never", "always")
+    ]
+    assert found[0] == found[1]
+
+
+def test_drafts_change_no_token(folder: Path) -> None:
+    drafts: dict[str, Any] = {"drafter": "ngram", "drafter.num_tokens": 4, "drafter.min_match": 1}
+    assert generate(folder, mixed(), dtype="float32", **drafts) == generate(folder, mixed(), dtype="float32")
+
+
+def test_steps_in_flight_give_the_tokens_of_one_at_a_time(folder: Path) -> None:
+    assert generate(folder, mixed(), dtype="float32", in_flight=2) == generate(
+        folder, mixed(), dtype="float32", in_flight=1
+    )
+
+
+@pytest.fixture
+def decoding(folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An engine in the middle of decoding all rows."""
+    with LLM(model=str(folder), dtype="bfloat16", in_flight=2, **SIZES, **request.param) as llm:
+        engine = llm.llm_engine
+        for index, (prompt, params) in enumerate(zip(prompts(), mixed(100), strict=True)):
+            engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+        for _ in range(24):
+            engine.step()
+        torch.cuda.synchronize()
+        yield engine
+        engine.abort_request([str(index) for index in range(len(LENGTHS))])
+        while engine.has_unfinished_requests():
+            engine.step()
+
+
+DRAFTS = {"drafter": "ngram", "drafter.num_tokens": 3, "drafter.min_match": 1}
+
+
+@pytest.mark.parametrize("decoding", [{}, DRAFTS], indirect=True, ids=["plain", "drafts"])
+def test_no_decode_step_synchronises(decoding: Any) -> None:
+    """Torch itself raises where an operation of its own waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(12):
+            decoding.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "cuStreamSynchronize", "cuCtxSynchronize")
+
+
+@pytest.mark.parametrize("decoding", [{}, DRAFTS], indirect=True, ids=["plain", "drafts"])
+def test_the_profiler_sees_no_wait_in_decode_steps(decoding: Any) -> None:
+    """What waits is the copy of the tokens back, on an event; nothing waits for the whole stream or device."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(8):
+            decoding.step()
+    names = [event.name for event in profile.events() or ()]
+    assert any("Launch" in name for name in names), "the profiler saw the launches"
+    ends = 2  # the profiler's own, when it begins and ends
+    waits = [name for name in names if name in WAITS]
+    assert len(waits) <= ends, f"{len(waits)} waits in 8 steps: {sorted(set(waits))}"

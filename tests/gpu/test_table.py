@@ -1,0 +1,151 @@
+"""What of `make gpu-check` needs no GPU: its arithmetic, its budget, its table."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import page as page_module
+from tests.gpu.__main__ import Check, last_words, parser, summary
+from tests.gpu.device_time import union
+from tests.gpu.environment import PACKAGES, ROOT, commands, variables
+from tests.gpu.page import Part, cells, page
+from tests.gpu.parts import Budget, run
+from tests.gpu.roofline import decode_operations, least_seconds
+from tests.gpu.rows import MARK, Ceilings, Row, tell, told
+from tests.gpu.sheets import sheet_of, why_void
+from tests.gpu.workload import nano_vllm
+
+LLAMA = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
+}  # fmt: skip
+GOOD = Ceilings("NVIDIA H100 80GB HBM3", "torch 2.11", 3000.0, 720.0)
+
+
+def test_the_workload_is_nano_vllms() -> None:
+    """Its own page tells of 133,966 output tokens."""
+    requests = nano_vllm()
+    assert len(requests) == 256 and sum(request.output_len for request in requests) == 133_966
+    assert all(100 <= len(request.prompt) <= 1024 for request in requests)
+
+
+def test_roofline() -> None:
+    """One row reads every multiplied weight once; many rows' products are bound by computing, attention by reading."""
+    alone = decode_operations(LLAMA, 1, 1)
+    weights = 2 * (8.03e9 - 128256 * 4096)  # all but the input embedding
+    assert sum(operation.num_bytes for operation in alone) == pytest.approx(weights, rel=2e-3)
+    assert sum(operation.flops for operation in alone) == pytest.approx(weights, rel=2e-3)
+    many = {operation.name: operation for operation in decode_operations(LLAMA, 256, 1024)}
+    cache = 256 * 1024 * 2 * 8 * 128 * 2 * 32
+    assert many["attention"].num_bytes == pytest.approx(cache, rel=0.01)
+    assert many["attention"].seconds(3000, 720) == pytest.approx(cache / 3e12, rel=0.01)
+    wide = decode_operations(LLAMA, 4096, 1)[3]
+    assert wide.seconds(3000, 720) == wide.flops / 720e12 > wide.num_bytes / 3e12
+    least = least_seconds(many.values(), 3000, 720)
+    assert least == pytest.approx(sum(operation.seconds(3000, 720) for operation in many.values()))
+    assert 0.015 < least < 0.02  # 15 GB of weights and 34 GB of cache at 3 TB/s
+
+
+def test_time_that_overlaps_counts_once() -> None:
+    assert union([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
+    assert union([]) == 0
+
+
+def test_sheets_and_void_measurements() -> None:
+    sheet = sheet_of("NVIDIA H100 80GB HBM3")
+    assert sheet is not None and sheet.gb_s == 3350
+    nvl, hopper = sheet_of("NVIDIA H100 NVL"), sheet_of("NVIDIA GH200 480GB")
+    assert nvl is not None and nvl.gb_s == 3938 and hopper is not None and hopper.gb_s == 4000
+    assert sheet_of("NVIDIA H20") != sheet_of("NVIDIA H200") is not None
+    assert why_void(GOOD.device, 3000, 720) == []
+    (slow,) = why_void(GOOD.device, 2000, 720)
+    assert "2,000 GB/s, under 85%" in slow
+    assert "not known" in why_void("Abacus", 1, 1)[0]
+
+
+def test_rows_travel(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Row("a", "1 ms", gb_s=2.5, share="gb_s", bar=0.5, figures={"x": 1.0})
+    tell(row)
+    tell(GOOD)
+    lines = capsys.readouterr().out.splitlines()
+    assert told(["noise", *lines, MARK + '{"kind": "Row", "wha']) == ([row], GOOD)
+
+
+def test_the_table_says_what_is_met_and_what_is_void() -> None:
+    rows = [
+        Row("decode", "6 ms", gb_s=2700, tflop_s=3, share="gb_s", bar=0.85),
+        Row("prefill", "300 ms", gb_s=50, tflop_s=360, share="tflop_s", bar=0.6),
+        Row("host", "9 of 10 ms", share="idle", figures={"idle": 0.1}, bar=0.03, at_most=True),
+        Row("tokens", "many", share="rate", figures={"rate": 20_000.0}, bar=17_400, unit="tokens/s"),
+        Row("start", "4 s"),
+    ]
+    text = page(rows, GOOD, [Part("tests", 3.2, "exit status 1", "2 passed | 1 failed", True)], "2026-11-21", "abc")
+    assert "| decode | 6 ms | 2,700 (90%) | 3 (0%) | at least 85.0% | yes (90.0%) |" in text
+    assert "| prefill | 300 ms | 50 (2%) | 360 (50%) | at least 60.0% | no (50.0%) |" in text
+    assert "| host | 9 of 10 ms |  |  | at most 3.0% | no (10.0%) |" in text
+    assert "| tokens | many |  |  | at least 17,400 tokens/s | yes (20,000 tokens/s) |" in text
+    assert "| start | 4 s |  |  |  |  |" in text
+    assert "| tests | 3 | 2 passed / 1 failed; exit status 1 |" in text and "Void" not in text
+    void = page(rows, Ceilings(GOOD.device, "", 1000, 720), [], "2026-11-21", "abc")
+    assert "**Void**: reading reached 1,000 GB/s" in void
+    assert "| decode | 6 ms | 2,700 | 3 | at least 85.0% | void |" in void
+    assert cells(rows[0], None)[-1] == "void" and page_module.value(rows[4], GOOD) is None
+    assert "nothing was measured" not in text and "no GPU" in page([], None, [], "", "")
+
+
+def test_a_part_that_hangs_is_stopped_and_what_it_told_is_kept() -> None:
+    program = (
+        "import sys, time, subprocess; print('told', flush=True); subprocess.Popen(['sleep', '60']); time.sleep(60)"
+    )
+    began = time.monotonic()
+    outcome = run([sys.executable, "-c", program], 1.5, variables(None), io.StringIO())
+    assert outcome.status is None and outcome.lines == ["told"]
+    assert time.monotonic() - began < 15
+    assert run([sys.executable, "-c", "raise SystemExit(3)"], 20, variables(None)).status == 3
+
+
+def test_the_budget_is_shared() -> None:
+    budget = Budget(100)
+    assert budget.limit(30) == 30 and 85 < budget.limit(200, reserved=10) <= 90 and Budget(-1).limit(9) == 0
+    check = Check(Budget(3), variables(None))
+    check.part("late", [sys.executable, "-c", "pass"], 50)
+    assert check.parts == [Part("late", 0, "left out: no time was left", failed=True)]
+
+
+def test_a_parts_end_is_told() -> None:
+    check = Check(Budget(60), variables(None))
+    program = f'print(\'{MARK}\' + \'{{"kind": "Row", "what": "w", "result": "r"}}\'); raise SystemExit(\'no luck\')'
+    check.part("one", [sys.executable, "-c", program], 30)
+    assert check.rows == [Row("w", "r")]
+    assert check.parts[0].trouble == "exit status 1: no luck" and check.parts[0].failed
+    assert last_words(["a", " "]) == "a" and last_words([]) == "it said nothing"
+    pytest_said = ["....", "FAILED a.py::b - AssertionError: c", "1 failed, 3 passed, 2 skipped in 4.10s"]
+    assert summary(pytest_said) == "1 failed, 3 passed, 2 skipped in 4.10s; FAILED a.py::b"
+
+
+def test_what_is_installed_is_there(tmp_path: Path) -> None:
+    assert all((ROOT / package / "pyproject.toml").is_file() for package in PACKAGES)
+    (tmp_path / "a-1-py3-none-any.whl").touch()
+    wheels, project = commands(tmp_path / "to", tmp_path)
+    assert wheels[-1].endswith("a-1-py3-none-any.whl") and "--no-index" in wheels and "--no-build-isolation" in project
+    assert len(list(commands(tmp_path / "to", None))) == 1
+    assert parser().parse_args(["--here", "--minutes", "1"]).minutes == 1
+
+
+def test_the_reader_reads_every_word() -> None:
+    """In Triton's interpreter: the programs' sums add up to the sum of what they say that they read."""
+    pytest.importorskip("triton")
+    program = (
+        "import torch; from tests.gpu import read_kernel as r; words = torch.arange(8 * r.BLOCK * r.UNROLL + 5).int() % 7;"
+        "launch, size = r.reader(words); assert size == 8 * r.BLOCK * r.UNROLL * 4; "
+        "assert int(launch().sum()) == int(words[: size // 4].sum()), launch()"
+    )
+    outcome = run(
+        [sys.executable, "-c", program], 60, {**variables(None), "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    )
+    assert outcome.status == 0, outcome.lines
