@@ -141,7 +141,8 @@ def test_the_reader_reads_every_word() -> None:
     """In Triton's interpreter: the programs' sums add up to the sum of what they say that they read."""
     pytest.importorskip("triton")
     program = (
-        "import torch; from tests.gpu import read_kernel as r; words = torch.arange(8 * r.BLOCK * r.UNROLL + 5).int() % 7;"
+        "import torch; from tests.gpu import read_kernel as r;"
+        "words = torch.arange(8 * r.BLOCK * r.UNROLL + 5).int() % 7;"
         "launch, size = r.reader(words); assert size == 8 * r.BLOCK * r.UNROLL * 4; "
         "assert int(launch().sum()) == int(words[: size // 4].sum()), launch()"
     )
