@@ -107,6 +107,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("latent attention: plans refilled in place", "latent_refilled_plan"),
             Capability("latent attention: captured and replayed decode steps", "latent_captured_step"),
             Capability("latent attention: captured and replayed drafts", "latent_captured_drafts"),
+            Capability("latent attention: drafts padded to one length", "latent_padded_drafts"),
             Capability("latent attention of DeepSeek's sizes", "thorough_latent_forms thorough_latent_ragged_batches"),
         ),
         "ops": (

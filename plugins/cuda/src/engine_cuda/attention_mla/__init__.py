@@ -1,0 +1,1 @@
+"""Driver `mla` of point `attention`: latent attention in Triton."""

@@ -1,0 +1,194 @@
+"""The body of the latent attention in Triton: tensors to launches.
+
+A page of a layer holds its tokens' vectors one after another, [tokens_per_block, C + P]: the latent, then the rotated
+key. 1152 bytes a vector of 16 bits with DeepSeek's sizes, nine whole lines of memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel
+from engine.types.errors import ConfigError
+from engine.types.kv import KVGroup
+from engine_cuda.attention_mla.card import FP8
+from engine_cuda.attention_mla.kernels import join_kernel, latent_attention_kernel, write_kernel
+from engine_cuda.attention_mla.plan import LEAST_SPLIT, Launch, MLAPlan, launches_of
+from engine_cuda.attention_mla.tiles import Target, target_of
+from engine_cuda.interpreter import interpreted
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+
+LOG2E = 1.4426950408889634
+WRITTEN = 4
+"""Tokens that one program writes to the cache."""
+JOINED = 128
+"""Columns of a mean that one program joins."""
+INTERPRETED_PROCESSORS = 3
+"""Multiprocessors that the interpreter is taken to have: few, so that small examples are divided."""
+
+
+class TritonLatentAttentionBody:
+    """See `engine.interfaces.latent_attention.LatentAttention`.
+
+    A captured step stays right for any lengths, pages and places; every row has to keep its number of tokens.
+    """
+
+    capture_level: CaptureLevel = "uniform"
+
+    def __init__(self, context: WorkerContext) -> None:
+        device, dtype, start = context.device, context.dtype, context.start
+        assert device is not None and dtype is not None
+        self._device, self._dtype = device, dtype
+        self._heads = max(1, start.model.num_q_heads // max(1, start.size))
+        self._kv_bytes = dtype.itemsize
+        self._interpreted = interpreted()
+        self._target: Target = "interpreter"
+        self._processors = INTERPRETED_PROCESSORS
+        self._partial: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        if not self._interpreted:
+            facts = torch.cuda.get_device_properties(device)
+            capability = None if torch.version.hip else (facts.major, facts.minor)
+            self._target, self._processors = target_of(capability), facts.multi_processor_count
+            if capability is not None and capability < (8, 9) and start.kv_cache_dtype == FP8:
+                raise ConfigError(
+                    "a KV cache of fp8 with the attention driver 'mla'",
+                    f"{facts.name} has no conversions of fp8 (compute capability 8.9 and later have)",
+                    "leave --kv-cache-dtype out, or choose another driver with --attention",
+                )
+
+    # -- the cache ---------------------------------------------------------------------------------------------------
+    def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> torch.Tensor:
+        """A view [num_pages, tokens_per_block, C + P] of uint8 pages [num_pages, layer_bytes]."""
+        dtype: torch.dtype = getattr(torch, need.kv_dtype)
+        self._heads, self._kv_bytes = need.num_q_heads, dtype.itemsize
+        elements = group.tokens_per_block * group.head_size
+        return pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, (group.tokens_per_block, -1))
+
+    def write(
+        self, layer: AttentionLayer, latent: torch.Tensor, rope_key: torch.Tensor, cache: torch.Tensor, plan: MLAPlan
+    ) -> None:
+        """Store latent [T, C] and rope_key [T, P], rounded to the cache's type where that is narrower.
+
+        What fp8 cannot hold becomes its largest number.
+        """
+        latent, rope_key = _dense_inside(latent), _dense_inside(rope_key)
+        if self._interpreted:  # the interpreter cuts off what it should round
+            latent, rope_key = (_stored(x, cache.dtype) for x in (latent, rope_key))
+        tokens, (c, p) = len(latent), (latent.shape[1], rope_key.shape[1])
+        write_kernel[(triton.cdiv(tokens, WRITTEN),)](
+            latent, rope_key, cache, plan.batch.slot_mapping, tokens, latent.stride(0), rope_key.stride(0),
+            cache.stride(0), cache.stride(1), C=c, P=p, C_BLOCK=_width(c), P_BLOCK=_width(p),
+            PAGE=layer.group.tokens_per_block, TOKENS=WRITTEN, num_warps=4,
+        )  # fmt: skip
+
+    # -- plans -------------------------------------------------------------------------------------------------------
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: MLAPlan | None = None) -> MLAPlan:
+        """The step's launches. The kernels read the batch's own tensors."""
+        num_tokens = int(batch.query_start_loc_host[batch.num_rows])
+        if out is None:
+            launches = launches_of(
+                batch, self._heads, self._dtype.itemsize, self._kv_bytes, self._target, self._processors
+            )
+            for launch in launches:
+                if launch.splits > 1:
+                    self._partials(launch, _width(group.head_size - group.rope_size))
+            return MLAPlan(batch, launches, num_tokens)
+        out.batch, out.num_tokens = batch, num_tokens
+        return out
+
+    def _partials(self, launch: Launch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for the means of parts and the logarithms of their sums: as much as any divided launch needs, which is
+        at most a tile for each program that the GPU runs at once. Launches follow one another, so all share it."""
+        form = launch.tiles.queries, width
+        if form not in self._partial:
+            rows = launch.tiles.per_processor * self._processors * launch.tiles.queries
+            partial = torch.empty((rows, width), dtype=torch.float32, device=self._device)
+            self._partial[form] = partial, torch.empty(rows, dtype=torch.float32, device=self._device)
+        return self._partial[form]
+
+    # -- attention ---------------------------------------------------------------------------------------------------
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        cache: torch.Tensor,
+        plan: MLAPlan,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """See `engine.interfaces.latent_attention.LatentAttention.forward`."""
+        q_latent, q_rope = _dense_inside(q_latent), _dense_inside(q_rope)
+        # The interpreter cuts off what it should round.
+        rounds = self._interpreted and out.dtype != torch.float32
+        own = out.stride(-1) == 1 and not rounds
+        result = out if own else torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        if plan.num_tokens < len(out):
+            result[plan.num_tokens :].zero_()
+            if lse is not None:
+                lse[plan.num_tokens :].zero_()
+        for launch in plan.launches:
+            self._launch(layer, q_latent, q_rope, cache, plan, launch, result, lse)
+        if result is not out:
+            out.copy_(result)
+
+    def _launch(
+        self,
+        layer: AttentionLayer,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        cache: torch.Tensor,
+        plan: MLAPlan,
+        launch: Launch,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        batch, tiles, heads = plan.batch, launch.tiles, q_latent.shape[1]
+        c, p = q_latent.shape[2], q_rope.shape[2]
+        width, divided = _width(c), launch.splits > 1
+        partial, partial_lse = self._partials(launch, width) if divided else (out, out)
+        lse_strides = (0, 0) if lse is None else lse.stride()
+        sums = out if lse is None else lse
+        form = {
+            "C": c, "C_BLOCK": width, "BLOCK_M": tiles.queries, "BLOCK_N": tiles.vectors, "LEAST": LEAST_SPLIT,
+            "RAGGED": launch.ragged, "LSE": lse is not None, "PAGE": layer.group.tokens_per_block,
+        }  # fmt: skip
+        latent_attention_kernel[(launch.blocks, launch.splits)](
+            q_latent, q_rope, cache, batch.block_table, batch.query_start_loc, batch.kv_index, batch.slot_mapping, out,
+            sums, partial, partial_lse, layer.scale * LOG2E, launch.first_row, launch.num_rows, heads, launch.splits,
+            q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1), cache.stride(0),
+            cache.stride(1), batch.block_table.stride(0), out.stride(0), out.stride(1), *lse_strides,
+            P=p, P_BLOCK=_width(p), SPLIT=divided,
+            WIDEN=self._interpreted or q_latent.dtype == torch.float32, **form,
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+        if not divided:
+            return
+        columns = min(JOINED, width)
+        join_kernel[(launch.blocks, tiles.queries, width // columns)](
+            batch.query_start_loc, batch.kv_index, batch.slot_mapping, out, sums, partial, partial_lse,
+            launch.first_row, launch.num_rows, heads, launch.splits, out.stride(0), out.stride(1), *lse_strides,
+            SPLITS=triton.next_power_of_2(launch.splits), COLUMNS=columns, **form, num_warps=1,
+        )  # fmt: skip
+
+
+def _dense_inside(x: torch.Tensor) -> torch.Tensor:
+    """With neighbouring elements in the last dimension; others may have any strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _width(size: int) -> int:
+    """Elements, up to a power of two; products take 16 at least."""
+    return int(max(16, triton.next_power_of_2(size)))
+
+
+def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype.itemsize == 1:
+        limits = torch.finfo(dtype)
+        values = values.clamp(limits.min, limits.max)
+    return values.to(dtype)

@@ -1,0 +1,109 @@
+"""The kernels of latent attention compiled for GPUs that are not there, as DeepSeek's sizes launch them: none spills
+registers, and each fits into its target's shared memory."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from compiled import Case, Compiled, compile_all
+
+from engine_cuda.attention_mla.kernels import join_kernel, latent_attention_kernel, write_kernel
+from engine_cuda.attention_mla.tiles import target_of, tiles_of
+
+SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
+"""Of a program, at most. What is not for sm_90 has to fit into 99 KB too: sm_86, sm_89 and sm_120 get the same."""
+SMALL = 99 << 10
+CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0), "gfx942": None}
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
+SIZES = {"C": 512, "C_BLOCK": 512, "LEAST": 128, "lse_head": 1}
+ROTATED = {"P": 64, "P_BLOCK": 64, "PAGE": 16}
+STRIDES = ["cache_page", "cache_vector", "out_token", "out_head"]
+
+
+def attention(target: str, pairs: int, ragged: bool, divided: bool, dtype: str = "bf16", kv: str = "") -> Case:
+    """One launch for rows of so many pairs of token and head."""
+    kv = kv or dtype
+    tiles = tiles_of(pairs, BYTES[dtype], BYTES[kv], target_of(CAPABILITIES[target]))
+    queries = ["q_latent_token", "q_latent_head", "q_rope_token", "q_rope_head"]
+    numbers = [*queries, *STRIDES, "first_row", "num_rows", "heads", "num_splits", "table_row", "lse_token"]
+    signature = {
+        "q_latent": f"*{dtype}", "q_rope": f"*{dtype}", "cache": f"*{kv}", "block_table": "*i32",
+        "query_start_loc": "*i32", "kv_index": "*i64", "slot_mapping": "*i64", "out": f"*{dtype}", "lse": "*fp32",
+        "partial": "*fp32", "partial_lse": "*fp32", "scale_log2": "fp32", **dict.fromkeys(numbers, "i32"),
+    }  # fmt: skip
+    constexprs = {
+        **SIZES, **ROTATED, "BLOCK_M": tiles.queries, "BLOCK_N": tiles.vectors, "RAGGED": ragged, "SPLIT": divided,
+        "LSE": False, "WIDEN": dtype == "fp32",
+    }  # fmt: skip
+    aligned = [*queries, *STRIDES, "heads"]
+    return Case(latent_attention_kernel, signature, constexprs, target, tiles.warps, tiles.stages, aligned)
+
+
+def joining(target: str) -> Case:
+    """The parts of divided rows, put together."""
+    numbers = ["out_token", "out_head", "first_row", "num_rows", "heads", "num_splits", "lse_token"]
+    signature = {
+        "query_start_loc": "*i32", "kv_index": "*i64", "slot_mapping": "*i64", "out": "*bf16",
+        "lse": "*fp32", "partial": "*fp32", "partial_lse": "*fp32", **dict.fromkeys(numbers, "i32"),
+    }  # fmt: skip
+    constexprs = {
+        **SIZES, "BLOCK_M": 16, "BLOCK_N": 32, "RAGGED": True, "LSE": True, "SPLITS": 64, "COLUMNS": 128, "PAGE": 16,
+    }  # fmt: skip
+    return Case(join_kernel, signature, constexprs, target, 1, 3, ["out_token", "out_head", "heads"])
+
+
+def writing(target: str, kv: str) -> Case:
+    """A step's vectors."""
+    numbers = ["num_tokens", "latent_token", "rope_token", "cache_page", "cache_vector"]
+    signature = {
+        "latent": "*bf16", "rope_key": "*bf16", "cache": f"*{kv}", "slot_mapping": "*i64",
+        **dict.fromkeys(numbers, "i32"),
+    }  # fmt: skip
+    constexprs = {"C": 512, "C_BLOCK": 512, **ROTATED, "TOKENS": 4}
+    return Case(write_kernel, signature, constexprs, target, 4, 3, numbers[1:])
+
+
+def check(cases: list[Case]) -> list[Compiled]:
+    """None spills, all fit."""
+    found = compile_all(cases)
+    for case, use in zip(cases, found, strict=True):
+        what = f"{case.kernel.fn.__name__} for {case.target}, {dict(case.constexprs)}, {case.signature}: {use[:3]}"
+        assert use.spilled == 0, what
+        limit = SHARED[case.target] if case.target in ("sm_90", "gfx942") else SMALL
+        assert use.shared <= limit, what
+    return found
+
+
+def test_decodes_and_prompts_of_an_h100() -> None:
+    """16 heads of a rank, divided; 128 heads and prompts on warp groups' products, with copies that run ahead."""
+    few, many, _, _ = check(
+        [attention("sm_90", 16, False, True), attention("sm_90", 4096, True, False), joining("sm_90"),
+         writing("sm_90", "bf16")]
+    )  # fmt: skip
+    assert "wgmma" in many.assembly and "mma.sync" in few.assembly
+    for use in (few, many):
+        assert "cp.async.cg.shared.global" in use.assembly
+    assert 2 * few.shared <= SHARED["sm_90"] and few.registers * 128 * 2 <= 65536, "two programs have no room"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", CAPABILITIES)
+def test_every_form(target: str) -> None:
+    """By heads, rows, dtype and division."""
+    forms = product((16, 32, 64, 4096), (False, True), (False, True))
+    cases = [attention(target, pairs, ragged, divided) for pairs, ragged, divided in forms]
+    cases += [attention(target, 64, True, False, "fp16"), joining(target), writing(target, "bf16")]
+    check([*cases, attention(target, 64, True, False, "fp32") if target != "gfx942" else joining(target)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_fp8(target: str) -> None:
+    """What lies in 8 bits is widened in registers."""
+    check(
+        [attention(target, pairs, True, True, "bf16", "fp8e4nv") for pairs in (16, 64)] + [writing(target, "fp8e4nv")]
+    )

@@ -1,0 +1,25 @@
+"""Driver `mla` through the suite of its point, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from engine_sdk.conformance import AttentionConformance
+
+
+class TestTritonLatentAttention(AttentionConformance):
+    driver, stand_in = "mla", "interpreted"
+    test_figure = None  # how fast the interpreter is says nothing of the driver
+
+    @pytest.mark.slow
+    def test_latent_ragged_batches(self) -> None:
+        """Takes the interpreter a while."""
+        super().test_latent_ragged_batches()
+
+    @pytest.mark.slow
+    def test_latent_long_and_many_rows(self) -> None:
+        """So does this."""
+        super().test_latent_long_and_many_rows()
