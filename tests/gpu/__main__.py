@@ -106,7 +106,18 @@ def check(asked: argparse.Namespace) -> int:
         if gpu:
             found.measure("ceilings", "ceilings", [], 45)
         tests = [path for path in asked.tests.split(",") if (ROOT / path).is_dir()]
-        pytest = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rfE", "--tb=short", *tests]
+        pytest = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "gpu",
+            "-q",
+            "-rfE",
+            "--tb=short",
+            "--continue-on-collection-errors",
+            *tests,
+        ]
         found.part("tests marked gpu", [*pytest, "-p", "no:cacheprovider"], 200, later=210 if gpu else 0)
         if gpu:
             measure_all(found)
