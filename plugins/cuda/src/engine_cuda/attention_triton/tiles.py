@@ -84,7 +84,7 @@ def prefill_tiles(width: int, dtype_bytes: int, kv_bytes: int, target: Target, m
         return Tiles(rows=32, most_rows=32, keys=16, warps=4, stages=1, least=32, most=16, per_processor=2)
     size = 0 if width <= 64 else 1 if width <= 128 else 2
     rows, keys, warps, stages = {
-        "hopper": ((128, 128, 8, 3), (128, 64, 8, 3), (128, 32, 8, 3)),
+        "hopper": ((128, 64 if more else 128, 8, 3), (128, 64, 8, 3), (128, 32, 8, 3)),
         "ampere": ((128, 64, 8, 2), (128, 32 if more else 64, 8, 2), (64, 32, 8, 2)),
         "small": ((128, 64, 8, 2), (128, 32, 8, 2), (64, 32, 8, 2)),
         "rocm": ((128, 64, 4, 1), (128, 64, 4, 1), (64, 16, 4, 1)),
