@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ from tests.gpu.rows import Ceilings, Row, told
 NO_GPU = "no GPU: torch.cuda.is_available() is False, so nothing can be measured here"
 TESTS = ("tests/gpu", "plugins/cuda/tests", "plugins/flashattn/tests", "plugins/flashinfer/tests")
 PROBE = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)"
+NEEDED = ("torch", "triton", "transformers", "pytest", "hypothesis", "setuptools", "wheel")
+"""What the machine's own Python must have: `requirements-gpu.txt` brings the rest."""
 RESERVED = 6.0
 """Seconds kept for ending what hangs and for the table."""
 
@@ -89,10 +92,24 @@ def install(target: Path, wheels: Path | None, budget: Budget) -> Part:
     return Part("environment", time.monotonic() - began)
 
 
+def unfit(budget: Budget) -> str:
+    """What is missing of the Python that this runs on; empty where nothing is."""
+    if lacking := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        return (
+            f"gpu-check needs a Python that has {', '.join(NEEDED)}; {sys.executable} lacks {', '.join(lacking)}: "
+            "install them, or name another with GPU_PYTHON=python3.12"
+        )
+    probe = run([sys.executable, "-c", PROBE], budget.limit(60), variables(None), sys.stdout)
+    return NO_GPU if probe.status == 3 else ""
+
+
 def check(asked: argparse.Namespace) -> int:
     """Run it all, print the table, and give the exit status: 0 where all was run and no test failed, 1 where something
     failed, 2 where there is no GPU. Bars that are missed do not fail it: the table says so."""
     budget, target = Budget(asked.minutes * 60), None
+    if (lacking := unfit(budget)) and not asked.here:
+        print(lacking, flush=True)
+        return 2
     parts = []
     if not asked.here:
         target = asked.into

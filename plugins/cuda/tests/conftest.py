@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
-import torch
+
+from engine_sdk.interpreted import *  # noqa: F403
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `compiled`
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel is defined
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

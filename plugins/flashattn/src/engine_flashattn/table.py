@@ -50,6 +50,8 @@ class Implementation:
             return [
                 f"it is not installed ({self.pip})" if self.pip else "this torch's varlen_attn takes no block table"
             ]
+        if not facts.capabilities:
+            return machine_reasons(facts)
         found = []
         major, minor = max(facts.capabilities)
         if major not in self.majors:
