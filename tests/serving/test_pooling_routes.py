@@ -136,6 +136,10 @@ def test_base64_is_little_endian_float32(embedder: Pair) -> None:
     vector = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4")
     params = PoolingParams(normalize=False)
     close(vector, embedder.llm.embed("x", params, use_tqdm=False)[0].outputs.embedding)
+    same = embedder.post("/v1/embeddings", input="x", use_activation=False).json()
+    close(vector, same["data"][0]["embedding"])
+    both = embedder.post("/v1/embeddings", input="x", use_activation=False, normalize=False)
+    assert both.status_code == 400 and "another name of normalize" in both.json()["error"]["message"]
     assert abs(np.linalg.norm(vector) - 1) > 1e-3
 
 
@@ -215,7 +219,7 @@ def scores(pair: Pair, first: Any, second: Any, **params: Any) -> list[float]:
 def test_score(which: str, request: pytest.FixtureRequest) -> None:
     pair: Pair = request.getfixturevalue(which)
     for first, second in ((TEXTS[0], TEXTS[1]), (TEXTS[0], TEXTS), (TEXTS, TEXTS[::-1])):
-        for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):
+        for names in (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")):
             answer = pair.post("/score", **dict(zip(names, (first, second), strict=True))).json()
             assert [one["index"] for one in answer["data"]] == list(range(len(answer["data"])))
             close([one["score"] for one in answer["data"]], scores(pair, first, second))

@@ -45,6 +45,9 @@ def test_a_conversation(server: Server, client: openai.OpenAI) -> None:
     assert MESSAGES[0]["content"] in text
     without = post(server, "/tokenize", messages=MESSAGES, add_generation_prompt=False).json()
     assert without["tokens"] == answer["tokens"][: without["count"]] and without["count"] < answer["count"]
+    begun = [*MESSAGES, {"role": "assistant", "content": " Paris"}]
+    further = post(server, "/tokenize", messages=begun, continue_final_message=True).json()["tokens"]
+    assert post(server, "/detokenize", tokens=further).json()["prompt"] == text + " Paris"
 
 
 @pytest.mark.parametrize(

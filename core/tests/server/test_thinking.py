@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.server.documents import with_documents
 from engine.server.errors import APIError
 from engine.server.thinking import with_effort, without_thoughts
 from engine.server.tool_request import ToolRequest
@@ -45,3 +46,12 @@ async def test_a_template_that_does_not(effort: Any, takes: str) -> None:
     with pytest.raises(APIError) as caught:
         await with_effort(state(takes), SAID, effort, "reasoning.effort")
     assert (caught.value.param, caught.value.code) == ("reasoning", "unsupported_parameter")
+
+
+async def test_documents_where_the_template_shows_them() -> None:
+    documents = [{"title": "a", "text": "b"}]
+    said = await with_documents(state("documents"), SAID, documents)
+    assert said.variables == {"mine": 1, "documents": documents}
+    assert await with_documents(state(), SAID, None) == SAID
+    with pytest.raises(APIError, match="does not show them"):
+        await with_documents(state(), SAID, documents)

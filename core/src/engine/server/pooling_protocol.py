@@ -90,11 +90,21 @@ class EmbeddingsBody(InputBody):
         encoding_format: "float" for lists of numbers, "base64" for the bytes of little-endian float32.
         dimensions: keep the first so many elements (Matryoshka embeddings).
         normalize: scale vectors to length 1; without it, as the model's files say.
+        use_activation: the same, by the name that vLLM has for it.
     """
 
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     normalize: bool | None = None
+    use_activation: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_name(self) -> EmbeddingsBody:
+        if self.use_activation is not None:
+            if self.normalize is not None:
+                raise ValueError("use_activation is another name of normalize; send one of them")
+            self.normalize = self.use_activation
+        return self
 
 
 class ClassifyBody(InputBody):
@@ -108,11 +118,11 @@ class ClassifyBody(InputBody):
 
 
 class ScoreBody(PoolingBody):
-    """`POST /score`, `POST /v1/score`. One pair of fields, of the three that mean the same.
+    """`POST /score`, `POST /v1/score`. One pair of fields, of those that mean the same.
 
     Args:
         text_1, queries, data_1: a text, or as many as there are of the other.
-        text_2, documents, data_2: one or several texts.
+        text_2, documents (or items), data_2: one or several texts.
         use_activation: false gives a cross-encoder's bare logits.
         truncate_prompt_tokens: cut each text to its first so many tokens, those around it counted; for a cross-encoder
             both texts of a pair together, from the end of the longer; -1: to as many as the model takes.
@@ -122,6 +132,7 @@ class ScoreBody(PoolingBody):
     text_2: str | Strings | None = None
     queries: str | Strings | None = None
     documents: str | Strings | None = None
+    items: str | Strings | None = None
     data_1: str | Strings | None = None
     data_2: str | Strings | None = None
     use_activation: bool | None = None
@@ -129,6 +140,10 @@ class ScoreBody(PoolingBody):
 
     @model_validator(mode="after")
     def _one_pair(self) -> ScoreBody:
+        if self.items is not None:
+            if self.documents is not None:
+                raise ValueError("items is another name of documents; send one of them")
+            self.documents = self.items
         given = [names for names in _PAIRS if any(getattr(self, name) is not None for name in names)]
         if len(given) != 1:
             found = " and ".join("/".join(names) for names in given)
@@ -183,6 +198,7 @@ class TokenizeBody(Body):
             a conversation, whose template has written them.
         return_token_strs: answer with the text of each token too.
         add_generation_prompt: end the prompt where the assistant begins.
+        continue_final_message: the last message, the assistant's, is the beginning of the answer.
         chat_template_kwargs: further variables for the template.
         tools: functions that the template shows to the model, in OpenAI's form.
     """
@@ -193,6 +209,7 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Objects | None = None
 
@@ -201,9 +218,11 @@ class TokenizeBody(Body):
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("send prompt or messages, one of them")
         if self.prompt is not None:
-            for name in ("add_generation_prompt", "chat_template_kwargs", "tools"):
+            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is for messages; leave it out")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt contradict each other; send one of them")
         return self
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, FailFast, Field, Strict, model_validator
 from typing_extensions import TypeAliasType
 
+from engine.frontend.prompts import Prompt
 from engine.server.body_model import Body
 from engine.server.efforts import Effort
 from engine.server.response_format import ResponseFormat
@@ -137,6 +138,7 @@ class CompletionBody(SamplingBody):
         logprobs: how many alternatives for each position.
         echo: put the prompt before the completion.
         best_of: how many completions to make, of which the n most likely are returned; not with stream.
+        add_special_tokens: put those around texts that the tokenizer puts there; not for token ids.
     """
 
     prompt: Annotated[str | Integers | Strings | IntegerLists, Field(union_mode="left_to_right")]
@@ -144,9 +146,23 @@ class CompletionBody(SamplingBody):
     logprobs: int | None = None
     echo: bool = False
     best_of: int | None = None
+    add_special_tokens: bool | None = None
 
-    def prompts(self) -> list[str | list[int]]:
-        """One entry for each prompt."""
+    @model_validator(mode="after")
+    def _special_tokens_are_for_texts(self) -> CompletionBody:
+        if self.add_special_tokens is not None and not all(isinstance(one, str) for one in self._several()):
+            raise ValueError("add_special_tokens is for texts; token ids are taken as they are")
+        return self
+
+    def prompts(self) -> list[Prompt]:
+        """One entry for each prompt, as the engine takes it."""
+        special = True if self.add_special_tokens is None else self.add_special_tokens
+        return [
+            {"prompt": one, "add_special_tokens": special} if isinstance(one, str) else {"prompt_token_ids": one}
+            for one in self._several()
+        ]
+
+    def _several(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
         prompts = cast("list[int] | list[str | list[int]]", self.prompt)
@@ -163,6 +179,9 @@ class ChatBody(SamplingBody):
         max_tokens, max_completion_tokens: the same; without either, what fits the context.
         logprobs, top_logprobs: whether, and with how many alternatives.
         add_generation_prompt: end the prompt where the assistant begins.
+        continue_final_message: the last message, the assistant's, is the beginning of the answer.
+        add_special_tokens: let the tokenizer put its own around what the template has written; without it, not.
+        documents: what the template shows to the model beside the conversation, where it does.
         chat_template_kwargs: further variables for the template.
         tools: functions that the model may call, in OpenAI's form.
         tool_choice: "none", "auto", "required", or one of them by name.
@@ -182,6 +201,9 @@ class ChatBody(SamplingBody):
     logprobs: bool = False
     top_logprobs: int | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: Objects | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -198,4 +220,7 @@ class ChatBody(SamplingBody):
     def _top_logprobs_need_logprobs(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs=true")
+        asked = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and asked:
+            raise ValueError("continue_final_message and add_generation_prompt contradict each other; send one of them")
         return self

@@ -26,8 +26,8 @@ async def without_thoughts(state: ServerState, said: Conversation, parameter: st
     """
     if state.engine.reasoning_parser is None:
         return said
-    switched = _with(said, **_NO_THOUGHTS)
-    if await _alike(state, said, switched):
+    switched = with_variables(said, **_NO_THOUGHTS)
+    if await alike(state, said, switched):
         raise _unsupported("thinking cannot be disabled: this model's chat template has no switch for it", parameter)
     return switched
 
@@ -44,7 +44,7 @@ def with_budget(
     if state.engine.reasoning_parser is None:
         found = "no reasoning parser is at work, so that nobody knows how this model marks its thoughts"
         raise _unsupported(f"{found} (--reasoning-parser NAME)", parameter)
-    return dataclasses.replace(_with(said, **_THOUGHTS) if switch else said, thinking_budget=tokens)
+    return dataclasses.replace(with_variables(said, **_THOUGHTS) if switch else said, thinking_budget=tokens)
 
 
 async def with_effort(state: ServerState, said: Conversation, effort: Effort | None, parameter: str) -> Conversation:
@@ -56,16 +56,17 @@ async def with_effort(state: ServerState, said: Conversation, effort: Effort | N
         return said
     if effort == "none":
         return await without_thoughts(state, said, parameter)
-    if await _alike(state, _with(said, **{_EFFORT: "low"}), _with(said, **{_EFFORT: "high"})):
+    if await alike(state, with_variables(said, **{_EFFORT: "low"}), with_variables(said, **{_EFFORT: "high"})):
         raise _unsupported(f"this model's chat template does not take {_EFFORT}", parameter)
-    return _with(said, **{_EFFORT: effort})
+    return with_variables(said, **{_EFFORT: effort})
 
 
-def _with(said: Conversation, **variables: object) -> Conversation:
+def with_variables(said: Conversation, **variables: object) -> Conversation:
+    """The conversation with these variables for the template too."""
     return dataclasses.replace(said, variables={**(said.variables or {}), **variables})
 
 
-async def _alike(state: ServerState, one: Conversation, other: Conversation) -> bool:
+async def alike(state: ServerState, one: Conversation, other: Conversation) -> bool:
     """Whether both give the same prompt, but for a prefill, which may be refused."""
     first = await render(state, dataclasses.replace(one, prefill=""))
     return first == await render(state, dataclasses.replace(other, prefill=""))

@@ -12,9 +12,11 @@ from fastapi.responses import Response
 
 from engine.plugin.near import did_you_mean
 from engine.server import logprobs, sse
+from engine.server.begun_answer import cut_last
 from engine.server.chat_choice import ChatChoice
 from engine.server.choices import Usage, collect, submit, truncated
 from engine.server.disconnect import until_disconnect
+from engine.server.documents import with_documents
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
 from engine.server.labels import note
@@ -46,12 +48,15 @@ async def chat_completions(
     params = body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     note(request, body.user, body.safety_identifier, cache_salt=body.cache_salt)
     tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
+    messages, prefill = cut_last(body.messages) if body.continue_final_message else (body.messages, "")
     conversation = Conversation(
-        messages=body.messages,
+        messages=messages,
         tools=tools,
-        add_generation_prompt=body.add_generation_prompt,
+        add_generation_prompt=body.add_generation_prompt or body.continue_final_message,
         variables=body.chat_template_kwargs,
+        prefill=prefill,
     )
+    conversation = await with_documents(state, conversation, body.documents)
     conversation = with_budget(state, conversation, body.thinking_token_budget, "thinking_token_budget")
     conversation = await with_effort(state, conversation, body.reasoning_effort, "reasoning_effort")
     turn = await prepare(state, conversation, params, special_tokens_set=body.skip_special_tokens is not None)
@@ -60,7 +65,7 @@ async def chat_completions(
     identity = engine_id(request, "chatcmpl")
     streams = await submit(
         state,
-        truncated([turn.prompt], body.truncate_prompt_tokens),
+        truncated([{**turn.prompt, "add_special_tokens": body.add_special_tokens}], body.truncate_prompt_tokens),
         params,
         identity,
         stream=body.stream,

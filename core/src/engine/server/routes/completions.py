@@ -44,7 +44,7 @@ async def completions(
     identity = engine_id(request, "cmpl")
     streams = await submit(
         state,
-        truncated([p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompts], body.truncate_prompt_tokens),
+        truncated(prompts, body.truncate_prompt_tokens),
         params,
         identity,
         stream=body.stream,

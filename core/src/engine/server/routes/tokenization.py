@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from engine.frontend.async_llm import LONG_PROMPT
+from engine.server.begun_answer import cut_last
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
 from engine.server.pooling_protocol import DetokenizeBody, TokenizeBody
@@ -56,10 +57,11 @@ async def _rendered(body: TokenizeBody, state: ServerState) -> str:
     shown = tools.choice != "none"
     if shown and not state.engine.renders_tools:
         raise APIError(400, "tools: the model's chat template has no place for them; leave them out", param="tools")
+    messages, begun = cut_last(body.messages) if body.continue_final_message else (body.messages, "")
     prompt = await state.engine.render_chat(
-        body.messages,
+        messages,
         tools=tools.given if shown else None,
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=body.add_generation_prompt is not False or bool(begun),
         variables=body.chat_template_kwargs,
     )
-    return prompt["prompt"]
+    return prompt["prompt"] + begun
