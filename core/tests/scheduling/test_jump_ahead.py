@@ -31,14 +31,15 @@ def encode(text: str) -> list[int]:
 class Table:
     """A request that decodes, in slot 0: known outputs, forced bytes."""
 
-    def __init__(self, outputs: list[int], forced: bytes, ahead: int = 0, limit: int = 100) -> None:
+    def __init__(self, outputs: list[int], forced: bytes, ahead: int = 0, limit: int = 100, root: bytes = b"") -> None:
         known = PROMPT + len(outputs)
         self.tokens = np.zeros((1, 120), np.int32)
         self.tokens[0, PROMPT:known] = outputs
         self.prompt, self.known = np.array([PROMPT]), np.array([known])
         self.placed, self.limit, self.order = self.known + ahead, np.array([limit]), np.array([1])
         self.matched, self.waits = np.array([True]), np.array([False])
-        self.requests: list[Any] = [SimpleNamespace(matcher=SimpleNamespace(forced_bytes=lambda: forced))]
+        matcher = SimpleNamespace(forced_bytes=lambda: forced)
+        self.requests: list[Any] = [SimpleNamespace(matcher=matcher, root=root)]
 
 
 def jump(jumps: JumpAhead, table: Table, room: int = 1000) -> list[int]:
@@ -99,6 +100,20 @@ def test_what_a_request_that_ended_wrote_is_how_it_begins() -> None:
     jumps.leave(0, Table([*b"xyna", len(PIECES) - 1], b""))  # type: ignore[arg-type]
     jumps.enter(0)
     assert jump(jumps, Table([], b"xyname")) == [*b"xyna"]
+
+
+def test_what_was_learned_of_one_key_is_not_used_for_another() -> None:
+    """Else the number of steps, and so the time, would tell what the other has been made to write."""
+    jumps, forced, calls = make(), b"xyname_of", []
+    jumps._encode = lambda text: calls.append(text) or encode(text)  # type: ignore[func-returns-value]
+    by_tokenizer = jump(make(), Table([], forced))
+    jump(jumps, Table([], forced, root=b"one"))
+    jumps.leave(0, Table([*forced], b"", root=b"one"))  # type: ignore[arg-type]
+    assert len(calls) == 1
+    for root, spelled in ((b"one", [*forced]), (b"two", by_tokenizer)):
+        jumps.enter(0)
+        assert jump(jumps, Table([], forced, root=root)) == spelled
+    assert len(calls) == 2, "nor does the time of looking it up tell"
 
 
 def test_who_waits_for_the_host_does_not_jump() -> None:

@@ -7,7 +7,9 @@ answer is the same, in fewer steps. Zheng et al., "SGLang: Efficient Execution o
 (2024), call it jump-forward decoding.
 
 The forced bytes are spelled as the model spelled them last time, since the same names come again and again; new ones as
-the tokenizer would, which is what a model mostly writes. A request whose jumps fail rests for a while, by the rule in
+the tokenizer would, which is what a model mostly writes. What was learned of a request is kept for those alone that may
+share its cached pages (`Request.root`): how many jumps succeed shows in the time of an answer, and would tell one API
+key what another has been made to write. A request whose jumps fail rests for a while, by the rule in
 `engine.scheduling.speculation`.
 """
 
@@ -60,7 +62,7 @@ class JumpAhead:
         self.learned = Speculation(num_slots, MOST, least=MOST)
         self._vocabulary, self._encode = vocabulary, encode
         self._by_tokenizer = lru_cache(REMEMBERED)(self._encoded)
-        self._by_model: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._by_model: OrderedDict[tuple[bytes, bytes], list[int]] = OrderedDict()  # by root and what is forced
         self._watched: dict[int, tuple[int, bytes]] = {}  # by slot: what was forced behind so many tokens
 
     def enter(self, slot: int) -> None:
@@ -92,10 +94,10 @@ class JumpAhead:
             if k < LEAST or not forced:
                 continue
             # The matcher stands behind the tokens that are known; one more may be placed, the first of those forced.
-            tokens = self._by_model.get(forced)
+            tokens = self._by_model.get((request.root, forced))
             if tokens is None:
                 context = tuple(slots.tokens[slot, max(int(slots.prompt[slot]), known - CONTEXT) : known].tolist())
-                tokens = self._by_tokenizer(context, forced)
+                tokens = self._by_tokenizer(request.root, context, forced)
             ahead = int(slots.placed[slot]) - known
             if len(tokens) - ahead >= LEAST:
                 found[place] = tokens[ahead : ahead + k]
@@ -109,6 +111,8 @@ class JumpAhead:
     def _learn(self, slot: int, slots: SlotTable, ended: bool = False) -> None:
         """Remember how the model has spelled what was forced, once all of it has come."""
         start, wanted = self._watched[slot]
+        request = slots.requests[slot]
+        assert request is not None
         pieces, tokens = self._vocabulary(), slots.tokens[slot, start : slots.known[slot]].tolist()
         lengths = [len(pieces[token] or b"") if token < len(pieces) else 0 for token in tokens]
         if sum(lengths) < len(wanted) and not ended:
@@ -117,14 +121,15 @@ class JumpAhead:
         while lengths and (sum(lengths) > len(wanted) or not lengths[-1]):  # a token that goes on behind it, or the end
             lengths.pop()
         for i in range(len(lengths)):
-            self._by_model[wanted] = tokens[i : len(lengths)]
-            self._by_model.move_to_end(wanted)
+            self._by_model[request.root, wanted] = tokens[i : len(lengths)]
+            self._by_model.move_to_end((request.root, wanted))
             wanted = wanted[lengths[i] :]
         while len(self._by_model) > REMEMBERED:
             self._by_model.popitem(last=False)
 
-    def _encoded(self, context: tuple[int, ...], forced: bytes) -> list[int]:
-        """The tokens of the forced bytes behind these; [] where the tokenizer would not have cut the text here."""
+    def _encoded(self, root: bytes, context: tuple[int, ...], forced: bytes) -> list[int]:
+        """The tokens of the forced bytes behind these; [] where the tokenizer would not have cut the text here. (The
+        root tells requests apart that may not find what was kept of each other.)"""
         pieces = self._vocabulary()
         before = b"".join(pieces[token] or b"" for token in context if token < len(pieces))
         try:
