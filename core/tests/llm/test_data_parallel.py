@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engine import LLM, BeamSearchParams, SamplingParams
+from engine import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from engine.frontend.ranks_client import RanksClient
 from engine.types.errors import EngineDeadError, InvalidRequestError
 from engine.types.outputs import RequestOutput
@@ -58,6 +58,29 @@ def client_of(llm: LLM) -> RanksClient:
     client = llm.llm_engine.client
     assert isinstance(client, RanksClient)
     return client
+
+
+def test_both_jump_ahead_under_constraints() -> None:
+    """The tokens of one core that computes forced text token by token; each rank has a grammar of its own."""
+    said = [
+        "la la la la la la la la la la",
+        "the weather in the mountains is cold and fair",
+        "one two three four five six",
+    ]
+    asked = [
+        SamplingParams(
+            temperature=(i % 3) / 2, seed=i, max_tokens=60, structured_outputs=StructuredOutputsParams(choice=said)
+        )
+        for i in range(len(PROMPTS))
+    ]
+    with LLM(**SETTINGS, grammar="choice", enable_jump_ahead=False) as plain:
+        expected = tokens(plain.generate(PROMPTS, asked, use_tqdm=False))
+        assert plain.llm_engine.stats().num_jump_tokens == 0
+    with LLM(**SETTINGS, grammar="choice", data_parallel_size=2) as both:
+        assert tokens(both.generate(PROMPTS, asked, use_tqdm=False)) == expected
+        states = client_of(both)._ranks.states()
+        assert all(state.stats is not None and state.stats.num_accepted_jump_tokens > 3 for state in states), states
+    assert {text for ((text, _, _),) in expected} <= set(said)
 
 
 def test_the_tokens_are_those_of_one_core(one: LLM, two: LLM) -> None:
