@@ -29,17 +29,17 @@ def test_configured_choices_say_where_they_were_made(program, tmp_path, monkeypa
     path = tmp_path / "engine.yaml"
     path.write_text("evictor: lru\n")
     monkeypatch.setenv("ENGINE_EXECUTOR", "inline")
-    code, out, _ = program("plugins", "--config", str(path), "--attention=flash", "--json")
+    code, out, _ = program("plugins", "--config", str(path), "--attention=strangers", "--json")
     assert code == 0
     report = json.loads(out)
     rows = {(row["point"], row["driver"]): row for row in report["drivers"]}
     assert rows["evictor", "lru"]["choice"] == f"asked (file {path}:1)"
     assert rows["executor", "inline"]["choice"] == "asked (environment ENGINE_EXECUTOR)"
-    assert rows["attention", "flash"]["note"] == "not installed"
-    assert rows["attention", "flash"]["choice"] == "asked (flag --attention)"
+    assert rows["attention", "strangers"]["note"] == "not installed"
+    assert rows["attention", "strangers"]["choice"] == "asked (flag --attention)"
     assert rows["attention", "torch"]["choice"] == ""
     assert rows["ops", "torch"]["choice"] == "auto"
-    assert report["configured"]["attention"] == {"choice": "flash", "origin": "flag --attention"}
+    assert report["configured"]["attention"] == {"choice": "strangers", "origin": "flag --attention"}
 
 
 @pytest.mark.parametrize(("choice", "names"), [("a,b", {"a", "b"}), ("full=a,sliding=auto", {"a"}), ("auto", set())])

@@ -285,7 +285,7 @@ def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, b
         patch.setattr(StepBuffers, "fill", lambda *args, **named: padded.append(_pads(*args)) or fill(*args, **named))
         outcomes = run_schedule(core, Schedule(settings=settings, requests=requests))
     captures = executor.worker._runner._platform.captures if buckets else {}  # type: ignore[union-attr]
-    assert not buckets or sum(captures[key] for key in captures if isinstance(key, tuple)) > 5
+    assert not buckets or sum(captures[key] for key in captures if isinstance(key, tuple)) >= 5
     assert any(padded) == buckets or drafter == "ngram", "rows with fewer drafts than others are padded"
     for request in requests:
         outcome = outcomes[request.request_id]
