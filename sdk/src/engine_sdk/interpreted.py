@@ -53,7 +53,8 @@ def _import_triton() -> None:
     module = sys.modules.get("triton.language.standard")
     if module is not None and type(module.sum).__name__ != "InterpretedFunction":
         for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
-            del sys.modules[name]
+            if not name.startswith("triton._C"):  # compiled code cannot be imported twice
+                del sys.modules[name]
     import_module("triton")
 
 
