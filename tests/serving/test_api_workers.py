@@ -261,6 +261,32 @@ def test_one_that_is_killed_loses_its_own_requests_alone(server: Server) -> None
     assert any(f"(process {lost.pid}) has died: signal 9" in line for line in server.lines), "".join(server.lines)
 
 
+@pytest.mark.slow
+def test_one_that_hangs_is_ended_and_replaced() -> None:
+    server = Server("tiny", "--api-workers", "2", "--api-worker-timeout", "2", "--num-kv-pages", "512")
+    try:
+        hung, kept = both(server, "none")
+        whole = kept.chat(300).choices[0].message.content
+        held = hung.chat(1500, stream=True)
+        next(iter(held))
+        going = kept.chat(300, stream=True)
+        psutil.Process(hung.pid).suspend()
+        with pytest.raises((openai.APIConnectionError, httpx.HTTPError)):
+            _read(held)
+        assert _read(going) == whole
+        deadline = time.monotonic() + 30
+        while len(workers(server)) < 2 or hung.pid in workers(server):
+            assert time.monotonic() < deadline, "no other came"
+            time.sleep(0.1)
+        for connection in both(server, "none"):
+            assert connection.chat(300).choices[0].message.content == whole
+        server.until_idle()
+        said = [line for line in server.lines if "has died" in line]
+        assert len(said) == 1 and f"(process {hung.pid})" in said[0] and "no sign of life for 2 s" in said[0], said
+    finally:
+        assert server.stop() == 0
+
+
 def test_a_port_that_is_taken_is_told_once(server: Server) -> None:
     command = [sys.executable, "-m", "engine", "serve", "tiny", "--api-workers", "2", "--port", str(server.port)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -136,6 +136,12 @@ SERVER_SETTINGS: tuple[Setting, ...] = (
         "API processes in front of the engine, where one is not fast enough to hand out its tokens",
     ),
     Setting(
+        "api_worker_timeout",
+        "number",
+        60.0,
+        "seconds without a sign of life after which one of several API processes is taken for hung, ended and replaced",
+    ),
+    Setting(
         "api_key",
         "text",
         None,

@@ -31,6 +31,7 @@ class ServerConfig(BaseModel):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     api_workers: Annotated[int, Field(ge=1, le=256)] = 1
+    api_worker_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 60.0
     api_key: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(default=None, repr=False)
     api_key_file: str | None = None
     admin_key: Annotated[str, Field(min_length=1)] | None = Field(default=None, repr=False)

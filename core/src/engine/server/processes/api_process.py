@@ -16,6 +16,7 @@ import msgspec
 
 from engine.server.processes.channel import Channel, Handler
 from engine.server.processes.gathering import Snapshot, Told
+from engine.server.processes.signs_of_life import until_silent
 from engine.server.processes.start import ApiStart
 from engine.types import wire
 from engine.types.errors import EngineDeadError, EngineError
@@ -42,6 +43,7 @@ class ApiProcess:
         error: why it could not start, where it said so.
         held: by digest of API keys, its requests that are counted in.
         began: when it was started, by a clock that only grows.
+        hung_for: seconds of silence, where these were why it was killed.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ApiProcess:
         self.error: EngineError | None = None
         self.held: Counter[bytes] = Counter()
         self.began = time.monotonic()
+        self.hung_for: float | None = None
         self.last = Told(number, 0, 0, Snapshot())
         self._gone = False
         own = {name: self._bound(handler) for name, handler in handlers.items()}
@@ -100,6 +103,24 @@ class ApiProcess:
         """Where it binds its sockets for a core; each core of a rank has others."""
         requests, outputs = (f"ipc://{self.directory}/{name}-{rank}-{generation}" for name in ("requests", "outputs"))
         return requests, outputs
+
+    async def watch(self, seconds: float) -> None:
+        """Ask it for signs of life, from when it is up until it has gone. Kill it where it gives none for `seconds`;
+        its channel then ends, as with any death."""
+        await self.up.wait()
+        if await until_silent(lambda: self.channel.ask("alive"), seconds) and not self._gone:
+            assert self._process is not None
+            self.hung_for = seconds
+            self._process.kill()  # a process that is stopped heeds no other signal
+
+    async def drain(self) -> int:
+        """Tell it to leave in order. Returns how many requests it still has; 0 where it does not answer."""
+        if self.up.is_set():
+            with contextlib.suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    count: int = await self.channel.ask("drain")
+                    return count
+        return 0
 
     async def told(self) -> Told:
         """What it has counted."""

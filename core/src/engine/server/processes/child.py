@@ -65,6 +65,7 @@ class Child:
                 "drain": self._drain,
                 "stop": self._end_now,
                 "keys": lambda table: self._keys.replace(table),
+                "alive": lambda: None,
                 "snapshot": self._snapshot,
                 "cancel": lambda identity: self._background.cancel_here(identity),
                 "cache_reset": lambda: self._llm.forget_cached(),

@@ -12,7 +12,7 @@ import itertools
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from engine.config import EngineConfig
@@ -196,9 +196,8 @@ class Parent:
         processes = list(self._processes.values())
         timeout = self._settings.shutdown_timeout
         if served and self._dead is None:
-            asked = [process.channel.ask("drain") for process in processes if process.up.is_set()]
-            counts = await asyncio.gather(*asked, return_exceptions=True)
-            if active := sum(count for count in counts if isinstance(count, int)):
+            counts = await asyncio.gather(*(process.drain() for process in processes))
+            if active := sum(counts):
                 say(f"finishing {active} requests, for {timeout:g} s at most; a second signal ends them at once")
         for process in processes:
             if not process.up.is_set() or self._dead is not None:
@@ -243,6 +242,7 @@ class Parent:
         with listener:  # the process has it by then
             await process.start(start, listener.fileno())
         process.channel.tell("keys", self._key_table())
+        self._keep(process.watch(self._settings.api_worker_timeout))
         self._attach_all(process)
 
     def _handlers(self) -> dict[str, Any]:
@@ -287,7 +287,11 @@ class Parent:
             say(f"API process {process.number} serves again (process {process.pid})")
 
     def _on_end(self, process: ApiProcess) -> None:
-        task = asyncio.get_running_loop().create_task(self._bury(process))
+        self._keep(self._bury(process))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it beside all else, until the end."""
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -295,6 +299,8 @@ class Parent:
         """A process has gone: free what it held; start another in its place, if this is not the end."""
         code = await process.end(LEAVE_SECONDS)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if process.hung_for is not None:
+            how = f"no sign of life for {process.hung_for:g} s (--api-worker-timeout), so it was ended"
         self._cores.detach(Detach(process.client))
         for digest, count in process.held.items():
             for _ in range(count):
