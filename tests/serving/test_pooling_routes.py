@@ -14,6 +14,7 @@ import pytest
 from langchain_openai import OpenAIEmbeddings
 
 from engine import LLM, PoolingParams
+from engine.errors import InvalidRequestError, PromptTooLongError
 from tests.serving.conftest import Server
 from tests.serving.pooling_checkpoints import make_encoder
 
@@ -254,6 +255,15 @@ def test_scores_of_texts_that_are_cut(embedder: Pair, crosser: Pair) -> None:
             assert pair.post(path, **body).status_code == 400
             assert pair.post(path, **body, truncate_prompt_tokens=-1).status_code == 200
             assert pair.post(path, **body, truncate_prompt_tokens=0).status_code == 400
+        for most in (-1, 9):
+            answer = pair.post("/score", text_1=TEXTS[0], text_2=[long, TEXTS[1]], truncate_prompt_tokens=most).json()
+            same = pair.llm.score(TEXTS[0], [long, TEXTS[1]], use_tqdm=False, truncate_prompt_tokens=most)
+            close([one["score"] for one in answer["data"]], [one.outputs.score for one in same])
+        for wrong in (0, -2, True, 1.5):
+            with pytest.raises(InvalidRequestError, match="no number of tokens"):
+                pair.llm.score("a", "b", use_tqdm=False, truncate_prompt_tokens=wrong)  # type: ignore[arg-type]
+        with pytest.raises(PromptTooLongError):
+            pair.llm.score("a", long, use_tqdm=False)
     # Both texts of a pair together, the longer one first; alone each by itself.
     cut = crosser.post("/score", text_1=TEXTS[0], text_2=long, truncate_prompt_tokens=11).json()
     assert cut["usage"]["prompt_tokens"] == 11

@@ -107,6 +107,7 @@ class PoolingCalls:
         pooling_params: PoolingParams | None = None,
         *,
         use_tqdm: Bar = True,
+        truncate_prompt_tokens: int | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well pairs of texts fit: for each of `data_2` a score, `outputs.score`.
 
@@ -118,14 +119,18 @@ class PoolingCalls:
             data_2: one or several. For a cross-encoder both are texts.
             pooling_params: for all pairs.
             use_tqdm: as for `encode`.
+            truncate_prompt_tokens: cut each text to its first so many tokens, those around it counted; for a
+                cross-encoder both texts of a pair together, from the end of the longer; -1: to as many as the model
+                takes. None: texts that are too long are refused.
 
         Raises:
-            InvalidRequestError: the numbers do not match, the head has several labels; and as `encode`.
+            InvalidRequestError: the numbers do not match, the head has several labels, nothing would be left of a text;
+                and as `encode`.
         """
         params = PoolingParams() if pooling_params is None else pooling_params
         if not isinstance(params, PoolingParams):
             params = _several(params, 1)[0]
-        plan = plan_scores(self._inputs, as_prompts(data_1), as_prompts(data_2), params)
+        plan = plan_scores(self._inputs, as_prompts(data_1), as_prompts(data_2), params, truncate_prompt_tokens)
         return plan.scores(self._pooled(plan.prompts, plan.params, plan.task, use_tqdm, only=True))
 
     def _pooled(

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from engine.frontend import truncation
 from engine.types.errors import InvalidRequestError
 
 
@@ -71,10 +72,7 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     if not isinstance(special, bool):
         raise InvalidRequestError(f"add_special_tokens={special!r:.80}", "it is not a boolean", _FORMS)
     most = prompt.get("truncate_prompt_tokens")
-    if most is not None and (type(most) is not int or most < -1 or most == 0):
-        raise InvalidRequestError(
-            f"truncate_prompt_tokens={most!r:.80}", "it is no number of tokens", "pass one from 1, or -1 for what fits"
-        )
+    truncation.check(most)
     return ParsedPrompt(text, None if ids is None else _token_ids(ids), salt, special, most)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from engine.frontend import truncation
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.pooling_inputs import check_task
 from engine.types.errors import InvalidRequestError
@@ -39,9 +40,10 @@ def plan_scores(
     prompt is cut to so many tokens: a text's, or those of both texts of a pair that is read as one; -1: to what fits.
 
     Raises:
-        InvalidRequestError: the numbers do not match, the model pools nothing, its head has several labels; or, for a
-            cross-encoder, one of the pair is no text.
+        InvalidRequestError: the numbers do not match, the model pools nothing, its head has several labels, `most` is
+            no number of tokens; or, for a cross-encoder, one of the pair is no text.
     """
+    truncation.check(most)
     if not first or not second or len(first) not in (1, len(second)):
         raise InvalidRequestError(
             f"score {len(first)} texts against {len(second)}",
