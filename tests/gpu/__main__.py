@@ -85,7 +85,7 @@ def install(target: Path, wheels: Path | None, budget: Budget) -> Part:
     began = time.monotonic()
     prepare(target)
     for command in commands(target, wheels):
-        done = run(command, budget.limit(120), variables(None), sys.stdout)
+        done = run(command, budget.limit(120), variables(target), sys.stdout)  # what came first builds the rest
         if done.status != 0:
             why = "stopped at its limit" if done.status is None else last_words(done.lines)
             return Part("environment", time.monotonic() - began, f"not installed: {why}", failed=True)
