@@ -31,7 +31,7 @@ def test_there_is_a_template_for_every_point_with_a_suite() -> None:
     assert set(kinds()) == {*SUITES, HOOKS}
 
 
-SOME = ("attention", "evictor", HOOKS)
+SOME = ("attention",)
 """Kinds that are tried each time; the others take longer, and are tried with the slow tests."""
 
 

@@ -88,6 +88,7 @@ def test_core_process(quiet: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("kind", list(OutputKind))
+@pytest.mark.slow
 def test_streams_that_nobody_reads(quiet: list[list[int]], kind: OutputKind) -> None:
     """One output waits, whatever has come meanwhile; it holds all that was not read."""
 

@@ -121,6 +121,7 @@ def test_ranks_of_a_core_process(faulty: Faulty, nothing_left: Path, quiet: list
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_hung_core_with_ranks_takes_them_along(faulty: Faulty, nothing_left: Path) -> None:
     """Core and rank are stopped: neither could see that the other, or their parent, has ended."""
     faulty("stopped", step=6)
@@ -160,6 +161,7 @@ def test_a_hung_data_parallel_rank_is_ended_and_its_requests_go_elsewhere(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_an_idle_core_that_hangs_is_noticed(nothing_left: Path) -> None:
     async def run() -> None:
         llm = AsyncLLM(EngineArgs(**SETTINGS, step_timeout=2))

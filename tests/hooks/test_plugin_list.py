@@ -56,6 +56,7 @@ def run(**settings) -> None:
     asyncio.run(start())
 
 
+@pytest.mark.slow
 def test_it_is_imported_in_every_process_and_with_a_list_in_none(trace):
     run()
     assert imported(trace) == 4  # this one, the core's, and two workers

@@ -293,6 +293,7 @@ def test_a_port_that_is_taken_is_told_once(server: Server) -> None:
     assert found.returncode == 2 and found.stderr.count("error:") == 1 and "in use" in found.stderr, found.stderr
 
 
+@pytest.mark.slow
 def test_with_several_cores() -> None:
     """Two API processes before two cores, one of which is killed: both hear of it, and of what comes in its place."""
     server = Server(

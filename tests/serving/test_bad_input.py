@@ -239,6 +239,7 @@ def test_closed_connections(limited: Server, stream: bool) -> None:
     assert limited.metrics()["generation_tokens_total"] == before
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read(limited: Server) -> None:
     """Its request ends all the same, and gives its pages back; what it did not read is there when it does."""
     body = chat(max_tokens=1500, ignore_eos=True, stream=True, logprobs=True, top_logprobs=20, temperature=0)

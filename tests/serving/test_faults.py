@@ -30,6 +30,7 @@ from .conftest import Server
 LONG = {"model": "tiny", "max_tokens": 400, "temperature": 0.8, "extra_body": {"ignore_eos": True}, "stream": True}
 
 
+@pytest.mark.slow
 def test_concurrent_streams_with_random_disconnects() -> None:
     """64 streams of which a third leaves midway; the others get a quiet engine's answers; no page stays in use."""
     draw = random.Random(0)
@@ -166,6 +167,7 @@ def test_sigterm_leaves_nothing_behind() -> None:
     assert not os.path.exists(directory)
 
 
+@pytest.mark.slow
 def test_two_servers_side_by_side() -> None:
     first, second = Server("tiny"), Server("tiny", "--served-model-name", "other")
     try:

@@ -122,6 +122,7 @@ def test_embeddings(tmp_path: Path) -> None:
     assert [len(one["embedding"]) for one in data] == [8, 8]
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_ended_again_and_again(tmp_path: Path) -> None:
     """Its engine is killed, it is interrupted, it is killed: in the end each request is answered once."""
     lines = [request(f"r{i}", COMPLETIONS, prompt=f"Day {i}", max_tokens=40, ignore_eos=True) for i in range(90)]

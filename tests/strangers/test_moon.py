@@ -170,6 +170,7 @@ def test_it_is_upgraded_and_removed(house: House, moon: Path, tmp_path: Path) ->
         ),
     ],
 )
+@pytest.mark.slow
 def test_broken_and_unselected_it_harms_nobody(house: House, moon: Path, file: str, text: str, found: str) -> None:
     (moon / file).write_text(text)
     server = house.serve("tiny")

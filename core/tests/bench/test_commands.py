@@ -57,6 +57,7 @@ def test_latency():
     assert figures["decode_share_of_gb_s"] == pytest.approx(share, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_throughput():
     _, figures = bench(
         "throughput", "--num-requests", "5", "--input-len", "8:20", "--output-len", "3:9", "--seed", "4", *SMALL
@@ -132,6 +133,7 @@ def test_serve_starts_a_server_loads_it_and_stops_it():
     assert not any("serve" in command and MARK in command for command in left)
 
 
+@pytest.mark.slow
 def test_conversations_that_are_drawn():
     """Each turn finds what was said before it; those with one system prompt share it."""
     lines, figures = bench(
@@ -191,6 +193,7 @@ def test_api_counts_an_event_a_token(route: str):
     assert not any("serve" in command and MARK in command for command in left)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_counted(tmp_path):
     """Errors, not an exception: the run ends, and what was lost is told."""
     output = tmp_path / "server"

@@ -14,6 +14,7 @@ def test_a_sound_installation(program):
     assert code == 0 and out.rstrip().endswith("all are sound")
 
 
+@pytest.mark.slow
 def test_every_ailment(program, tmp_path, monkeypatch):
     install(tmp_path, *(name for name in CARDS if name not in ("stranger", "unfit")))
     install(tmp_path, "stranger", "sound", distribution="engine-mars")

@@ -4,9 +4,12 @@ A `conftest.py` beside such tests imports the hooks, and they hold for the tests
 
     from engine_sdk.interpreted import *  # noqa: F403
 
+    import_kernels("my_plugin.kernels")
+
 Triton looks at its variable when a kernel is defined, its own library's kernels included. So the variable is set while
 Triton, the test modules and what they test are imported, and while the tests run. It is not set for other tests of the
-same process, nor for what they start: with it, drivers would offer to compute in the interpreter.
+same process, nor for what they start: with it, drivers would offer to compute in the interpreter. `import_kernels` is
+for kernels that a test finds through a driver's name: another test may have imported them before it.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pkgutil import walk_packages
 
 import pytest
 import torch
 
 __all__ = [
+    "import_kernels",
     "pytest_make_collect_report",
     "pytest_runtest_call",
     "pytest_runtest_setup",
@@ -56,6 +61,14 @@ def _import_triton() -> None:
             if not name.startswith("triton._C"):  # compiled code cannot be imported twice
                 del sys.modules[name]
     import_module("triton")
+
+
+def import_kernels(*packages: str) -> None:
+    """Import all modules of these packages now, their kernels to be interpreted where there is no GPU."""
+    with interpreting():
+        for package in packages:
+            for module in walk_packages(import_module(package).__path__, f"{package}."):
+                import_module(module.name)
 
 
 @pytest.hookimpl(wrapper=True)
