@@ -149,6 +149,9 @@ def test_events_that_a_client_comes_back_to(client: openai.OpenAI, server: Serve
 
 def test_a_cancelled_stream_in_the_background_ends(client: openai.OpenAI, server: Server) -> None:
     asked: dict[str, Any] = {"model": "tiny", "input": "Tell me a story.", "temperature": 1.9, "background": True}
+    story = {"story": {"type": "string", "minLength": 2500}}  # a short one has ended before it is cancelled
+    schema = {"type": "object", "properties": story, "required": ["story"], "additionalProperties": False}
+    asked["text"] = {"format": {"type": "json_schema", "name": "told", "schema": schema, "strict": True}}
     events = client.responses.create(**asked, stream=True, extra_body={"seed": 3})
     first = next(iter(events))
     assert first.type == "response.created"
