@@ -153,14 +153,14 @@ class CapturesEverything(HostPlatformBody):
 class DescendingBuckets(HostPlatformBody):
     """buckets come largest first"""
 
-    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
+    def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
         return (8, 4, 2, 1)
 
 
 class IdleBuckets(HostPlatformBody):
     """buckets that no step needs"""
 
-    def buckets(self, max_num_seqs: int) -> tuple[int, ...]:
+    def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
         return (1, 2, 4, 8, 16, 32)
 
 
