@@ -53,6 +53,8 @@ _STOPPED: dict[str, Schema] = {
     "finish_reason": _REASON,
     "stop_reason": {"anyOf": [TEXT, WHOLE, {"type": "null"}]},
 }
+_IDS = many(WHOLE)
+"""With `return_token_ids`."""
 _POOLED: dict[str, Schema] = {"id": TEXT, "object": only("list"), "created": WHOLE, "model": TEXT, "usage": _USAGE}
 _SCORES = fields(**_POOLED, data=many(fields(index=WHOLE, object=only("score"), score=NUMBER)))
 _RANKED = fields({"document": fields(text=TEXT)}, index=WHOLE, relevance_score=NUMBER)
@@ -88,16 +90,23 @@ ANSWERS: dict[str, Schema] = {
         object=only("text_completion"),
         created=WHOLE,
         model=TEXT,
-        choices=many(fields({"prompt_logprobs": maybe(many(maybe(ANY)))}, index=WHOLE, text=TEXT, **_STOPPED)),
+        choices=many(
+            fields(
+                {"prompt_logprobs": maybe(many(maybe(ANY))), "prompt_token_ids": _IDS, "token_ids": _IDS},
+                index=WHOLE,
+                text=TEXT,
+                **_STOPPED,
+            )
+        ),
         usage=_USAGE,
     ),
     "POST /v1/chat/completions": fields(
-        {"prompt_logprobs": maybe(many(maybe(ANY))), "metadata": ANY},
+        {"prompt_logprobs": maybe(many(maybe(ANY))), "metadata": ANY, "prompt_token_ids": _IDS},
         id=TEXT,
         object=only("chat.completion"),
         created=WHOLE,
         model=TEXT,
-        choices=many(fields(index=WHOLE, message=_MESSAGE, **_STOPPED)),
+        choices=many(fields({"token_ids": _IDS}, index=WHOLE, message=_MESSAGE, **_STOPPED)),
         usage=_USAGE,
     ),
     "POST /v1/messages": fields(

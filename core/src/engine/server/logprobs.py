@@ -7,28 +7,35 @@ from typing import Any
 from engine.types.outputs import CompletionOutput, Logprob, RequestOutput
 
 
-def chat(output: CompletionOutput, top: int) -> dict[str, Any] | None:
-    """The output's positions as `choices[].logprobs` of chat completions; None where none were asked for."""
+def chat(output: CompletionOutput, top: int, as_ids: bool = False) -> dict[str, Any] | None:
+    """The output's positions as `choices[].logprobs` of chat completions; None where none were asked for.
+
+    Args:
+        output: as far as it is told.
+        top: how many alternatives.
+        as_ids: call tokens "token_id:17", vLLM's `return_tokens_as_token_ids`: several ids may have one text.
+    """
     if output.logprobs is None:
         return None
     content = []
     for token_id, candidates in zip(output.token_ids, output.logprobs, strict=True):
-        entry = _chat_entry(candidates[token_id])
-        entry["top_logprobs"] = [_chat_entry(candidate) for candidate in _best(candidates, top)]
+        entry = _chat_entry(token_id, candidates[token_id], as_ids)
+        entry["top_logprobs"] = [_chat_entry(one, candidate, as_ids) for one, candidate in _best(candidates, top)]
         content.append(entry)
     return {"content": content}
 
 
-def completion(output: CompletionOutput, top: int, offset: int) -> dict[str, Any] | None:
+def completion(output: CompletionOutput, top: int, offset: int, as_ids: bool = False) -> dict[str, Any] | None:
     """The output's positions as `choices[].logprobs` of completions; `offset`: characters that came before."""
     if output.logprobs is None:
         return None
     tokens, values, tops, offsets = [], [], [], []
     for token_id, candidates in zip(output.token_ids, output.logprobs, strict=True):
         chosen = candidates[token_id]
-        tokens.append(chosen.decoded_token)
+        tokens.append(_name(token_id, chosen, as_ids))
         values.append(chosen.logprob)
-        tops.append({c.decoded_token: c.logprob for c in (*_best(candidates, top), chosen)} if top else None)
+        told = (*_best(candidates, top), (token_id, chosen))
+        tops.append({_name(one, candidate, as_ids): candidate.logprob for one, candidate in told} if top else None)
         offsets.append(offset)
         offset += len(chosen.decoded_token)
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
@@ -44,10 +51,14 @@ def prompt(output: RequestOutput) -> list[dict[str, Any] | None] | None:
     ]
 
 
-def _best(candidates: dict[int, Logprob], top: int) -> list[Logprob]:
-    return sorted(candidates.values(), key=lambda c: -c.logprob)[:top]
+def _best(candidates: dict[int, Logprob], top: int) -> list[tuple[int, Logprob]]:
+    return sorted(candidates.items(), key=lambda item: -item[1].logprob)[:top]
 
 
-def _chat_entry(candidate: Logprob) -> dict[str, Any]:
-    text = candidate.decoded_token
-    return {"token": text, "logprob": candidate.logprob, "bytes": list(text.encode())}
+def _name(token_id: int, candidate: Logprob, as_ids: bool) -> str:
+    return f"token_id:{token_id}" if as_ids else candidate.decoded_token
+
+
+def _chat_entry(token_id: int, candidate: Logprob, as_ids: bool) -> dict[str, Any]:
+    name = _name(token_id, candidate, as_ids)
+    return {"token": name, "logprob": candidate.logprob, "bytes": list(candidate.decoded_token.encode())}

@@ -66,7 +66,8 @@ class SamplingBody(Body):
 
     `user`, the client's name for its own user, stands in the access log. Prompts with another `cache_salt` find none of
     each other's cached pages. With `truncate_prompt_tokens` only the last so many tokens of a prompt are taken; -1: as
-    many as fit.
+    many as fit. With `return_token_ids` the answer tells the token ids too, `prompt_token_ids` and each choice's
+    `token_ids`; with `return_tokens_as_token_ids` log probabilities call a token "token_id:17" in place of its text.
     Below `seed` stand our additions to OpenAI's names; clients send them as `extra_body`.
     """
 
@@ -97,6 +98,8 @@ class SamplingBody(Body):
     allowed_token_ids: Integers | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: Truncation | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     extra_args: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputsBody | None = None
@@ -114,7 +117,13 @@ class SamplingBody(Body):
             raise ValueError("response_format and structured_outputs are two constraints; send one of them")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs is not allowed with stream=true")
+        if self.return_tokens_as_token_ids and not self.logprobs_asked():
+            raise ValueError("return_tokens_as_token_ids is about logprobs, and none are asked for; ask for logprobs")
         return self
+
+    def logprobs_asked(self) -> bool:
+        """Whether log probabilities of the output are asked for."""
+        raise NotImplementedError
 
     def sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The request's parameters, verified. Raises InvalidRequestError."""
@@ -153,6 +162,10 @@ class CompletionBody(SamplingBody):
         if self.add_special_tokens is not None and not all(isinstance(one, str) for one in self._several()):
             raise ValueError("add_special_tokens is for texts; token ids are taken as they are")
         return self
+
+    def logprobs_asked(self) -> bool:
+        """Whether log probabilities of the output are asked for."""
+        return self.logprobs is not None
 
     def prompts(self) -> list[Prompt]:
         """One entry for each prompt, as the engine takes it."""
@@ -224,3 +237,7 @@ class ChatBody(SamplingBody):
         if self.continue_final_message and asked:
             raise ValueError("continue_final_message and add_generation_prompt contradict each other; send one of them")
         return self
+
+    def logprobs_asked(self) -> bool:
+        """Whether log probabilities of the output are asked for."""
+        return self.logprobs

@@ -77,7 +77,8 @@ async def chat_completions(
     if body.service_tier is not None:
         head["service_tier"] = "default"
     if body.stream:
-        events = _Events(body, params.n, {**head, "object": "chat.completion.chunk"}, reader)
+        told = streams[0].processed.prompt_token_ids if body.return_token_ids else None
+        events = _Events(body, params.n, {**head, "object": "chat.completion.chunk"}, reader, told)
         return TokenStream(events, streams[0], request_id(request))
     (output,) = await until_disconnect(request, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
@@ -106,16 +107,19 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader:
         if reader is not None:
             choice = reader()
             message, reason = choice.message(completion.text), choice.finish_reason(reason)
-        choices.append(
-            {
-                "index": completion.index,
-                "message": message,
-                "logprobs": logprobs.chat(completion, body.top_logprobs or 0),
-                "finish_reason": reason,
-                "stop_reason": completion.stop_reason,
-            }
-        )
+        told = {
+            "index": completion.index,
+            "message": message,
+            "logprobs": _logprobs(body, completion),
+            "finish_reason": reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if body.return_token_ids:
+            told["token_ids"] = completion.token_ids
+        choices.append(told)
     answer = {**head, "choices": choices, "usage": usage.json()}
+    if body.return_token_ids:
+        answer["prompt_token_ids"] = output.prompt_token_ids
     if body.metadata is not None:
         answer["metadata"] = body.metadata
     if output.prompt_logprobs is not None:
@@ -123,11 +127,22 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader:
     return answer
 
 
-class _Events:
-    """See `engine.server.token_stream.Events`."""
+def _logprobs(body: ChatBody, completion: CompletionOutput) -> dict[str, Any] | None:
+    return logprobs.chat(completion, body.top_logprobs or 0, body.return_tokens_as_token_ids)
 
-    def __init__(self, body: ChatBody, n: int, head: dict[str, Any], reader: NewChoice | None) -> None:
-        self._body, self._n, self._head = body, n, head
+
+class _Events:
+    """See `engine.server.token_stream.Events`. `prompt_token_ids` go into the first event, where they are asked for."""
+
+    def __init__(
+        self,
+        body: ChatBody,
+        n: int,
+        head: dict[str, Any],
+        reader: NewChoice | None,
+        prompt_token_ids: list[int] | None,
+    ) -> None:
+        self._body, self._n, self._head, self._prompt_token_ids = body, n, head, prompt_token_ids
         self._include_usage = body.stream_options is not None and body.stream_options.include_usage
         self._blank = {**head, "usage": None} if self._include_usage else head
         self._usage = Usage()
@@ -139,7 +154,10 @@ class _Events:
         for index in range(self._n):
             delta = {"role": "assistant", "content": ""}
             first = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            events.append(sse.event({**self._blank, "choices": [first]}))
+            begun = {**self._blank, "choices": [first]}
+            if not index and self._prompt_token_ids is not None:
+                begun["prompt_token_ids"] = self._prompt_token_ids
+            events.append(sse.event(begun))
         return b"".join(events)
 
     def told(self, output: RequestOutput) -> bytes:
@@ -156,7 +174,7 @@ class _Events:
     def _of_one(self, completion: CompletionOutput) -> bytes:
         if self._readers is not None:
             choice = _read(self._body, completion, self._readers[completion.index])
-        elif completion.finish_reason is None and completion.logprobs is None and completion.token_ids:
+        elif self._is_plain(completion):
             index = completion.index
             if (plain := self._plain.get(index)) is None:
                 plain = self._plain[index] = sse.PreparedEvent(_plain(self._blank, index))
@@ -164,6 +182,10 @@ class _Events:
         else:
             choice = _delta(self._body, completion)
         return b"" if choice is None else sse.event({**self._blank, "choices": [choice]})
+
+    def _is_plain(self, completion: CompletionOutput) -> bool:
+        with_more = completion.logprobs is not None or self._body.return_token_ids
+        return completion.finish_reason is None and not with_more and bool(completion.token_ids)
 
 
 def _plain(head: dict[str, Any], index: int) -> Callable[[str], dict[str, Any]]:
@@ -179,7 +201,8 @@ def _plain(head: dict[str, Any], index: int) -> Callable[[str], dict[str, Any]]:
 def _read(body: ChatBody, completion: CompletionOutput, reader: ChatChoice) -> dict[str, Any] | None:
     """As `_delta`, thoughts, content and calls told apart; None where there is nothing to tell."""
     delta = reader.delta(completion.text, completion.finished)
-    if not delta and not completion.finished and completion.logprobs is None:
+    with_more = completion.logprobs is not None or body.return_token_ids
+    if not delta and not completion.finished and not with_more:
         return None
     choice = _delta(body, completion)
     choice["delta"], choice["finish_reason"] = delta, reader.finish_reason(completion.finish_reason)
@@ -190,9 +213,11 @@ def _delta(body: ChatBody, completion: CompletionOutput) -> dict[str, Any]:
     choice = {
         "index": completion.index,
         "delta": {"content": completion.text} if completion.text or completion.token_ids else {},
-        "logprobs": logprobs.chat(completion, body.top_logprobs or 0),
+        "logprobs": _logprobs(body, completion),
         "finish_reason": completion.finish_reason,
     }
+    if body.return_token_ids:
+        choice["token_ids"] = completion.token_ids
     if completion.finish_reason is not None:
         choice["stop_reason"] = completion.stop_reason
     return choice

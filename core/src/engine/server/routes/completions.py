@@ -72,6 +72,8 @@ def _answer(
         echo = _echo(state, body, output)
         for completion in output.outputs:
             choice = _choice(body, i * n + completion.index, echo, completion, 0)
+            if body.return_token_ids:
+                choice["prompt_token_ids"] = output.prompt_token_ids
             if output.prompt_logprobs is not None:
                 choice["prompt_logprobs"] = logprobs.prompt(output)
             choices.append(choice)
@@ -104,14 +106,19 @@ class _Events:
 
     def _of_one(self, output: RequestOutput, completion: CompletionOutput, prompt: int) -> bytes:
         index = prompt * self._n + completion.index
-        echo = "" if index in self._characters else _echo(self._state, self._body, output)
+        begins = index not in self._characters
+        echo = _echo(self._state, self._body, output) if begins else ""
         offset = self._characters.get(index, 0)
         self._characters[index] = offset + len(completion.text)
-        if completion.finish_reason is None and completion.logprobs is None:
+        with_ids = self._body.return_token_ids
+        if completion.finish_reason is None and completion.logprobs is None and not with_ids:
             if (plain := self._plain.get(index)) is None:
                 plain = self._plain[index] = sse.PreparedEvent(_plain(self._blank, index))
             return plain(echo + completion.text)
-        return sse.event({**self._blank, "choices": [_choice(self._body, index, echo, completion, offset)]})
+        choice = _choice(self._body, index, echo, completion, offset)
+        if with_ids and begins:
+            choice["prompt_token_ids"] = output.prompt_token_ids
+        return sse.event({**self._blank, "choices": [choice]})
 
 
 async def _of_several(events: _Events, streams: list[RequestStream]) -> AsyncGenerator[bytes]:
@@ -132,13 +139,16 @@ def _plain(head: dict[str, Any], index: int) -> Callable[[str], dict[str, Any]]:
 
 
 def _choice(body: CompletionBody, index: int, echo: str, completion: CompletionOutput, offset: int) -> dict[str, Any]:
-    return {
+    choice = {
         "index": index,
         "text": echo + completion.text,
-        "logprobs": logprobs.completion(completion, body.logprobs or 0, offset),
+        "logprobs": logprobs.completion(completion, body.logprobs or 0, offset, body.return_tokens_as_token_ids),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
     }
+    if body.return_token_ids:
+        choice["token_ids"] = completion.token_ids
+    return choice
 
 
 def _echo(state: ServerState, body: CompletionBody, output: RequestOutput) -> str:
