@@ -54,6 +54,7 @@ REQUEST_MODULES = (
     "engine.server.responses_protocol",
     "engine.server.messages_protocol",
     "engine.server.pooling_protocol",
+    "engine.server.tokenization_protocol",
 )
 """Where the bodies of requests are declared."""
 

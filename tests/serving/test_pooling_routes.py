@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ TEXTS = ["That is a happy person", "That is a very happy person", "Today is a su
 
 
 RANKED: dict[str, Any] = {"query": TEXTS[0]}
+CHAT = [{"role": "user", "content": TEXTS[0]}]
 
 
 class Pair:
@@ -144,6 +146,74 @@ def test_base64_is_little_endian_float32(embedder: Pair) -> None:
     assert abs(np.linalg.norm(vector) - 1) > 1e-3
 
 
+@pytest.mark.parametrize("task", [None, "embed", "token_embed"])
+def test_pooling_of_an_embedder(embedder: Pair, task: str | None) -> None:
+    params = PoolingParams(task=task, dimensions=16, normalize=False)
+    expected = [output.outputs.data for output in embedder.llm.encode(TEXTS, params, use_tqdm=False)]
+    asked: dict[str, Any] = {"input": TEXTS, "dimensions": 16, "use_activation": False}
+    if task is not None:
+        asked["task"] = task
+    plain = embedder.post("/pooling", model="m", **asked).json()
+    assert plain["object"] == "list" and plain["id"].startswith("pooling-") and plain["usage"]["total_tokens"] > 0
+    assert [(one["index"], one["object"]) for one in plain["data"]] == [(0, "pooling"), (1, "pooling"), (2, "pooling")]
+    for one, vectors in zip(plain["data"], expected, strict=True):
+        close(one["data"], vectors)
+    raw = embedder.post("/pooling", **asked, encoding_format="bytes", endianness="big")
+    assert raw.headers["content-type"] == "application/octet-stream"
+    metadata = json.loads(raw.headers["metadata"])
+    for one, vectors in zip(metadata["data"], expected, strict=True):
+        assert (one["embed_dtype"], one["endianness"], one["shape"]) == ("float32", "big", list(vectors.shape))
+        found = np.frombuffer(raw.content[one["start"] : one["end"]], ">f4")
+        close(found.reshape(one["shape"]), vectors)
+    assert metadata["usage"] == plain["usage"] and metadata["data"][-1]["end"] == len(raw.content)
+    bare = embedder.post("/pooling", **asked, encoding_format="bytes_only", endianness="big")
+    assert bare.content == raw.content and "metadata" not in bare.headers
+
+
+def test_numbers_of_half_size(embedder: Pair) -> None:
+    expected = embedder.llm.embed("x", use_tqdm=False)[0].outputs.embedding
+    asked: dict[str, Any] = {"input": "x", "encoding_format": "base64", "embed_dtype": "float16"}
+    vector = np.frombuffer(
+        base64.b64decode(embedder.post("/v1/embeddings", **asked).json()["data"][0]["embedding"]), "<f2"
+    )
+    np.testing.assert_array_equal(vector, np.asarray(expected).astype("f2"))
+
+
+def test_pooling_of_a_classifier(classifier: Pair) -> None:
+    for activation in (None, False):
+        body = {} if activation is None else {"use_activation": activation}
+        params = PoolingParams(use_activation=activation)
+        outputs = classifier.llm.encode(TEXTS, params, use_tqdm=False)
+        for task in ({}, {"task": "classify"}):
+            answer = classifier.post("/pooling", input=TEXTS, **body, **task).json()
+            for one, output in zip(answer["data"], outputs, strict=True):
+                close(one["data"], output.outputs.data)
+    for task in ("token_embed", "token_classify"):
+        assert classifier.post("/pooling", input="x", task=task).status_code == 400
+    no_template = classifier.post("/pooling", messages=CHAT).json()["error"]
+    assert "chat template" in no_template["message"]
+
+
+def test_conversations_that_are_pooled(embedder: Pair) -> None:
+    """The prompt is what `/tokenize` tells of the same conversation."""
+    more = [*CHAT, {"role": "assistant", "content": "Indeed"}]
+    for path, field in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+        for body in (
+            {"messages": CHAT, "add_generation_prompt": False},
+            {"messages": CHAT, "add_generation_prompt": True},
+            {"messages": more, "continue_final_message": True},
+            {"messages": CHAT, "add_generation_prompt": False, "add_special_tokens": True},
+        ):
+            ids = embedder.post("/tokenize", **body).json()["tokens"]
+            asked = {name: value for name, value in body.items() if value is not False}
+            found = embedder.post(path, **asked).json()
+            expected = embedder.post(path, input=[ids]).json()
+            close(found["data"][0][field], expected["data"][0][field])
+            assert found["usage"]["prompt_tokens"] == len(ids)
+    cut = embedder.post("/pooling", messages=CHAT, truncate_prompt_tokens=4).json()
+    assert cut["usage"]["prompt_tokens"] == 4
+
+
 def test_special_tokens(crosser: Pair, classifier: Pair) -> None:
     for special in (True, False):
         answer = classifier.post("/classify", input=["ab"], add_special_tokens=special).json()
@@ -156,14 +226,28 @@ def test_special_tokens(crosser: Pair, classifier: Pair) -> None:
     ("path", "body", "param", "says"),
     [
         ("/v1/embeddings", {"input": "x", "truncation_side": "left"}, "truncation_side", "not supported"),
-        ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}, "encoding_format", "'float', 'base64'"),
         ("/v1/embeddings", {"input": []}, "input", "send 1 to 2048"),
         ("/v1/embeddings", {"input": ["x"] * 2049}, "input", "2049 prompts"),
         ("/v1/embeddings", {"input": "", "add_special_tokens": False}, None, "no token to begin with"),
         ("/v1/embeddings", {"input": [10**9]}, None, "vocabulary ends at"),
-        ("/v1/embeddings", {}, "input", "input is missing"),
+        ("/v1/embeddings", {}, None, "send input or messages, one of them"),
         ("/v1/embeddings", {"input": "x", "priority": 1}, "priority", "does not order by it"),
         ("/v1/embeddings", {"input": "x", "model": "other"}, "model", "does not exist"),
+        ("/v1/embeddings", {"input": "x", "messages": CHAT}, None, "send input or messages, one of them"),
+        (
+            "/v1/embeddings",
+            {"input": "x", "add_generation_prompt": True},
+            None,
+            "add_generation_prompt is for messages",
+        ),
+        ("/v1/embeddings", {"input": "x", "endianness": "big"}, None, "are for bytes"),
+        ("/v1/embeddings", {"input": ["x"] * 900, "encoding_format": "bytes"}, "encoding_format", "'bytes_only'"),
+        ("/v1/embeddings", {"messages": []}, "messages", "send at least one"),
+        ("/v1/embeddings", {"messages": [{"role": "usr", "content": "x"}]}, "messages", "did you mean 'user'"),
+        ("/pooling", {"input": "x", "task": "classify"}, None, "it has no classification head; ask for embed"),
+        ("/pooling", {"input": "x", "task": "token_classify"}, "task", "there is no such one; use 'embed'"),
+        ("/pooling", {"data": {"image": "x"}}, "data", "not supported"),
         ("/classify", {"input": "x"}, None, "it has no classification head; ask for embed"),
         ("/score", {"text_1": "x"}, None, "text_2 is missing"),
         ("/score", {}, None, "send text_1 and text_2"),
@@ -186,6 +270,7 @@ def test_what_is_refused(embedder: Pair, path: str, body: dict[str, Any], param:
 def test_a_chat_engine_does_not_pool(server: Server) -> None:
     for path, body in (
         ("/v1/embeddings", {"input": "x"}),
+        ("/pooling", {"input": "x"}),
         ("/classify", {"input": "x"}),
         ("/score", {"text_1": "x", "text_2": "y"}),
         ("/rerank", {"query": "x", "documents": ["y"]}),

@@ -17,13 +17,13 @@ from pydantic import BaseModel, ValidationError
 
 from engine.server.pooling_protocol import (
     ClassifyBody,
-    DetokenizeBody,
     EmbeddingsBody,
+    PoolBody,
     RerankBody,
     ScoreBody,
-    TokenizeBody,
 )
 from engine.server.protocol import ChatBody, CompletionBody, StreamOptions, StructuredOutputsBody
+from engine.server.tokenization_protocol import DetokenizeBody, TokenizeBody
 
 from .conftest import Server
 
@@ -43,15 +43,16 @@ BOTH = (
     "stream_interval routed_experts_prompt_start watermarking logits_processors response_format user " + GUIDED
 )
 POOLING = "user truncate_prompt_tokens truncation_side padding request_id priority mm_processor_kwargs cache_salt"
+VECTORS = (
+    f"{POOLING} {TEMPLATE} messages media_io_kwargs encoding_format embed_dtype endianness dimensions use_activation "
+    "normalize"
+)
 ACTIVATION = "use_activation softmax activation"
 DOCUMENTED: dict[str, tuple[type[BaseModel], str]] = {
     "chat": (ChatBody, f"{BOTH} {TEMPLATE} {MEDIA} echo documents include_reasoning return_prompt_text"),
     "completions": (CompletionBody, f"{BOTH} prompt_embeds best_of suffix"),
-    "embeddings": (
-        EmbeddingsBody,
-        f"{POOLING} {TEMPLATE} messages media_io_kwargs encoding_format embed_dtype endianness dimensions "
-        "use_activation normalize",
-    ),
+    "embeddings": (EmbeddingsBody, VECTORS),
+    "pooling": (PoolBody, f"{VECTORS} task data softmax activation"),
     "classify": (ClassifyBody, f"{POOLING} {TEMPLATE} {ACTIVATION} messages media_io_kwargs"),
     "score": (ScoreBody, f"{POOLING} {ACTIVATION} data_1 data_2 queries documents items text_1 text_2"),
     "rerank": (RerankBody, f"{POOLING} {ACTIVATION} query documents top_n"),

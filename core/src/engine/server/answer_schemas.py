@@ -135,6 +135,9 @@ ANSWERS: dict[str, Schema] = {
         **_POOLED,
         data=many(fields(object=only("embedding"), index=WHOLE, embedding={"anyOf": [TEXT, many(NUMBER)]})),
     ),
+    "POST /pooling": fields(
+        **_POOLED, data=many(fields(object=only("pooling"), index=WHOLE, data={"anyOf": [TEXT, many({})]}))
+    ),
     "POST /classify": fields(
         **_POOLED, data=many(fields(index=WHOLE, label=TEXT, probs=many(NUMBER), num_classes=WHOLE))
     ),

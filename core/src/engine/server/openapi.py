@@ -21,6 +21,8 @@ STREAMS = frozenset(
     }
 )
 """What answers with server-sent events where the body, or the query, says `stream`."""
+BYTES = frozenset({"POST /v1/embeddings", "POST /pooling"})
+"""What answers with bytes where the body's `encoding_format` says so."""
 _ERRORS = {
     400: "the request is wrong, or asks for what this server does not do",
     401: "no key, or none that fits",
@@ -84,6 +86,8 @@ def _complete(operation: dict[str, Any], path: str, method: str) -> None:
         content: dict[str, Any] = {"application/json": {"schema": schema}}
         if f"{method} {path}" in STREAMS:
             content["text/event-stream"] = {}
+        if f"{method} {path}" in BYTES:
+            content["application/octet-stream"] = {}
         answers["200"] = {"description": operation.get("summary", ""), "content": content}
         if path in ("/health", "/ready"):
             answers["503"] = {"description": _ERRORS[503], "content": content}

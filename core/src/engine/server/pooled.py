@@ -14,7 +14,8 @@ from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
 from engine.server.labels import note
 from engine.server.plugins import origin
-from engine.server.pooling_protocol import PoolingBody
+from engine.server.pooling_protocol import InputBody, PoolingBody
+from engine.server.rendering import rendered
 from engine.server.request_id import engine_id
 from engine.server.state import ServerState
 from engine.types.outputs import RequestOutput
@@ -28,6 +29,24 @@ def check_count(count: int, name: str) -> None:
     """Raise a 400 APIError for no prompts and for too many; `name` is the field that holds them."""
     if not 1 <= count <= MAX_INPUTS:
         raise APIError(400, f"{name} holds {count} prompts; send 1 to {MAX_INPUTS}", param=name)
+
+
+async def prompts_of(state: ServerState, body: InputBody) -> list[Any]:
+    """The body's prompts, as the engine takes them; of a conversation one.
+
+    Raises APIError for no prompts, too many, or messages that are none; and as `AsyncLLM.render_chat`.
+    """
+    if body.messages is None:
+        check_count(len(body.inputs()), "input")
+        return body.prompts()
+    prompt = await rendered(
+        state,
+        body.messages,
+        add_generation_prompt=bool(body.add_generation_prompt),
+        continue_final_message=bool(body.continue_final_message),
+        variables=body.chat_template_kwargs,
+    )
+    return [{**prompt, "add_special_tokens": bool(body.add_special_tokens), **body.cut()}]
 
 
 async def pool(

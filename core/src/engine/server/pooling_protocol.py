@@ -1,4 +1,4 @@
-"""The bodies of requests that pool and that tokenise. What is not named here is refused by name, never ignored."""
+"""The bodies of requests that pool. What is not named here is refused by name, never ignored."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing_extensions import TypeAliasType
 
 from engine.server.body_model import Body
 from engine.server.protocol import IntegerLists, Integers, Objects, Strings, Truncation
+from engine.server.vector_bytes import EmbedDType, Endianness
+from engine.types.pooling import PoolingParams
 
 Inputs = Annotated[str | Integers | Strings | IntegerLists, Field(union_mode="left_to_right")]
 """A text, token ids, or a list of either."""
@@ -42,27 +44,46 @@ class PoolingBody(Body):
 
 
 class InputBody(PoolingBody):
-    """Of one or several prompts.
+    """Of one or several prompts, or of a conversation.
 
     Args:
         input: a text, token ids, or a list of either.
-        add_special_tokens: put those around texts that the tokenizer puts there; not for token ids.
+        messages: a conversation in its place, rendered by the model's chat template.
+        add_special_tokens: put those around it that the tokenizer puts there; not for token ids. Without it, true for
+            texts and false for a conversation, whose template has written them.
         truncate_prompt_tokens: take only the first so many tokens of each, those around a text counted; -1: as many as
             the model takes. Without it a prompt that is too long is refused.
+        add_generation_prompt: end the conversation's prompt where the assistant begins.
+        continue_final_message: its last message, the assistant's, is the beginning of an answer.
+        chat_template_kwargs: further variables for the template.
     """
 
-    input: Inputs
+    input: Inputs | None = None
+    messages: Objects | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Truncation | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _special_tokens_are_for_texts(self) -> InputBody:
-        if self.add_special_tokens is not None and not all(isinstance(one, str) for one in self.inputs()):
-            raise ValueError("add_special_tokens is for texts; token ids are taken as they are")
+    def _inputs_or_a_conversation(self) -> InputBody:
+        if (self.input is None) == (self.messages is None):
+            raise ValueError("send input or messages, one of them")
+        if self.messages is None:
+            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is for messages; leave it out")
+            if self.add_special_tokens is not None and not all(isinstance(one, str) for one in self.inputs()):
+                raise ValueError("add_special_tokens is for texts; token ids are taken as they are")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt contradict each other; send one of them")
         return self
 
     def inputs(self) -> list[str | list[int]]:
-        """One entry for each prompt."""
+        """One entry for each prompt; none for a conversation."""
+        if self.input is None:
+            return []
         if isinstance(self.input, str):
             return [self.input]
         several = cast("list[int] | list[str | list[int]]", self.input)
@@ -70,41 +91,71 @@ class InputBody(PoolingBody):
             return [several]
         return cast("list[str | list[int]]", several)
 
-    def prompts(self) -> list[Any]:
+    def prompts(self) -> list[dict[str, Any]]:
         """The same as the engine takes them."""
         special = True if self.add_special_tokens is None else self.add_special_tokens
-        most = self.truncate_prompt_tokens
-        cut = {} if most is None else {"truncate_prompt_tokens": most}
         return [
-            {"prompt": one, "add_special_tokens": special, **cut}
+            {"prompt": one, "add_special_tokens": special, **self.cut()}
             if isinstance(one, str)
-            else {"prompt_token_ids": one, **cut}
+            else {"prompt_token_ids": one, **self.cut()}
             for one in self.inputs()
         ]
 
+    def cut(self) -> dict[str, Any]:
+        """What cuts each of them."""
+        most = self.truncate_prompt_tokens
+        return {} if most is None else {"truncate_prompt_tokens": most}
 
-class EmbeddingsBody(InputBody):
-    """`POST /v1/embeddings`.
+
+class VectorsBody(InputBody):
+    """Of which vectors are made.
 
     Args:
-        encoding_format: "float" for lists of numbers, "base64" for the bytes of little-endian float32.
+        encoding_format: "float" for lists of numbers, "base64" for their bytes; "bytes" for the bytes of all in place
+            of JSON, with a header that tells where each begins, "bytes_only" without it.
+        embed_dtype: of numbers that are bytes; without it float32.
+        endianness: of the same; without it little.
         dimensions: keep the first so many elements (Matryoshka embeddings).
         normalize: scale vectors to length 1; without it, as the model's files say.
         use_activation: the same, by the name that vLLM has for it.
     """
 
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
+    embed_dtype: EmbedDType | None = None
+    endianness: Endianness | None = None
     dimensions: int | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
 
     @model_validator(mode="after")
-    def _one_name(self) -> EmbeddingsBody:
-        if self.use_activation is not None:
-            if self.normalize is not None:
-                raise ValueError("use_activation is another name of normalize; send one of them")
-            self.normalize = self.use_activation
+    def _one_name(self) -> VectorsBody:
+        if None not in (self.use_activation, self.normalize):
+            raise ValueError("use_activation is another name of normalize; send one of them")
+        if self.encoding_format == "float" and (self.embed_dtype or self.endianness):
+            raise ValueError("embed_dtype and endianness are for bytes; leave them out, or send encoding_format base64")
         return self
+
+    def params(self, task: str) -> PoolingParams:
+        """What is asked of the task; not verified."""
+        normalize, activation = self.normalize, self.use_activation
+        if task != "classify" and activation is not None:
+            normalize, activation = activation, None
+        return PoolingParams(task=task, dimensions=self.dimensions, normalize=normalize, use_activation=activation)
+
+
+class EmbeddingsBody(VectorsBody):
+    """`POST /v1/embeddings`."""
+
+
+class PoolBody(VectorsBody):
+    """`POST /pooling`.
+
+    Args:
+        task: "embed", "token_embed" (a vector for each token) or "classify"; without it "embed", or "classify" where
+            the model has a head for that. There, use_activation false gives the head's bare logits.
+    """
+
+    task: str | None = None
 
 
 class ClassifyBody(InputBody):
@@ -185,57 +236,6 @@ class RerankBody(PoolingBody):
         """Of the documents."""
         documents: list[str | RerankDocument] = self.documents
         return [document if isinstance(document, str) else document.text for document in documents]
-
-
-class TokenizeBody(Body):
-    """`POST /tokenize`: of a text, or of a conversation.
-
-    Args:
-        model: one of the served names.
-        prompt: a text.
-        messages: a conversation, rendered by the model's chat template.
-        add_special_tokens: put those around it that the tokenizer puts there; without it, true for a text and false for
-            a conversation, whose template has written them.
-        return_token_strs: answer with the text of each token too.
-        add_generation_prompt: end the prompt where the assistant begins.
-        continue_final_message: the last message, the assistant's, is the beginning of the answer.
-        chat_template_kwargs: further variables for the template.
-        tools: functions that the template shows to the model, in OpenAI's form.
-    """
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Objects | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool = False
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: Objects | None = None
-
-    @model_validator(mode="after")
-    def _text_or_conversation(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("send prompt or messages, one of them")
-        if self.prompt is not None:
-            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name} is for messages; leave it out")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message and add_generation_prompt contradict each other; send one of them")
-        return self
-
-
-class DetokenizeBody(Body):
-    """`POST /detokenize`.
-
-    Args:
-        model: one of the served names.
-        tokens: token ids.
-    """
-
-    model: str | None = None
-    tokens: Integers
 
 
 def _list(texts: str | list[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -10,7 +9,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from engine.plugin.near import did_you_mean
 from engine.server import logprobs, sse
 from engine.server.begun_answer import cut_last
 from engine.server.chat_choice import ChatChoice
@@ -20,7 +18,8 @@ from engine.server.documents import with_documents
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
 from engine.server.labels import note
-from engine.server.protocol import ROLES, ChatBody
+from engine.server.protocol import ChatBody
+from engine.server.rendering import check_roles
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
 from engine.server.thinking import with_budget, with_effort
@@ -41,7 +40,7 @@ async def chat_completions(
     model = state.check_model(body.model)
     if not body.messages:
         raise APIError(400, "messages is empty; send at least one", param="messages")
-    _check_roles(body)
+    check_roles(body.messages)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise APIError(400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -82,19 +81,6 @@ async def chat_completions(
         return TokenStream(events, streams[0], request_id(request))
     (output,) = await until_disconnect(request, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
-
-
-def _check_roles(body: ChatBody) -> None:
-    """Many templates write any role into the prompt as it is, and a slip would only make the answer worse."""
-    for i, message in enumerate(body.messages):
-        role = message.get("role")
-        if role not in ROLES:
-            hint = did_you_mean(role[:64], ROLES) if isinstance(role, str) else ""
-            raise APIError(
-                400,
-                f"messages.{i}: the role is {reprlib.repr(role)}; {hint or 'send one of ' + ', '.join(ROLES)}",
-                param="messages",
-            )
 
 
 def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader: NewChoice | None) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""`/v1/embeddings`, `/classify`, `/score`, `/rerank`: vectors, labels and scores in place of text."""
+"""`/v1/embeddings`, `/pooling`, `/classify`, `/score`, `/rerank`: vectors, labels and scores in place of text."""
 
 from __future__ import annotations
 
 import base64
+import json
 import time
+from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
@@ -11,17 +13,30 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from engine.frontend.pooling_inputs import check_task
 from engine.frontend.score_plan import data_of
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
-from engine.server.pooled import check_count, pool, usage
-from engine.server.pooling_protocol import ClassifyBody, EmbeddingsBody, RerankBody, ScoreBody
+from engine.server.pooled import check_count, pool, prompts_of, usage
+from engine.server.pooling_protocol import (
+    ClassifyBody,
+    EmbeddingsBody,
+    InputBody,
+    PoolBody,
+    RerankBody,
+    ScoreBody,
+    VectorsBody,
+)
 from engine.server.request_id import engine_id
 from engine.server.state import ServerState, state_of
+from engine.server.vector_bytes import vector_bytes
 from engine.types.outputs import RequestOutput
 from engine.types.pooling import PoolingParams
 
 router = APIRouter(route_class=JSONRoute)
+OCTETS = "application/octet-stream"
+MAX_METADATA_HEADER = 60_000
+"""Bytes; Python's own client takes lines of 65,536."""
 State = Annotated[ServerState, Depends(state_of)]
 
 
@@ -29,22 +44,23 @@ State = Annotated[ServerState, Depends(state_of)]
 async def embeddings(body: EmbeddingsBody, request: Request, state: State) -> Response:
     """A vector for each input."""
     model = state.check_model(body.model)
-    check_count(len(body.inputs()), "input")
-    params = PoolingParams(task="embed", dimensions=body.dimensions, normalize=body.normalize)
-    outputs = await _pool_inputs(state, request, body, "embd", params)
-    as_base64 = body.encoding_format == "base64"
-    data = [
-        {"object": "embedding", "index": i, "embedding": _base64(vector) if as_base64 else vector.tolist()}
-        for i, vector in enumerate(map(data_of, outputs))
-    ]
-    return JSON({**_head(request, "embd", model), "data": data, "usage": usage(outputs)})
+    outputs = await _pool_inputs(state, request, body, "embd", body.params("embed"))
+    return _vectors(body, _head(request, "embd", model), outputs, "embedding", "embedding")
+
+
+@router.post("/pooling")
+async def pooling(body: PoolBody, request: Request, state: State) -> Response:
+    """What the model makes of each input: a vector, one for each of its tokens, or a number for each label."""
+    model = state.check_model(body.model)
+    task = state.engine.plan.model.pooler.tasks[0] if body.task is None else body.task
+    outputs = await _pool_inputs(state, request, body, "pooling", body.params(task))
+    return _vectors(body, _head(request, "pooling", model), outputs, "pooling", "data")
 
 
 @router.post("/classify")
 async def classify(body: ClassifyBody, request: Request, state: State) -> Response:
     """For each input a number for each label, and the label of the largest."""
     model = state.check_model(body.model)
-    check_count(len(body.inputs()), "input")
     params = PoolingParams(task="classify", use_activation=body.use_activation)
     outputs = await _pool_inputs(state, request, body, "classify", params)
     labels = state.engine.plan.model.config.get("id2label") or {}
@@ -91,9 +107,11 @@ async def rerank(body: RerankBody, request: Request, state: State) -> Response:
 
 
 async def _pool_inputs(
-    state: ServerState, request: Request, body: EmbeddingsBody | ClassifyBody, prefix: str, params: PoolingParams
+    state: ServerState, request: Request, body: InputBody, prefix: str, params: PoolingParams
 ) -> list[RequestOutput]:
-    prompts = body.prompts()
+    params.verify()  # before anything is rendered
+    check_task(params.task, state.engine.plan.model)
+    prompts = await prompts_of(state, body)
     return await pool(state, request, body, prefix, prompts, [params] * len(prompts))
 
 
@@ -120,5 +138,40 @@ def _head(request: Request, prefix: str, model: str) -> dict[str, Any]:
     return {"id": engine_id(request, prefix), "object": "list", "created": int(time.time()), "model": model}
 
 
-def _base64(vector: np.ndarray) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+def _vectors(body: VectorsBody, head: dict[str, Any], outputs: list[RequestOutput], kind: str, field: str) -> Response:
+    """The outputs in the encoding that the body asks for; of JSON, `field` of objects of this kind holds each."""
+    dtype, endianness = body.embed_dtype or "float32", body.endianness or "little"
+    vectors = [data_of(output) for output in outputs]
+    if body.encoding_format == "float":
+        shown: list[Any] = [vector.tolist() for vector in vectors]
+    else:
+        contents = [vector_bytes(vector, dtype, endianness) for vector in vectors]
+        if body.encoding_format == "bytes_only":
+            return Response(b"".join(contents), media_type=OCTETS)
+        if body.encoding_format == "bytes":
+            table = _table(vectors, contents, {"embed_dtype": dtype, "endianness": endianness})
+            return _bytes({**head, "data": table, "usage": usage(outputs)}, contents)
+        shown = [base64.b64encode(content).decode() for content in contents]
+    data = [{"object": kind, "index": i, field: one} for i, one in enumerate(shown)]
+    return JSON({**head, "data": data, "usage": usage(outputs)})
+
+
+def _table(vectors: list[np.ndarray], contents: list[bytes], format_: dict[str, str]) -> list[dict[str, Any]]:
+    """Where in the bytes each array is, in vLLM's words."""
+    ends = list(accumulate(map(len, contents), initial=0))
+    return [
+        {"index": i, **format_, "start": ends[i], "end": ends[i + 1], "shape": list(vector.shape)}
+        for i, vector in enumerate(vectors)
+    ]
+
+
+def _bytes(metadata: dict[str, Any], contents: list[bytes]) -> Response:
+    header = json.dumps(metadata, separators=(",", ":"))  # ASCII alone, as a header must be
+    if len(header) > MAX_METADATA_HEADER:
+        raise APIError(
+            400,
+            f"encoding_format 'bytes' with {len(contents)} inputs: the header 'metadata' would have {len(header)} "
+            f"bytes, at most {MAX_METADATA_HEADER} are sent; send fewer inputs, or encoding_format 'bytes_only'",
+            param="encoding_format",
+        )
+    return Response(b"".join(contents), media_type=OCTETS, headers={"metadata": header})

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from engine.frontend.async_llm import LONG_PROMPT
-from engine.server.begun_answer import cut_last
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
-from engine.server.pooling_protocol import DetokenizeBody, TokenizeBody
+from engine.server.rendering import rendered
 from engine.server.state import ServerState, state_of
+from engine.server.tokenization_protocol import DetokenizeBody, TokenizeBody
 from engine.server.tool_request import tool_request
 
 router = APIRouter(route_class=JSONRoute)
@@ -51,17 +51,12 @@ async def detokenize(body: DetokenizeBody, state: State) -> Response:
 
 
 async def _rendered(body: TokenizeBody, state: ServerState) -> str:
-    if not body.messages:
-        raise APIError(400, "messages is empty; send at least one", param="messages")
-    tools = tool_request(body.tools, None, None)
-    shown = tools.choice != "none"
-    if shown and not state.engine.renders_tools:
-        raise APIError(400, "tools: the model's chat template has no place for them; leave them out", param="tools")
-    messages, begun = cut_last(body.messages) if body.continue_final_message else (body.messages, "")
-    prompt = await state.engine.render_chat(
-        messages,
-        tools=tools.given if shown else None,
-        add_generation_prompt=body.add_generation_prompt is not False or bool(begun),
+    prompt = await rendered(
+        state,
+        body.messages or (),
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
         variables=body.chat_template_kwargs,
+        tools=tool_request(body.tools, None, None),
     )
-    return prompt["prompt"] + begun
+    return prompt["prompt"]
