@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import psutil
@@ -121,3 +123,15 @@ def test_greedy_tokens_do_not_depend_on_the_batch(native, dtype: str, kv_cache_d
                 assert token == right
                 compared += 1
     assert compared > 100
+
+
+def test_an_engine_starts_without_torchs_compiler() -> None:
+    """Under the guard of a recorded step too: `torch._dynamo`, with sympy and Triton, takes longer than torch itself."""
+    script = (
+        "import sys\n"
+        "from engine import LLM, SamplingParams\n"
+        "LLM(model='tiny', platform='cpu').generate('Once', SamplingParams(max_tokens=2), use_tqdm=False)\n"
+        "print(*sorted({'torch', 'torch._dynamo', 'sympy', 'triton', 'transformers'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "torch\n"), done.stderr

@@ -40,6 +40,12 @@ class DispatchGuard(TorchDispatchMode):
         ContractError: names the operation, the file, the line and the function.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch is asked not to wrap `__torch_dispatch__` in `torch._dynamo.disable`: nothing here is compiled, and the
+        first call of the wrapper imports the compiler (and sympy, and Triton), longer than torch itself takes."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self._depth = 0
