@@ -126,7 +126,7 @@ def test_greedy_tokens_do_not_depend_on_the_batch(native, dtype: str, kv_cache_d
 
 
 def test_an_engine_starts_without_torchs_compiler() -> None:
-    """Under the guard of a recorded step too: `torch._dynamo`, with sympy and Triton, takes longer than torch itself."""
+    """Under the guard of a recorded step too: `torch._dynamo`, with sympy and Triton, takes longer than torch does."""
     script = (
         "import sys\n"
         "from engine import LLM, SamplingParams\n"
