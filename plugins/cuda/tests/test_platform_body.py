@@ -11,6 +11,7 @@ import torch
 from engine.types.errors import ConfigError, ContractError
 from engine_cuda.platform_cuda.body import device_index, most_drafts
 from engine_cuda.platform_cuda.buckets import row_buckets
+from engine_cuda.platform_cuda.graphs import Graphs
 from engine_cuda.platform_cuda.memory import GRAPH_BYTES, Measured, cache_memory, graph_bytes
 from engine_cuda.platform_cuda.staging import StagingRing
 from engine_cuda.platform_cuda.trial import compare, culprit, what_stopped
@@ -161,3 +162,82 @@ def test_what_could_not_be_recorded() -> None:
     except RuntimeError as error:
         line = step.__code__.co_firstlineno + 1
         assert culprit(error).endswith(f"test_platform_body.py:{line} (test_what_could_not_be_recorded.<locals>.step)")
+
+
+class Allocators:
+    """Torch's two, as CUDA graphs meet them: neither records to a pool that it records to already, nor to one whose
+    last graph has gone."""
+
+    def __init__(self) -> None:
+        self.pools, self.device, self.pinned, self.users = 0, set[int](), set[int](), dict[int, int]()
+
+    def handle(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    def release(self, index: int, pool: int) -> None:
+        self.users[pool] -= 1
+
+
+class Graph:
+    """Torch's CUDAGraph. Where CUDA has given a recording up, its end raises before the allocators are told."""
+
+    def __init__(self, allocators: Allocators) -> None:
+        self.allocators, self.pool, self.given_up, self.made = allocators, 0, False, False
+
+    def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+        self.pool, users = pool, self.allocators.users
+        if users.get(pool) == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        users[pool] = users.get(pool, 0) + 1
+        for recorded in (self.allocators.device, self.allocators.pinned):
+            if pool in recorded:
+                raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+            recorded.add(pool)
+
+    def capture_end(self) -> None:
+        if self.given_up:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        self.allocators.device.remove(self.pool)
+        self.allocators.pinned.remove(self.pool)
+        self.made = True
+
+    def __del__(self) -> None:
+        if self.made:
+            self.allocators.release(0, self.pool)
+
+
+def test_others_are_recorded_after_one_that_failed_or_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs share a pool while one of them lives; a recording that CUDA gave up leaves torch's pool unusable."""
+    allocators, made = Allocators(), list[Graph]()
+
+    def graph() -> Graph:
+        made[:] = [Graph(allocators)]
+        return made[0]
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", allocators.handle)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    told = {"_cuda_endAllocateToPool": lambda index, pool: allocators.device.remove(pool)}
+    for name, function in (told | {"_cuda_releasePool": allocators.release}).items():
+        monkeypatch.setattr(torch._C, name, function, raising=False)
+    graphs = Graphs(torch.device("cuda", 0))
+
+    def waits() -> None:
+        made[0].given_up = True
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    def record() -> int:
+        """Its pool; it is gone at once."""
+        graphs._record(lambda: None)
+        return made.pop().pool
+
+    first, kept = record(), graphs._record(lambda: None)
+    pool = made[0].pool
+    assert record() == record() == pool != first
+    with pytest.raises(ContractError, match="a synchronisation with the host"):
+        graphs._record(waits)
+    del kept
+    assert set(allocators.users.values()) == {0}, "nothing is held"
+    assert len({record(), record(), pool, first}) == 4
+    assert not allocators.device and allocators.pinned == {pool}

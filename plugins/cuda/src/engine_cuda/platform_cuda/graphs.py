@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from weakref import WeakSet
 
 import torch
 
@@ -51,6 +52,7 @@ class Graphs:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._in_pool: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self._failed: list[torch.cuda.CUDAGraph] = []
 
     def capture(self, fn: Callable[[], None], trial: Trial | None) -> Replay:
@@ -113,6 +115,8 @@ class Graphs:
         gc.disable()  # what it would free in the middle may be what a recording stream must not touch
         try:
             # Other threads (connectors) may go on with the device meanwhile.
+            if not self._in_pool:  # torch gives a pool up with its last graph, and records to it no more
+                self._pool = torch.cuda.graph_pool_handle()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 fn()
@@ -120,6 +124,7 @@ class Graphs:
             except BaseException:
                 self._abandon(graph)
                 raise
+            self._in_pool.add(graph)
         except (ContractError, torch.OutOfMemoryError):
             raise
         except RuntimeError as error:
@@ -135,14 +140,20 @@ class Graphs:
         return graph
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a recording that failed. Where CUDA has given it up, torch's allocators still ask this graph whose
-        memory they are to use: they are told, and the graph is kept, because one of them cannot be."""
+        """End a recording that failed.
+
+        Where CUDA has given it up, `capture_end` raises before it tells torch's allocators. The device's is told here.
+        That of pinned memory cannot be: it goes on asking this graph whose memory to use, so the graph is kept, and it
+        refuses to record to the same pool again, so later recordings have another one.
+        """
         with suppress(RuntimeError):
             graph.capture_end()
             return
         self._failed.append(graph)
         with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            torch._C._cuda_releasePool(self._device.index, self._pool)  # as this graph's end would: it has none
+        self._in_pool = WeakSet()  # none is in the next recording's pool yet
 
 
 class _Memory:
