@@ -196,6 +196,8 @@ def _pick(
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     if not len(logits):
         return tokens
+    if logits.shape[1] == 1:  # nothing is left to chance; Triton 3.6 ends in an assertion of its own where this is 1
+        return tokens.zero_()
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     if draft_probs is not None and draft_probs.stride(1) != 1:
