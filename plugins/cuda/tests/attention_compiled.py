@@ -17,7 +17,7 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
 POINTERS = {
     **dict.fromkeys(("table", "items", "counters"), "*i32"),
     **dict.fromkeys(("lse", "partial", "sums", "sinks", "slopes"), "*fp32"),
-    "kv_index": "*i64",
+    **dict.fromkeys(("kv_index", "slot_mapping"), "*i64"),
 }
 STRIDES = (
     "out_token", "out_head", "lse_token", "lse_head", "q_token", "q_head", "k_page", "k_head", "k_token", "v_head",
@@ -86,10 +86,14 @@ def plan(where: str, cached: bool = True, queries: int = 32, ones: bool = False)
     return Case(
         plan_kernel,
         {
-            **dict.fromkeys(("items", "query_start_loc", "seq_lens"), "*i32"), "kv_index": "*i64",
+            **dict.fromkeys(("items", "query_start_loc", "seq_lens"), "*i32"),
+            **dict.fromkeys(("kv_index", "slot_mapping"), "*i64"),
             **dict.fromkeys((name for name in numbers if name not in known), "i32"),
         },
-        {"CACHED": cached, "BQ": queries, "ROWS": ROWS, "AT_ONCE": AT_ONCE, "FIELDS": FIELDS, **known},
+        {
+            "CACHED": cached, "ONE": queries == 1, "PAGE": 16, "BQ": queries, "ROWS": ROWS, "AT_ONCE": AT_ONCE,
+            "FIELDS": FIELDS, **known,
+        },
         where,
     )  # fmt: skip
 

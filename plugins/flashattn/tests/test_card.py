@@ -56,6 +56,8 @@ def test_this_machine_is_told_apart() -> None:
         ((8, 0), ("fa2", "fa3", "fa4", "torch"), {}, "fa2"),
         ((10, 0), ("fa2", "fa3", "fa4", "torch"), {"features": frozenset({"sinks"})}, "fa4"),
         ((12, 0), ("fa4", "torch"), {}, "torch"),
+        ((9, 0), ("fa4", "torch"), {"head_size": 192}, "fa4"),
+        ((10, 0), ("fa4", "torch"), {"head_size": 192}, "torch"),
     ],
 )
 def test_who_is_taken(machine: Machine, capability: Any, versions: Any, changes: Any, chosen: str) -> None:

@@ -2,7 +2,8 @@
 
 It follows flashinfer-python 0.7.2: `plan` divides rows by the lengths that the host gave it, and sends these lengths to
 the device; `run` computes the pieces of that plan, with the lengths, pages and queries that it then reads from its
-buffers. A piece that begins after the row's end is empty; a key that no piece covers is left out, as it would be.
+buffers. A piece that begins after the row's end is empty; a key that no piece covers is left out, as it would be. Of
+rows of several queries the kernel counts pieces by the exact length, and the plan by the host's: they have to agree.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import math
 
 import torch
+
+TILE = 128
+"""Queries of a tile, for the keys that a window lets it see."""
 
 
 def check(condition: bool, rule: str) -> None:
@@ -97,7 +101,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             self._qo_indptr_buf, self._paged_kv_indptr_buf = qo_indptr.clone(), paged_kv_indptr.clone()
             self._paged_kv_indices_buf = paged_kv_indices.clone()
             self._paged_kv_last_page_len_buf = paged_kv_last_page_len.clone()
-        reach = pages if window_left < 0 else [min(n, -(-(window_left + 128) // page_size)) for n in pages]
+        reach = pages if window_left < 0 else [min(n, -(-(window_left + TILE) // page_size)) for n in pages]
         # Pieces of two pages: what the planner makes depends on the GPU.
         plan = {
             "chunk": None if disable_split_kv else 2 * page_size,
@@ -134,6 +138,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
     def _row(self, q, k, v, start, length, pieces):
         place = torch.arange(len(q)) + length - len(q)
         left = length if self._window_left < 0 else self._window_left
+        if len(q) > 1 and self._plan["chunk"] is not None:
+            exact = max(1, -(-min(length, left + TILE) // self._plan["chunk"]))
+            check(exact == pieces, "partial results of several queries lie where they are looked for")
         first = max(0, int(place[0]) - left)  # keys before the window of the first query are not read
         chunk = length if self._plan["chunk"] is None else self._plan["chunk"]
         key = torch.arange(first, min(length, first + pieces * chunk))  # what no piece covers is left out

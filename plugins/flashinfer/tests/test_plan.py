@@ -38,14 +38,22 @@ def refill(batch: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("steps", STEPS)
-def test_captured_launches_serve_later_steps(steps: str, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("steps", "exact", "divided"),
+    [("decodes", False, True), ("drafts", True, True), ("drafts", False, False), ("prompts", True, False)],
+)
+def test_captured_launches_serve_later_steps(steps: str, exact: bool, divided: bool, window: int | None) -> None:
     """What a step launched is launched again with what the host knew first; buffers alone are new. Steps of many tokens
-    are launched undivided, by the plan of the first one."""
+    are launched undivided, by the plan of the first one, and so are rows of several queries whose lengths are only
+    bounded."""
     form = Form(kind="full" if window is None else "sliding", window=window, num_kv_heads=1)
     body, (rows, num_decodes) = body_of(), STEPS[steps]
-    cases = [Case(form, each, num_decodes, 16, seed=i, width=70, bound=5 * i) for i, each in enumerate(rows)]
+    cases = [
+        Case(form, each, num_decodes, 16, seed=i, width=70, bound=0 if exact else 5 * i + 1)
+        for i, each in enumerate(rows)
+    ]
     batch = cases[0].batch
+    assert batch.bounds_are_exact == exact
     cases[0].write_history(body)
     plan = body.plan(batch, cases[0].group)
     captured = copy.copy(plan)
@@ -58,8 +66,8 @@ def test_captured_launches_serve_later_steps(steps: str, window: int | None) -> 
         out, lse = case.outputs()
         case.launch(body, cache, captured, out, lse)
         case.check(out, lse)
-    assert plan.wrapper.is_cuda_graph_enabled == (steps != "prompts")
-    assert steps != "prompts" or plan.wrapper._plan == pieces, "plans of undivided rows do not follow lengths"
+    assert plan.wrapper.is_cuda_graph_enabled == divided
+    assert divided or plan.wrapper._plan == pieces, "plans of undivided rows do not follow lengths"
 
 
 def test_bounds_that_say_too_much() -> None:
@@ -72,6 +80,20 @@ def test_bounds_that_say_too_much() -> None:
     case.batch.seq_lens_bound = np.array([32, 33], np.int32)
     with pytest.raises(AssertionError, match="out"):
         case.check(*case.run(body))
+
+
+def test_steps_of_all_sorts_are_divided_where_lengths_are_known() -> None:
+    """Rows of several queries, of different numbers: pieces come together rightly for exact lengths alone."""
+    body = body_of()
+    for bound, divided in ((0, True), (17, False)):
+        case = Case(Form(), [[60], range(88, 91), range(40)], 1, 16, width=40, bound=bound)
+        case.check(*case.run(body))
+        assert (body.plan(case.batch, case.group).wrapper._plan["chunk"] is not None) == divided
+    case = Case(Form(), [range(60, 63), range(88, 91)], 0, 16, width=40)
+    plan = body.plan(case.batch, case.group)
+    case.batch.bounds_are_exact = False
+    with pytest.raises(AssertionError, match="lengths the host knows"):
+        body.plan(case.batch, case.group, plan)
 
 
 class Event:

@@ -126,6 +126,10 @@ class AttentionBatch:
             left a sliding window are stale.
         slot_mapping: int64 [T], device; where each token's K and V go: page * tokens_per_block + offset.
         kv_index: int64 [T], device; each query's place among its row's keys: it sees keys 0 .. kv_index.
+        bounds_are_exact: `seq_lens_bound` says what `seq_lens` says.
+
+    A row of fewer drafts may be padded to the others' number of tokens: what pads it writes to the null page, stands at
+    places that the row has not reached, and gives an output that nobody reads.
     """
 
     num_rows: int
@@ -138,6 +142,7 @@ class AttentionBatch:
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     kv_index: torch.Tensor
+    bounds_are_exact: bool = False
 
 
 class AttentionBackend(Protocol):

@@ -183,6 +183,7 @@ class StepBuffers:
                 block_table=block_table,
                 slot_mapping=slot_mapping,
                 kv_index=inputs.positions,  # queries are contiguous: a token's position is its key's place
+                bounds_are_exact=True,  # both are sent from here
             )
             for block_table, slot_mapping in caches
         )

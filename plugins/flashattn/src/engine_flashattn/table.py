@@ -24,6 +24,7 @@ class Implementation:
         kinds: of layers.
         page_multiple: pages hold a whole multiple of so many tokens.
         largest_head: elements of a head, a multiple of 8.
+        few_heads: of the compute capabilities on which heads have 128 elements at most, or 256.
         soft_cap, alibi: whether it computes them.
         reads_past_end: it may read entries of the block table after a row's last page.
     """
@@ -35,6 +36,7 @@ class Implementation:
     kinds: frozenset[str] = frozenset({"full", "sliding"})
     page_multiple: int = 1
     largest_head: int = 256
+    few_heads: frozenset[int] = frozenset()
     soft_cap: bool = True
     alibi: bool = False
     reads_past_end: bool = False
@@ -61,6 +63,10 @@ class Implementation:
             found.append(f"layers of kind '{need.kind}' are not served: a tile of values may reach into the next row")
         if need.head_size % 8 or need.head_size > self.largest_head:
             found.append(f"heads have a multiple of 8 elements, {self.largest_head} at most, not {need.head_size}")
+        elif major in self.few_heads and need.head_size > 128 and need.head_size != 256:
+            found.append(
+                f"on {major}.x it has kernels for heads of up to 128 elements, and of 256, not {need.head_size}"
+            )
         if need.soft_cap is not None and not self.soft_cap:
             found.append("it has no soft cap")
         if "alibi" in need.features and not self.alibi:
@@ -79,6 +85,7 @@ FA4 = Implementation(
     title="FlashAttention 4",
     pip="pip install --pre flash-attn-4",
     majors=frozenset({9, 10, 11}),
+    few_heads=frozenset({10, 11}),
     reads_past_end=True,
 )
 FA2 = Implementation(

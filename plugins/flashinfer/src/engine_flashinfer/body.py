@@ -14,6 +14,7 @@ from engine_flashinfer.card import LEAST_CAPABILITY
 from engine_flashinfer.plan import FlashInferPlan, Form
 from engine_flashinfer.staging import Staging
 from engine_flashinfer.wrappers import LARGE_PLAN, Wrappers, load
+from engine_flashinfer.write import write_pages
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -73,16 +74,10 @@ class FlashInferBody:
     def write(
         self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: FlashInferPlan
     ) -> None:
-        """Store k, v [T, num_kv_heads, head_size]; what fp8 cannot hold becomes its largest number."""
+        """Store k, v [T, num_kv_heads, head_size]; see `write_pages`."""
         del layer
-        for new, pages in ((k, cache.k), (v, cache.v)):
-            if pages.dtype.itemsize == 1:
-                limits = torch.finfo(pages.dtype)
-                # As bytes: not every operation of torch knows fp8.
-                stored = new.clamp(limits.min, limits.max).to(pages.dtype).view(torch.uint8)
-                pages.view(torch.uint8).index_put_((plan.page, plan.place), stored)
-            else:
-                pages.index_put_((plan.page, plan.place), new)
+        k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
+        write_pages(k, v, cache.k, cache.v, plan.slot_mapping)
 
     def forward(
         self,

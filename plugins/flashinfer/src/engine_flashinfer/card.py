@@ -78,7 +78,9 @@ def _machine_reasons(there: Facts) -> list[str]:
         return ["this torch is built for ROCm; FlashInfer is for NVIDIA's GPUs"]
     if not there.capabilities:
         return ["no NVIDIA GPU was found: the driver's NVML does not answer"]
-    found = []
+    found = (
+        [] if there.triton else ["Triton is not installed, in which keys and values are written (pip install triton)"]
+    )
     major, minor = max(there.capabilities)  # CUDA takes the fastest GPU first
     if (major, minor) < LEAST_CAPABILITY:
         found.append(f"it needs compute capability 8.0 at least, not {major}.{minor}")

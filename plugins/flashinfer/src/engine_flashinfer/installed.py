@@ -31,6 +31,7 @@ class Facts(NamedTuple):
         compiler: where nvcc is; "" for nowhere.
         ninja: it is there, by which FlashInfer compiles.
         rocm: torch is built for AMD's GPUs.
+        triton: it is installed.
     """
 
     capabilities: tuple[tuple[int, int], ...]
@@ -39,6 +40,7 @@ class Facts(NamedTuple):
     compiler: str = ""
     ninja: bool = True
     rocm: bool = False
+    triton: bool = True
 
     @property
     def kernels(self) -> str:
@@ -53,7 +55,13 @@ def facts() -> Facts:
     """The facts of this machine; found out once."""
     ninja = importlib.util.find_spec("ninja") is not None or shutil.which("ninja") is not None
     return Facts(
-        capabilities(), _version("flashinfer-python"), _version(CACHE), _compiler(), ninja, "+rocm" in _version("torch")
+        capabilities(),
+        _version("flashinfer-python"),
+        _version(CACHE),
+        _compiler(),
+        ninja,
+        "+rocm" in _version("torch"),
+        importlib.util.find_spec("triton") is not None,
     )
 
 

@@ -5,6 +5,10 @@ while steps are in flight, so it is given bounds. That is exact nevertheless: a 
 row's length from the device when it runs, and a piece that begins after the row's end is empty and weighs nothing. What
 FlashInfer sends to the device as lengths is overwritten there with the exact ones.
 
+That holds for rows of one query. Where a row has several, partial results lie one after the other, query by query: the
+kernel counts a query's pieces by the exact length, what puts them together by the bound (`num_kv_chunks` in
+`prefill.cuh`, `merge_indptr` in `scheduler.cuh`). So such rows are divided only where bounds are known to be exact.
+
 The block table serves as the list of page indices as it is, row after row: row r's pages begin at r * max_blocks. A row
 has max_blocks pages then, and a last page of fewer tokens than none: length = (max_blocks - 1) * page_size + last,
 which the kernels compute modulo 2^32.
@@ -50,7 +54,7 @@ class FlashInferPlan:
         num_tokens: of real rows; what comes after them is padding.
         row_tokens: the number of queries of every row; None where rows differ.
         planned: once is enough: nothing of the plan follows from lengths.
-        page, place: int64 [T]; where each token's K and V are written.
+        slot_mapping: int64 [T]; where each token's K and V are written. The batch's own.
         row_start: int32 [R + 1]; where each row's pages begin among the indices.
         last_page_len: int32 [R]; see above.
         query_start_loc, indices: the batch's own.
@@ -61,8 +65,7 @@ class FlashInferPlan:
     num_tokens: int
     row_tokens: int | None
     planned: bool
-    page: torch.Tensor
-    place: torch.Tensor
+    slot_mapping: torch.Tensor
     row_start: torch.Tensor
     last_page_len: torch.Tensor
     query_start_loc: torch.Tensor
@@ -80,7 +83,7 @@ class FlashInferPlan:
         query_start_loc = batch.query_start_loc
         indices = batch.block_table.reshape(-1)
         assert indices.data_ptr() == batch.block_table.data_ptr(), "the block table's rows are not one after another"
-        divided = row_tokens is not None and rows * row_tokens <= MOST_DIVIDED
+        divided = row_tokens is not None and rows * row_tokens <= MOST_DIVIDED and _may_divide(batch, row_tokens)
         wrapper = (
             wrappers.fixed(torch.empty_like(query_start_loc), row_start, indices, last_page_len)
             if divided
@@ -92,8 +95,7 @@ class FlashInferPlan:
             num_tokens=0,
             row_tokens=row_tokens,
             planned=False,
-            page=torch.empty_like(batch.slot_mapping),
-            place=torch.empty_like(batch.slot_mapping),
+            slot_mapping=batch.slot_mapping,
             row_start=row_start,
             last_page_len=last_page_len,
             query_start_loc=query_start_loc,
@@ -105,12 +107,12 @@ class FlashInferPlan:
     def fill(self, batch: AttentionBatch, wrappers: Wrappers) -> None:
         """Work it out for this step, which has as many rows and tokens as the first one."""
         page_size = self.form.group.tokens_per_block
-        torch.div(batch.slot_mapping, page_size, rounding_mode="floor", out=self.page)
-        torch.remainder(batch.slot_mapping, page_size, out=self.place)
         self.num_tokens = int(batch.query_start_loc_host[batch.num_rows])
         fixed = wrappers.is_fixed(self.wrapper)
+        may_divide = _may_divide(batch, self.row_tokens)
+        assert may_divide or not fixed, "this plan was made for steps whose lengths the host knows"
         if fixed or not (self.planned and self.row_tokens is not None):
-            self._plan_on_host(batch, wrappers, divided=fixed or self.row_tokens is None)
+            self._plan_on_host(batch, wrappers, divided=fixed or (self.row_tokens is None and may_divide))
             self.planned = True
         # What the kernels read, behind the copies that FlashInfer has queued.
         width = batch.block_table.shape[1]
@@ -144,3 +146,8 @@ class FlashInferPlan:
             disable_split_kv=not divided,
             uniform_q_len=self.row_tokens if wrappers.is_fixed(self.wrapper) else None,
         )
+
+
+def _may_divide(batch: AttentionBatch, row_tokens: int | None) -> bool:
+    """Whether pieces of rows come together rightly."""
+    return row_tokens == 1 or batch.bounds_are_exact

@@ -178,8 +178,8 @@ class TritonAttentionBody:
             k_page, k_head, k_token, v_head, v_token = 0, k.stride(1), k.stride(0), v.stride(1), v.stride(0)
         sums = (0, 0) if lse is None else lse.stride()
         attention_kernel[(work.bound * heads,)](
-            out, lse, q, k, v, batch.block_table, work.items, batch.kv_index, *scratch, layer.sinks,
-            layer.alibi_slopes, scale, 0.0 if cap is None else cap * LOG2E, group.sliding_window or 0,
+            out, lse, q, k, v, batch.block_table, work.items, batch.kv_index, batch.slot_mapping, *scratch,
+            layer.sinks, layer.alibi_slopes, scale, 0.0 if cap is None else cap * LOG2E, group.sliding_window or 0,
             out.stride(0), out.stride(1), sums[0], sums[1], q.stride(0), q.stride(1), k_page, k_head, k_token,
             v_head, v_token, batch.block_table.stride(0),
             KV_HEADS=kv_heads, GROUP=group_size, PACKED=packed, SIZE=size, WIDTH=width, PAGE=group.tokens_per_block,

@@ -46,6 +46,13 @@ def _work(rows, count, seq_lens, num_rows, fewest, most, bq, tile, window, CACHE
     return units, (keys + tile - 1) // tile
 
 
+@triton.jit
+def is_own(slot_mapping, token, there, PAGE: tl.constexpr):
+    """Whether tokens are of their rows. One that pads a row of fewer drafts writes to the null page and stands at a
+    place that nobody wrote: what lies there must not reach the row's other queries, so it sees nothing."""
+    return there & (tl.load(slot_mapping + token, mask=there, other=0) >= PAGE)
+
+
 COUNTS = ("num_rows", "num_tokens", "first_list", "bound_short", "bound_long")
 """Arguments that change from step to step: what is compiled is the same for all of them."""
 
@@ -56,6 +63,7 @@ def plan_kernel(
     query_start_loc,
     seq_lens,
     kv_index,
+    slot_mapping,
     num_rows,
     num_tokens,
     window,  # 0: none
@@ -73,6 +81,8 @@ def plan_kernel(
     bound_short,  # items that there is room for
     bound_long,
     CACHED: tl.constexpr,
+    ONE: tl.constexpr,  # every row has one token
+    PAGE: tl.constexpr,
     BQ: tl.constexpr,  # a power of two, bq_short and bq_long at least
     ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
@@ -147,6 +157,8 @@ def plan_kernel(
             queries = tl.minimum(bq, start + count - token)
             if CACHED:
                 asked = (query[None] < queries[:, None]) & (number >= 0)[:, None] & (own < num_rows)
+                if not ONE:
+                    asked = is_own(slot_mapping, token[:, None] + query[None], asked, PAGE)
                 index = tl.load(kv_index + token[:, None] + query[None], mask=asked, other=0).to(tl.int32)
                 highest = tl.max(tl.where(asked, index, -1), 1)
                 lowest = tl.min(tl.where(asked, index, 0x7FFFFFFF), 1)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine_cuda.attention_triton.items import is_own
+
 LOG2E = 1.4426950408889634
 
 
@@ -145,6 +147,7 @@ def attention_kernel(
     table,  # int32 [R, blocks]
     items,  # int32 [n, FIELDS]
     kv_index,  # int64 [T]
+    slot_mapping,  # int64 [T]
     partial,  # float32 [slots, heads, ROWS, WIDTH]
     sums,  # float32 [slots, heads, 2, ROWS]: largest score, and sum of exponentials
     counters,  # int32 [slots, heads]: zeros, and zeros again when all programs are done
@@ -213,7 +216,8 @@ def attention_kernel(
     if WIDEN:
         queried = queried.to(tl.float32)
     if CACHED:
-        place = tl.load(kv_index + at_token, mask=there, other=-1).to(tl.int32)
+        known = there if ONE else is_own(slot_mapping, at_token, there, PAGE)
+        place = tl.load(kv_index + at_token, mask=known, other=-1).to(tl.int32)
     else:
         place = tl.where(there, token + query - base, -1)
     slope = tl.zeros((ROWS,), tl.float32)

@@ -77,13 +77,13 @@ class TritonPlan:
         one_each: every row has one token.
     """
 
-    __slots__ = ("_division", "_items", "_queries", "_window", "batch", "cached", "lists", "one_each")
+    __slots__ = ("_division", "_items", "_page", "_queries", "_window", "batch", "cached", "lists", "one_each")
 
     def __init__(self, batch: AttentionBatch, group: KVGroup, division: Division) -> None:
         rows, tokens = batch.num_rows, batch.num_tokens
         self.cached = group.kind != "encoder"
         self.one_each = rows == tokens
-        self._division, self._window = division, group.sliding_window or 0
+        self._division, self._window, self._page = division, group.sliding_window or 0, group.tokens_per_block
         self._queries = short, long = division.queries(self.one_each)
         # A virtual row of padding tokens comes last.
         bound_short = rows + 1 + division.wave_short
@@ -120,10 +120,10 @@ class TritonPlan:
         bounds = {work.is_long: work.bound for work in self.lists}
         both, (bq_short, bq_long) = self._division, self._queries
         plan_kernel[(batch.num_rows + 2, len(self.lists))](
-            self._items, batch.query_start_loc, batch.seq_lens, batch.kv_index, batch.num_rows, batch.num_tokens,
-            self._window, int(self.lists[0].is_long), bq_short, bq_long, both.short.keys, both.long.keys,
-            both.short.least, both.long.least, both.short.most, both.long.most, both.wave_short, both.wave_long,
-            bounds.get(False, 0), bounds.get(True, 0), CACHED=self.cached,
-            BQ=triton.next_power_of_2(max(work.queries for work in self.lists)), ROWS=ROWS, AT_ONCE=AT_ONCE,
-            FIELDS=FIELDS, num_warps=4,
+            self._items, batch.query_start_loc, batch.seq_lens, batch.kv_index, batch.slot_mapping, batch.num_rows,
+            batch.num_tokens, self._window, int(self.lists[0].is_long), bq_short, bq_long, both.short.keys,
+            both.long.keys, both.short.least, both.long.least, both.short.most, both.long.most, both.wave_short,
+            both.wave_long, bounds.get(False, 0), bounds.get(True, 0), CACHED=self.cached, ONE=self.one_each,
+            PAGE=self._page, BQ=triton.next_power_of_2(max(work.queries for work in self.lists)), ROWS=ROWS,
+            AT_ONCE=AT_ONCE, FIELDS=FIELDS, num_warps=4,
         )  # fmt: skip

@@ -250,6 +250,7 @@ class Case:
             block_table=torch.from_numpy(table.copy()).to(device),
             slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
             kv_index=torch.tensor(index, dtype=torch.int64, device=device),
+            bounds_are_exact=bool((bounds == lengths).all()),
         )
 
     # -- running -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
 from engine.interfaces.latent_attention import LatentAttention
-from engine_sdk.conformance.attention.case import Case, Form, Rows, whole_rows
+from engine_sdk.conformance.attention.case import TOLERANCE, Case, Form, Rows, whole_rows
 from engine_sdk.conformance.attention.latent import LatentTests, LatentThorough, copy_into
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
@@ -173,6 +173,24 @@ class AttentionConformance(LatentTests, Conformance):
     def test_padding_tokens(self) -> None:
         """Tokens after the last row: their output is finite."""
         self.verify(Form(), MIXED, 2, padding_tokens=5)
+
+    @pytest.mark.parametrize("window", [None, 9])
+    def test_padded_drafts(self, window: int | None) -> None:
+        """Rows of fewer drafts are filled up in captured steps: tokens on the null page, at places that nobody wrote
+        (NaN here), whose own output nobody reads. They leave that of the row's other tokens alone."""
+        form = Form(kind="full" if window is None else "sliding", window=window)
+        rows: Rows = [range(30, 33), range(15, 18), range(3)]
+        whole, padded = (self.case(form, rows, 0) for _ in range(2))
+        body = self.backend(form.dtype)
+        if body.capture_level in ("none", "decode"):
+            not_served(f"no rows are padded for it: its capture_level is {body.capture_level}")
+        expected, lse = whole.run(body)
+        whole.check(expected, lse)
+        padded.batch.slot_mapping[[4, 5, 8]] = 0
+        out, total = padded.run(body)
+        own, near = [0, 1, 2, 3, 6, 7], TOLERANCE[whole.form.dtype]
+        torch.testing.assert_close(out[own], expected[own], rtol=near, atol=near)
+        torch.testing.assert_close(total[own], lse[own], rtol=near, atol=near)
 
     def test_lengths_that_are_bounded_only(self) -> None:
         """`seq_lens_bound` may say more than `seq_lens`, which is exact: the host does not know yet what was kept."""
