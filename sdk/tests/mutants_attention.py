@@ -78,6 +78,21 @@ class ReadsHiddenPages(Plain):
             out[token] += (block * 0).sum().to(out.dtype)
 
 
+class PaddedDraftsSpoilTheRow(Plain):
+    """what lies where tokens pad a row of fewer drafts is read with weight 0, and NaN in it spoils the row"""
+
+    capture_level = "uniform"
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+        size = layer.group.tokens_per_block
+        for token, row, place in plan.queries:
+            if layer.group.kind != "encoder" and plan.slots[token] < size:
+                unwritten = cache.v[plan.table[row, place // size].long(), place % size].sum() * 0
+                for other, its_row, _ in plan.queries:
+                    out[other] += unwritten.to(out.dtype) if its_row == row else 0
+
+
 class IgnoresKvIndex(Plain):
     """kv_index ignored: a row's queries are taken to be its last keys"""
 
@@ -253,10 +268,10 @@ class LatentAssumesDense(PlainLatent):
 LATENT = [LatentWithoutPositions, LatentValuesFromTheEnd, LatentIgnoresKvIndex, LatentAssumesDense]
 
 MUTANTS = [
-    SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, ReadsHiddenPages, IgnoresKvIndex,
-    KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound, WrongGroups, NoScale, LeavesPadding, WritesPastLayer,
-    SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes, SlopesToOneSide, KeepsTwoBits, ServesEverything,
-    Undecided, NamesNoBody, Heavy, *LATENT,
+    SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, ReadsHiddenPages,
+    PaddedDraftsSpoilTheRow, IgnoresKvIndex, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound, WrongGroups,
+    NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes, SlopesToOneSide,
+    KeepsTwoBits, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
 ]  # fmt: skip
 
 globals().update(suites_of(AttentionConformance, PlainAttention, [m for m in MUTANTS if m not in LATENT]))

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from engine.builtin.attention_torch.body import TorchAttentionBody
 from engine.interfaces.attention import AttentionNeed, LayerCache
-from engine_cuda.attention_triton import card
+from engine_cuda import attention_reasons
+from engine_cuda.attention_mla.card import TritonLatentAttention
 from engine_cuda.attention_triton.body import TritonAttentionBody
 from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOptions
 from engine_cuda.attention_triton.items import FIELDS
@@ -263,7 +264,7 @@ def need(**changes: Any) -> AttentionNeed:
 def test_card(monkeypatch: pytest.MonkeyPatch) -> None:
     served = frozenset({"kv_index", "sinks", "alibi"})
     assert TritonAttention.unsupported(need(soft_cap=3.0, features=served)) == []
-    monkeypatch.setattr(card, "machine", lambda: SimpleNamespace(capability=(9, 0)))
+    monkeypatch.setattr(attention_reasons, "machine", lambda: SimpleNamespace(capability=(9, 0)))
     assert TritonAttention.unsupported(need(kind="sliding", sliding_window=5, kv_dtype="float8_e4m3fn")) == []
     assert TritonAttention.unsupported(need(kind="encoder", head_size=7, block_size=1)) == []
     for word, changes in (
@@ -273,10 +274,16 @@ def test_card(monkeypatch: pytest.MonkeyPatch) -> None:
         ("tree_mask", {"features": frozenset({"tree_mask"})}),
     ):  # fmt: skip
         assert any(word in reason for reason in TritonAttention.unsupported(need(**changes)))
-    old = SimpleNamespace(capability=(8, 0))
-    monkeypatch.setattr(card, "machine", lambda: old)
-    (reason,) = TritonAttention.unsupported(need(kv_dtype="float8_e4m3fn"))
-    assert "8.9" in reason and TritonAttention.unsupported(need()) == []
+    latent = {"kind": "mla", "head_size": 576, "rope_size": 64, "num_kv_heads": 1}
+    for capability, dtype, words in (
+        ((8, 0), "bfloat16", ""),
+        ((8, 0), "float8_e4m3fn", "fp8 needs compute capability 8.9 or later, the GPU has 8.0"),
+        ((7, 5), "bfloat16", "needs compute capability 8.0 or later, the GPU has 7.5"),
+    ):  # fmt: skip
+        monkeypatch.setattr(attention_reasons, "machine", lambda found=capability: SimpleNamespace(capability=found))
+        asked = need(kv_dtype=dtype), need(kv_dtype=dtype, **latent)
+        for reasons in (TritonAttention.unsupported(asked[0]), TritonLatentAttention.unsupported(asked[1])):
+            assert len(reasons) == bool(words) and all(words in reason for reason in reasons)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     (reason,) = TritonAttention.unsupported(need(device="cpu"))
     assert "needs a GPU" in reason

@@ -88,6 +88,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("plans refilled in place", "refilled_plan refilled_plan_of_prefills"),
             Capability("lengths known as bounds only (steps in flight)", "lengths_that_are_bounded_only"),
             Capability("captured and replayed decode steps", "captured_step"),
+            Capability("drafts padded to one length", "padded_drafts"),
             Capability("encoder layers (every token sees all), {}", "encoder", "(.*)"),
             Capability("encoder layers with soft cap, sinks and ALiBi", "encoder_with_everything"),
             Capability("latent attention (MLA), {}", "latent_rows", "(.*)"),

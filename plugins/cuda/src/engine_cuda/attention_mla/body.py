@@ -12,9 +12,7 @@ import torch
 import triton
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel
-from engine.types.errors import ConfigError
 from engine.types.kv import KVGroup
-from engine_cuda.attention_mla.card import FP8
 from engine_cuda.attention_mla.kernels import join_kernel, latent_attention_kernel, write_kernel
 from engine_cuda.attention_mla.plan import LEAST_SPLIT, Launch, MLAPlan, launches_of
 from engine_cuda.attention_mla.tiles import Target, target_of
@@ -54,12 +52,6 @@ class TritonLatentAttentionBody:
             facts = torch.cuda.get_device_properties(device)
             capability = None if torch.version.hip else (facts.major, facts.minor)
             self._target, self._processors = target_of(capability), facts.multi_processor_count
-            if capability is not None and capability < (8, 9) and start.kv_cache_dtype == FP8:
-                raise ConfigError(
-                    "a KV cache of fp8 with the attention driver 'mla'",
-                    f"{facts.name} has no conversions of fp8 (compute capability 8.9 and later have)",
-                    "leave --kv-cache-dtype out, or choose another driver with --attention",
-                )
 
     # -- the cache ---------------------------------------------------------------------------------------------------
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> torch.Tensor:

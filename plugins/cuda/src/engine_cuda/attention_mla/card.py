@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from engine.interfaces.attention import AttentionCard, AttentionNeed
+from engine_cuda.attention_reasons import FP8, wrong_capability
 from engine_cuda.interpreter import wrong_device
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """With the bytes of an element."""
-FP8 = "float8_e4m3fn"
 LARGEST_LATENT = 512
 LARGEST_ROPE = 128
 
@@ -37,6 +37,7 @@ class TritonLatentAttention(AttentionCard):
             reasons.append(f"a cache of {need.kv_dtype} is not served, only of {', '.join((*DTYPES, FP8))}")
         elif need.kv_dtype != need.dtype and DTYPES.get(need.kv_dtype, 1) >= DTYPES.get(need.dtype, 0):
             reasons.append(f"a cache of {need.kv_dtype} under queries of {need.dtype} saves no memory")
+        reasons.extend(wrong_capability(need))
         latent = need.head_size - need.rope_size
         if latent > LARGEST_LATENT:
             reasons.append(f"latents of {latent} elements are not served, only up to {LARGEST_LATENT}")

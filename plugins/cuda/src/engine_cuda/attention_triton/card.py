@@ -7,16 +7,13 @@ from importlib.util import find_spec
 from pydantic import BaseModel, ConfigDict
 
 from engine.interfaces.attention import AttentionCard, AttentionNeed
-from engine_cuda.gpu import machine
+from engine_cuda.attention_reasons import FP8, wrong_capability
 from engine_cuda.interpreter import wrong_device
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """With the bytes of an element."""
-FP8 = "float8_e4m3fn"
 FEATURES = frozenset({"kv_index", "sinks", "alibi"})
 LARGEST_HEAD = 256
-FIRST_WITH_FP8 = (8, 9)
-"""Compute capability of Ada; before it, there are no conversions to and from fp8."""
 
 
 class TritonAttentionOptions(BaseModel):
@@ -57,10 +54,7 @@ class TritonAttention(AttentionCard):
             reasons.append(f"a cache of {kv_dtype} is not served, only of {', '.join((*DTYPES, FP8))}")
         elif kv_dtype != need.dtype and DTYPES.get(kv_dtype, 1) >= DTYPES.get(need.dtype, 0):
             reasons.append(f"a cache of {kv_dtype} under queries of {need.dtype} saves no memory")
-        elif kv_dtype == FP8 and need.device.partition(":")[0] == "cuda":
-            capability = machine().capability
-            if capability is not None and capability < FIRST_WITH_FP8:
-                reasons.append("this GPU converts no fp8: compute capability 8.9 and later do")
+        reasons.extend(wrong_capability(need))
         if need.head_size > LARGEST_HEAD:
             reasons.append(f"heads of {need.head_size} elements are not served, only up to {LARGEST_HEAD}")
         reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - FEATURES))
