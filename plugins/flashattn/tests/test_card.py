@@ -149,23 +149,32 @@ def test_doubles_have_the_libraries_signatures() -> None:
 
     from engine_flashattn.implementations import fa4
 
-    def names(function: Any) -> list[str]:
-        return list(inspect.signature(function).parameters)
+    def arguments(function: Any) -> dict[str, tuple[Any, Any]]:
+        """Kind and default of each, in order."""
+        return {name: (p.kind, p.default) for name, p in inspect.signature(function).parameters.items()}
+
+    def check(double: Any, real: Any) -> None:
+        """The double's arguments are the library's, in its order, with its kinds and defaults."""
+        of_double, of_real = arguments(double), arguments(real)
+        assert of_double == {name: facts for name, facts in of_real.items() if name in of_double}
+        assert list(of_double) == [name for name in of_real if name in of_double]
 
     there = installed.facts().versions
     if "torch" in there:
         from torch.nn.attention.varlen import varlen_attn
 
-        assert set(names(flash_libraries.varlen_attn)) <= set(names(varlen_attn))
+        check(flash_libraries.varlen_attn, varlen_attn)
     if "fa2" in there:
         import flash_attn
 
         for name in ("flash_attn_varlen_func", "flash_attn_with_kvcache"):
-            assert names(getattr(flash_libraries, name)) == names(getattr(flash_attn, name))
+            check(getattr(flash_libraries, name), getattr(flash_attn, name))
+            assert len(arguments(getattr(flash_attn, name))) == len(arguments(getattr(flash_libraries, name)))
     if "fa4" in there:
         from flash_attn.cute.interface import _flash_attn_fwd
 
-        assert set(names(_flash_attn_fwd)) >= fa4.NAMES and set(names(flash_libraries.flash_attn_4_fwd)) >= fa4.NAMES
+        check(flash_libraries.flash_attn_4_fwd, _flash_attn_fwd)
+        assert arguments(flash_libraries.flash_attn_4_fwd).keys() >= fa4.NAMES
     schema = torch._C.parse_schema(flash_libraries.FA3_SCHEMA)
     if "fa3" in there:
         import flash_attn_3._C  # noqa: F401

@@ -132,5 +132,7 @@ def test_flashinfer_itself() -> None:
         assert set(double) <= set(real)
         shared = [name for name in real if name in double]
         assert shared == list(double), f"{method}: another order"
+        assert [double[name].default for name in shared] == [real[name].default for name in shared]
+        assert [double[name].kind for name in shared] == [real[name].kind for name in shared]
     text = inspect.getsource(inspect.getmodule(inspect.unwrap(Real.plan)))
     assert all(f"self.{name}" in text for name in ATTRIBUTES)
