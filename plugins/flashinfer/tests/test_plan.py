@@ -13,6 +13,7 @@ pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 import flashinfer_cards
 import torch
 
+from engine.types.errors import ConfigError
 from engine_flashinfer.staging import Staging
 from engine_sdk.conformance.attention.case import Case, Form
 from engine_sdk.conformance.contexts import worker_context
@@ -94,6 +95,15 @@ def test_steps_of_all_sorts_are_divided_where_lengths_are_known() -> None:
     case.batch.bounds_are_exact = False
     with pytest.raises(AssertionError, match="lengths the host knows"):
         body.plan(case.batch, case.group, plan)
+
+
+def test_more_places_than_kernels_count() -> None:
+    body = body_of()
+    case = Case(Form(), [[3]], 1, 16)
+    case.write_history(body)
+    case.batch.block_table = torch.zeros(1, 1, dtype=torch.int32).expand(4096, 1 << 16)
+    with pytest.raises(ConfigError, match="4096 rows of up to 1048576 tokens"):
+        body.plan(case.batch, case.group)
 
 
 class Event:

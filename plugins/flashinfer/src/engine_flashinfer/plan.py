@@ -23,9 +23,12 @@ import numpy as np
 import torch
 
 from engine.interfaces.attention import AttentionBatch, AttentionNeed
+from engine.types.errors import ConfigError
 from engine.types.kv import KVGroup
 from engine_flashinfer.wrappers import Wrappers
 
+MOST_PLACES = 1 << 32
+"""Places in a step's block table, which kernels count in 32 bits."""
 MOST_DIVIDED = 512
 """Tokens of a step above which rows of equally many queries are not divided: there are tiles enough, and partial
 results of all of them would take more memory than they are worth."""
@@ -73,8 +76,14 @@ class FlashInferPlan:
 
     @classmethod
     def of(cls, batch: AttentionBatch, form: Form, wrappers: Wrappers) -> FlashInferPlan:
-        """For a step of R rows and T tokens."""
-        rows = len(batch.block_table)
+        """For a step of R rows and T tokens. Raises ConfigError where rows are too many and may be too long."""
+        rows, longest = len(batch.block_table), batch.block_table.shape[1] * form.group.tokens_per_block
+        if rows * longest >= MOST_PLACES:
+            raise ConfigError(
+                "attention flashinfer",
+                f"{rows} rows of up to {longest} tokens are more than its kernels can count",
+                "lower --max-num-seqs or --max-model-len, or choose another attention driver",
+            )
         device = batch.block_table.device
         counts = np.diff(batch.query_start_loc_host[: batch.num_rows + 1])
         row_tokens = int(counts[0]) if int(counts.min()) == int(counts.max()) else None
