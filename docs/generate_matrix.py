@@ -54,7 +54,8 @@ def suite_files(points: Collection[str] = tuple(SUITES)) -> list[Path]:
 
 def drivers() -> dict[str, list[str]]:
     """The drivers of this repository, by point."""
-    found = [(c.point, c.name) for c in sorted(our_drivers(), key=lambda c: c.distribution != "engine")]
+    ours = sorted(our_drivers(), key=lambda c: (c.distribution != "engine", c.distribution, c.name))
+    found = [(c.point, c.name) for c in ours]
     return {point: [name for its_point, name in found if its_point == point] for point in POINTS}
 
 
