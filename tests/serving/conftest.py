@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
+import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 90
@@ -20,7 +23,7 @@ START_SECONDS = 90
 
 class Server:
     """`engine serve ARGS --port 0` as a child process. `program` stands in for `engine`; `python`, `cwd` and
-    `environment` for this test's own."""
+    `environment` for this test's own; `trust` knows its certificate, where it serves HTTPS."""
 
     def __init__(
         self,
@@ -29,8 +32,10 @@ class Server:
         python: str = sys.executable,
         cwd: str | None = None,
         environment: dict[str, str] | None = None,
+        trust: ssl.SSLContext | bool = True,
     ) -> None:
         self.lines: list[str] = []
+        self.trust = trust
         self.process = subprocess.Popen(
             [python, *program, "serve", *args, "--port", "0"],
             cwd=cwd,
@@ -52,7 +57,7 @@ class Server:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
-            if found := re.search(r"http://[\d.]+:\d+", line):
+            if found := re.search(r"https?://[\d.]+:\d+", line):
                 self.address = found.group()
                 self._listening.set()
 
@@ -69,7 +74,7 @@ class Server:
     def metrics(self) -> dict[str, float]:
         """What `/metrics` says, read by Prometheus' own parser; the labels of the model and of the first engine core
         left out of the names."""
-        text = httpx.get(self.address + "/metrics", timeout=30).text
+        text = httpx.get(self.address + "/metrics", timeout=30, verify=self.trust).text
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -110,6 +115,32 @@ class Server:
                 self.process.wait()
                 raise AssertionError("the server did not stop within 30 s of SIGTERM") from None
         return self.process.returncode
+
+
+class Certificate:
+    """A server's certificate for 127.0.0.1 in a folder, of an authority made for it: `cert.pem`, `key.pem`, `ca.pem`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority, self._folder = trustme.CA(), folder
+        self.authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+        self.renew()
+
+    def renew(self) -> None:
+        """Issue another, in the same files."""
+        issued = self.authority.issue_cert("127.0.0.1")
+        issued.private_key_pem.write_to_path(str(self._folder / "key.pem"))
+        chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
+        (self._folder / "cert.pem").write_bytes(chain)
+
+    @property
+    def flags(self) -> list[str]:
+        """What the server is started with."""
+        names = {"certfile": "cert.pem", "keyfile": "key.pem"}
+        return [f"--ssl-{name}={self._folder / file}" for name, file in names.items()]
+
+    def trust(self) -> ssl.SSLContext:
+        """A client's, which knows the authority."""
+        return ssl.create_default_context(cafile=str(self._folder / "ca.pem"))
 
 
 @pytest.fixture(scope="session")

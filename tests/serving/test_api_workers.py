@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 
-from tests.serving.conftest import Server
+from tests.serving.conftest import Certificate, Server
 
 KEYS = """
 - {key: free, name: free}
@@ -41,7 +41,7 @@ class Connection:
 
     def __init__(self, server: Server, key: str) -> None:
         limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=60)
-        self.http = httpx.Client(base_url=server.address, limits=limits, timeout=60)
+        self.http = httpx.Client(base_url=server.address, limits=limits, timeout=60, verify=server.trust)
         self.http.headers["Authorization"] = f"Bearer {key}"
         self.http.get("/version").raise_for_status()
         pool = self.http._transport._pool  # type: ignore[attr-defined]
@@ -291,6 +291,48 @@ def test_a_port_that_is_taken_is_told_once(server: Server) -> None:
     command = [sys.executable, "-m", "engine", "serve", "tiny", "--api-workers", "2", "--port", str(server.port)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert found.returncode == 2 and found.stderr.count("error:") == 1 and "in use" in found.stderr, found.stderr
+
+
+def test_over_https(tmp_path: Path) -> None:
+    """Each process has the certificate: streams, counts, keys that are read again, and one that is killed."""
+    certificate, keys = Certificate(tmp_path), tmp_path / "keys.yaml"
+    keys.write_text(KEYS)
+    flags = ("--api-workers", "2", "--api-key-file", str(keys), "--num-kv-pages", "512", "--dtype", "float64")
+    server = Server("tiny", *flags, *certificate.flags, trust=certificate.trust())
+    try:
+        assert server.address.startswith("https://")
+        for stranger in (server.address, server.address.replace("https", "http")):
+            with pytest.raises(httpx.TransportError):
+                httpx.get(stranger + "/health")
+        lost, kept = both(server)
+        whole = lost.chat(200).choices[0].message.content
+        assert len(whole) > 100 and _read(lost.chat(200, stream=True)) == whole == _read(kept.chat(200, stream=True))
+        told = server.until_idle()
+        assert told["request_success_total{finished_reason=length}"] == 3 and told["generation_tokens_total"] == 600
+        keys.write_text(KEYS.replace("free", "new"))
+        server.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 20
+        for connection in (lost, kept):
+            connection.http.headers["Authorization"] = "Bearer new"
+            while connection.http.get("/v1/models").status_code != 200:
+                assert time.monotonic() < deadline, "".join(server.lines)
+                time.sleep(0.02)
+        lost, kept = both(server, "new")
+        held, going = lost.chat(1800, stream=True), kept.chat(200, stream=True)
+        next(iter(held))
+        psutil.Process(lost.pid).send_signal(signal.SIGKILL)
+        with pytest.raises((openai.APIConnectionError, httpx.HTTPError)):
+            _read(held)
+        assert _read(going) == whole
+        while len(workers(server)) < 2 or lost.pid in workers(server):
+            assert time.monotonic() < deadline, "no other came"
+            time.sleep(0.1)
+        for connection in both(server, "new"):
+            assert _read(connection.chat(200, stream=True)) == whole
+        server.until_idle()
+    finally:
+        assert server.stop() == 0, "".join(server.lines)
+    assert not [line for line in server.lines if "Traceback" in line], "".join(server.lines)
 
 
 @pytest.mark.slow

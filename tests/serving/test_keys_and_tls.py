@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import ssl
 import subprocess
 import sys
 import time
@@ -13,9 +12,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-import trustme
 
-from .conftest import START_SECONDS, Server
+from .conftest import START_SECONDS, Certificate, Server
 
 PROMPT = "Once upon a time there was a small village by the sea, and every morning its people went down to the boats."
 
@@ -92,32 +90,14 @@ def test_no_script_of_another_origin_by_itself(server: Server) -> None:
     assert "access-control-allow-origin" not in answer.headers
 
 
-class TLSServer(Server):
-    """Found by its address with https."""
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if found := re.search(r"https://[\d.]+:\d+", line):
-                self.address = found.group()
-                self._listening.set()
-
-
 def test_https_with_client_certificates(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    for pem in issued.cert_chain_pems:
-        pem.write_to_path(str(tmp_path / "cert.pem"), append=True)
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    files = [f"--ssl-{name}={tmp_path / file}" for name, file in (("certfile", "cert.pem"), ("keyfile", "key.pem"))]
-    running = TLSServer("tiny", "--max-model-len", "256", *files, f"--ssl-ca-certs={tmp_path / 'ca.pem'}")
+    certificate = Certificate(tmp_path)
+    running = Server("tiny", "--max-model-len", "256", *certificate.flags, f"--ssl-ca-certs={tmp_path / 'ca.pem'}")
     try:
-        context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        context = certificate.trust()
         with pytest.raises(httpx.TransportError), httpx.Client(verify=context) as stranger:
             stranger.get(running.address + "/health")
-        issued_to_client = authority.issue_cert("someone@example.org")
+        issued_to_client = certificate.authority.issue_cert("someone@example.org")
         issued_to_client.configure_cert(context)
         with httpx.Client(verify=context) as known:
             assert known.get(running.address + "/health").status_code == 200
