@@ -27,12 +27,13 @@ from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError
 from engine.types.start import CoreStart
 
 
-def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineCore:
+def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare: bool = False) -> EngineCore:
     """Build an engine core from the launcher's decisions: its executor, started, then everything around it.
 
     Args:
         start: the launcher's decisions.
         registry: what is installed; None looks.
+        prepare: begin to have grammars ready while the executor loads the model; `Constraints.warm_up` goes on with it.
 
     Raises:
         ManifestError: the launcher chose drivers that are not installed here.
@@ -57,7 +58,12 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
         swap_space=worker.swap_space,
     )
     executor = _build("executor", start, registry, context)
+    constraints: Constraints | None = None
     try:
+        vocabulary = Vocabulary(start, registry)
+        constraints = _constraints(start, registry, vocabulary)
+        if prepare and constraints is not None:
+            constraints.prepare()
         ready = executor.start(worker)
         if ready.num_pages < 2:
             raise KVCacheTooSmallError(
@@ -76,8 +82,6 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             hash_algo=start.prefix_caching_hash_algo,
             max_encoder_len=worker.model.max_encoder_len,
         )
-        vocabulary = Vocabulary(start, registry)
-        constraints = _constraints(start, registry, vocabulary)
         scheduler = Scheduler(
             kv=kv,
             policy=_build("scheduling_policy", start, registry, context),
@@ -103,6 +107,8 @@ def assemble_core(start: CoreStart, registry: Registry | None = None) -> EngineC
             computed_by=_computed_by(start),
         )
     except BaseException:
+        if constraints is not None:
+            constraints.shutdown()
         executor.shutdown()
         raise
 
@@ -133,15 +139,16 @@ def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary) -
         return None
     chosen = [restore_choice(registry, choice) for choice in choices]
     model = start.worker.model
-    apart: list[CompilerProcesses] = []
+    apart: dict[str, CompilerProcesses] = {}
     drivers: dict[Candidate, GrammarDriver] = {}
     for selection in {selection.candidate: selection for selection in chosen}.values():
         card = cast("type[GrammarCard]", selection.card)
         context = GrammarContext(vocab_size=model.vocab_size, vocabulary=vocabulary, options=selection.options)
         if card.compiler:
             options = cast(CompileOptions, selection.options)
-            apart.append(CompilerProcesses(card.compiler, options, model.vocab_size, vocabulary))
-            context = replace(context, compile_apart=apart[-1])
+            processes = CompilerProcesses(card.compiler, options, model.vocab_size, vocabulary)
+            apart[selection.candidate.name] = processes
+            context = replace(context, compile_apart=processes)
         try:
             drivers[selection.candidate] = GrammarDriver(selection.candidate.name, card, selection.build(context))
         except PluginError as error:
@@ -156,14 +163,21 @@ def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary) -
             turns.setdefault(selection.kind, []).append(drivers[selection.candidate])
 
     def close() -> None:
-        for processes in apart:
+        for processes in apart.values():
             processes.close()
 
     first = list(dict.fromkeys(of_kind[0] for of_kind in turns.values()))
+
+    def prepare() -> None:
+        for driver in first:
+            if driver.name in apart:
+                apart[driver.name].prepare()
+
     return Constraints(
         Grammars(turns) if len(drivers) > 1 else next(iter(drivers.values())).grammar,
         model.vocab_size,
         close=close,
+        prepare=prepare,
         warm_up=lambda: warm_up(first, tuple(sorted(model.eos_token_ids))),
         takes_drafts=all(driver.card.rollback for driver in drivers.values()),
     )

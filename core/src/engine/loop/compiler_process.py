@@ -1,6 +1,6 @@
-"""A process that compiles constraints: `python -m engine.loop.compiler_process`.
+"""A process that compiles constraints: `python -m engine.loop.compiler_process package.module:Class`.
 
-It reads its start message and then one source after the other from standard input, and answers each on what was its
+It imports that compiler, for which some libraries take seconds, and only then reads its start message and then one source after the other from standard input, and answers each on what was its
 standard output. The engine core ends it where a source takes too long, and starts another. It ends itself when its
 parent is gone: at the end of standard input, or, in the middle of a compilation that may hold every lock there is, by
 the alarm that is set before each.
@@ -65,10 +65,12 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints does not print into the answers
     sources = sys.stdin.buffer
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    with contextlib.suppress(Exception):  # what is wrong is told when it is built
+        import_module(sys.argv[1].partition(":")[0])
     try:
         start = msgspec.msgpack.decode(wire.read_frame(sources), type=CompilerStart)
-        with contextlib.suppress(OSError):
-            os.nice(NICENESS)
         try:
             compiler = _build(start)
         except EngineError as error:

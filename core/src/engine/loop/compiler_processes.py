@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import msgspec
@@ -47,12 +47,22 @@ class _TooLate(Exception):
 
 
 class _Child:
-    """One process."""
+    """One process. It imports the compiler at once, and waits for its start message.
 
-    def __init__(self, start: bytes) -> None:
+    Args:
+        compiler: "package.module:Class".
+    """
+
+    def __init__(self, compiler: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-m", MODULE, compiler],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
+
+    def begin(self, start: bytes) -> None:
+        """Send the start message and wait until it is ready. Raises as `ask`; then the process has been ended."""
         try:
             self.ask(start, START_SECONDS)
         except BaseException:
@@ -117,10 +127,20 @@ class CompilerProcesses:
         self._idle: queue.LifoQueue[_Child | EngineError] = queue.LifoQueue()  # an error is why a child did not start
         self._lock = threading.Lock()
         self._living: set[_Child] = set()
+        self._prepared: set[_Child] = set()  # one at most, that has been told nothing yet
         self._starting, self._waiting = False, 0
         self._runaways: OrderedDict[bytes, tuple[str, str, str, str]] = OrderedDict()  # by hash: what their error said
         self._closed = False
-        self._close = weakref.finalize(self, _kill_all, self._living)  # also at the interpreter's exit
+        # Also at the interpreter's exit.
+        self._close = weakref.finalize(self, _kill_all, (self._living, self._prepared))
+
+    def prepare(self) -> None:
+        """Have a first child import its library, for which it takes seconds, before anybody needs it. Does not wait;
+        nothing comes of a failure, which whoever needs it meets again."""
+        with self._lock:
+            if not (self._closed or self._living or self._prepared):
+                with contextlib.suppress(OSError):
+                    self._prepared.add(_Child(self._compiler))
 
     def __call__(self, source: bytes) -> bytes:
         """Compile; see `GrammarContext.compile_apart`."""
@@ -223,8 +243,15 @@ class CompilerProcesses:
             seconds=options.compile_timeout,
             memory_bytes=options.compile_memory * MIB,
         )
+        with self._lock:
+            child = self._prepared.pop() if self._prepared else None
         try:
-            return _Child(msgspec.msgpack.encode(start))
+            if child is not None and child.process.poll() is not None:
+                child.kill()  # it died of itself, nobody knows why: what follows will tell, if it goes on
+                child = None
+            child = child or _Child(self._compiler)
+            child.begin(msgspec.msgpack.encode(start))
+            return child
         except (OSError, EOFError, _TooLate) as error:
             raise EngineError(
                 f"start a process of {self._compiler}", f"{type(error).__name__} {error}", "the log may say why"
@@ -258,7 +285,8 @@ class CompilerProcesses:
         )
 
 
-def _kill_all(children: set[_Child]) -> None:
-    for child in list(children):
-        child.kill()
-    children.clear()
+def _kill_all(sets: Iterable[set[_Child]]) -> None:
+    for children in sets:
+        for child in list(children):
+            child.kill()
+        children.clear()

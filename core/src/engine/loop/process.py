@@ -157,7 +157,7 @@ def main() -> int:
     code = 0
     core: EngineCore | None = None
     try:
-        core = assemble_core(start.core)
+        core = assemble_core(start.core, prepare=start.core.grammar_warm_up)
         gc.collect()
         gc.freeze()  # what stands now stands until the end: collections in mid-service need not look at it
         outbox.put(Ready(core.worker_ready))

@@ -41,6 +41,7 @@ class Constraints:
         grammar: at work.
         vocab_size: of the model.
         close: ends what compiles outside of this process.
+        prepare: begins what `warm_up` needs and what costs this process nothing.
         warm_up: has the drivers ready for a first constraint; takes a while.
         takes_drafts: matchers can roll back, so that rows with one may have drafts.
     """
@@ -51,10 +52,11 @@ class Constraints:
         vocab_size: int,
         close: Callable[[], None] | None = None,
         *,
+        prepare: Callable[[], None] | None = None,
         warm_up: Callable[[], None] | None = None,
         takes_drafts: bool = False,
     ) -> None:
-        self._grammar, self._close, self._warm_up = grammar, close, warm_up
+        self._grammar, self._close, self._prepare, self._warm_up = grammar, close, prepare, warm_up
         self._vocab_size, self._words, self.takes_drafts = vocab_size, -(-vocab_size // 32), takes_drafts
         self._threads: ThreadPoolExecutor | None = None
         self._compiling: dict[str, tuple[Request, Future[Matcher]]] = {}
@@ -71,6 +73,12 @@ class Constraints:
         assert constraint is not None
         future = self._pool().submit(self._grammar.compile, constraint, ends)
         self._compiling[request.request_id] = request, future
+
+    def prepare(self) -> None:
+        """Begin with what `warm_up` would wait for, where that is done by others: to be called before this process is
+        busy with a model."""
+        if self._prepare is not None:
+            self._prepare()
 
     def warm_up(self) -> None:
         """Begin to have the drivers ready, beside what else is done."""
