@@ -118,7 +118,7 @@ class Server:
 
 
 class Certificate:
-    """A server's certificate for 127.0.0.1 in a folder, of an authority made for it: `cert.pem`, `key.pem`, `ca.pem`."""
+    """`cert.pem` for 127.0.0.1, `key.pem`, and `ca.pem` of the authority that is made for it, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.authority, self._folder = trustme.CA(), folder

@@ -11,7 +11,9 @@ from cores import LAYOUTS, worker_start
 from paged_worker import PagedWorker, alone
 from schedules import Settings
 
+from engine.interfaces.grammar import CompileOptions, GrammarCard
 from engine.loop.assemble import assemble_core
+from engine.loop.compiler_processes import CompilerProcesses
 from engine.plugin import Candidate, Registry
 from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError
 from engine.types.params import SamplingParams
@@ -66,6 +68,43 @@ def test_a_pool_without_a_usable_page_is_refused_and_the_worker_shut_down(monkey
     with pytest.raises(KVCacheTooSmallError, match="1 pages"):
         assemble_core(core_start(num_kv_pages=1), Registry(REGISTRY))
     assert len(stopped) == 1
+
+
+class Slow(GrammarCard):
+    """Its library takes seconds to import."""
+
+    constraints = frozenset({"regex"})
+    compiler = "nowhere:Compiler"
+    body = "test_assemble:SlowBody"
+    Options = CompileOptions
+
+
+class SlowBody:
+    def __init__(self, context: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+def test_grammars_are_prepared_before_the_model_is_loaded(prepare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And given up where it cannot be."""
+    told: list[str] = []
+    monkeypatch.setattr(CompilerProcesses, "prepare", lambda processes: told.append(f"prepare {processes._compiler}"))
+    monkeypatch.setattr(CompilerProcesses, "close", lambda processes: told.append("close"))
+    load = PagedWorker.__init__
+
+    def loaded(worker: PagedWorker, *args: Any, **kwargs: Any) -> None:
+        told.append("load")
+        load(worker, *args, **kwargs)
+
+    monkeypatch.setattr(PagedWorker, "__init__", loaded)
+    slow = Candidate("grammar", "slow", 0, "stranger", "1.0", "test_assemble:Slow")
+    choices = (
+        *core_start().worker.choices,
+        Choice(point="grammar", driver="slow", distribution="stranger", version="1.0", value=slow.value, kind="regex"),
+    )
+    with pytest.raises(KVCacheTooSmallError):
+        assemble_core(core_start(num_kv_pages=1, choices=choices), Registry([*REGISTRY, slow]), prepare=prepare)
+    assert told == [*(["prepare nowhere:Compiler"] if prepare else []), "load", "close"]
 
 
 def test_no_step_in_flight_is_refused() -> None:

@@ -100,6 +100,54 @@ def test_one_that_takes_long_keeps_nobody_waiting(make: Callable[..., CompilerPr
         assert slow.result() == b"done"
 
 
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """The process that has imported the compiler last; waits for one."""
+    monkeypatch.setenv("RUNAWAY_IMPORTED", str(path := tmp_path / "pid"))
+
+    def wait() -> int:
+        until = time.monotonic() + 20
+        while not path.exists() or not path.read_text():
+            assert time.monotonic() < until, "nobody has imported it"
+            time.sleep(0.02)
+        return int(path.read_text())
+
+    return wait
+
+
+def test_one_that_is_prepared_imports_before_it_is_needed(
+    make: Callable[..., CompilerProcesses], imported: Callable[[], int]
+) -> None:
+    compile_apart = make()
+    compile_apart.prepare()
+    pid = imported()
+    compile_apart.prepare()
+    assert compile_apart(b"pid") == str(pid).encode() and compile_apart(b"echo 2") == b"2|a?c"
+    compile_apart.prepare()
+    ours = psutil.Process().children()
+    assert [child.pid for child in ours if "engine.loop.compiler_process" in child.cmdline()] == [pid], "one is enough"
+
+
+def test_one_that_is_prepared_and_dies_is_replaced(
+    make: Callable[..., CompilerProcesses], imported: Callable[[], int]
+) -> None:
+    compile_apart = make()
+    compile_apart.prepare()
+    psutil.Process(pid := imported()).kill()
+    time.sleep(0.1)
+    assert compile_apart(b"pid") != str(pid).encode()
+
+
+def test_close_ends_one_that_is_prepared(make: Callable[..., CompilerProcesses], imported: Callable[[], int]) -> None:
+    compile_apart = make()
+    compile_apart.prepare()
+    pid = imported()
+    compile_apart.close()
+    assert not psutil.pid_exists(pid)
+    compile_apart.prepare()
+    assert not psutil.Process().children()
+
+
 def test_close_ends_what_is_compiled(make: Callable[..., CompilerProcesses]) -> None:
     compile_apart = make(compile_timeout=60.0)
     pid = int(compile_apart(b"pid"))
@@ -114,14 +162,17 @@ def test_close_ends_what_is_compiled(make: Callable[..., CompilerProcesses]) -> 
         compile_apart(b"echo")
 
 
-def test_it_leaves_with_its_parent(tmp_path: Path) -> None:
-    """A parent that is killed closes nothing; the end of the pipe does."""
+@pytest.mark.parametrize(
+    "pid", ["int(processes(b'pid'))", "processes.prepare() or [*processes._prepared][0].process.pid"]
+)
+def test_it_leaves_with_its_parent(tmp_path: Path, pid: str) -> None:
+    """A parent that is killed closes nothing; the end of the pipe does. So does one that has been told nothing yet."""
     script = f"""
 import sys; sys.path.insert(0, {str(HERE)!r})
 from engine.interfaces.grammar import CompileOptions
 from engine.loop.compiler_processes import CompilerProcesses
 processes = CompilerProcesses("runaway_compilers:Runaway", CompileOptions(), 1, lambda: [b"a"])
-print(processes(b"pid").decode(), flush=True)
+print({pid}, flush=True)
 sys.stdin.read()
 """
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
@@ -129,10 +180,10 @@ sys.stdin.read()
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as parent:
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        assert psutil.pid_exists(pid)
+        child = int(parent.stdout.readline())
+        assert psutil.pid_exists(child)
         parent.kill()
     until = time.monotonic() + 5
-    while psutil.pid_exists(pid) and time.monotonic() < until:
+    while psutil.pid_exists(child) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not psutil.pid_exists(pid)
+    assert not psutil.pid_exists(child)

@@ -1,9 +1,9 @@
 """A process that compiles constraints: `python -m engine.loop.compiler_process package.module:Class`.
 
-It imports that compiler, for which some libraries take seconds, and only then reads its start message and then one source after the other from standard input, and answers each on what was its
-standard output. The engine core ends it where a source takes too long, and starts another. It ends itself when its
-parent is gone: at the end of standard input, or, in the middle of a compilation that may hold every lock there is, by
-the alarm that is set before each.
+It imports that compiler, for which some libraries take seconds; then it reads its start message and one source after
+the other from standard input, and answers each on what was its standard output. The engine core ends it where a source
+takes too long, and starts another. It ends itself when its parent is gone: at the end of standard input, or, in the
+middle of a compilation that may hold every lock there is, by the alarm that is set before each.
 """
 
 from __future__ import annotations
