@@ -254,22 +254,25 @@ def test_thoughts_keys_and_a_full_context(thinker: Server) -> None:
     assert "".join(thoughts) == block.thinking and final.content[0] == block
     back = [*USER, {"role": "assistant", "content": message.content}, {"role": "user", "content": "Thank you!"}]
     assert client.messages.create(messages=back, **OPTIONS).content
-    for more, told in (({"thinking": {"type": "disabled"}}, "no switch"), ({}, "thoughts")):
+    for other, told in (({"thinking": {"type": "disabled"}}, "no switch"), ({}, "thoughts")):
         begun = [*USER, {"role": "assistant", "content": "The"}]
         with pytest.raises(anthropic.BadRequestError, match=told):
-            client.messages.create(messages=begun if not more else USER, **OPTIONS, **more)
+            client.messages.create(messages=begun if not other else USER, **OPTIONS, **other)
     budget: Any = {"type": "enabled", "budget_tokens": 2}
     thought, answer = client.messages.create(messages=USER, **OPTIONS, thinking=budget).content
     assert thought.type == "thinking" and answer.type == "text" and block.thinking.startswith(thought.thinking)
     assert len(thought.thinking) < len(block.thinking)
     with pytest.raises(anthropic.BadRequestError, match="less than max_tokens"):
         client.messages.create(model="tiny", max_tokens=2, messages=USER, thinking=budget)
-    chat = openai.OpenAI(base_url=thinker.address + "/v1", api_key="secret").chat.completions.create(
-        model="tiny", messages=USER, temperature=0, max_tokens=40,
-        extra_body={"thinking_token_budget": 2, "structured_outputs": {"choice": ["yes", "no"]}},
-    )  # fmt: skip
+    completions = openai.OpenAI(base_url=thinker.address + "/v1", api_key="secret").chat.completions
+    asked: Any = {"model": "tiny", "messages": USER, "temperature": 0, "max_tokens": 40}
+    more: Any = {"thinking_token_budget": 2, "structured_outputs": {"choice": ["yes", "no"]}}
+    chat = completions.create(**asked, extra_body=more)
     said = chat.choices[0].message
     assert said.content in ("yes", "no") and said.to_dict()["reasoning_content"] == thought.thinking
+    silent = completions.create(**asked, extra_body=more | {"include_reasoning": False})
+    assert silent.choices[0].message.content == said.content and silent.usage == chat.usage
+    assert "reasoning_content" not in silent.choices[0].message.to_dict()
     long = [{"role": "user", "content": "Tell me a long story. " * 30}]
     full = client.messages.create(model="tiny", max_tokens=8192, messages=long, extra_body={"seed": 1})
     assert full.stop_reason in ("model_context_window_exceeded", "end_turn")

@@ -63,6 +63,8 @@ def test_monitors_need_no_key(guarded: Server) -> None:
     import engine
 
     assert httpx.get(guarded.address + "/health").status_code == 200
+    for ask in (httpx.get, httpx.post):
+        assert ask(guarded.address + "/ping").json() == httpx.get(guarded.address + "/health").json()
     assert httpx.get(guarded.address + "/version").json() == {"version": engine.__version__}
     answer = httpx.get(guarded.address + "/metrics")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")

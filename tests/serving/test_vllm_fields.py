@@ -135,3 +135,42 @@ def test_documents_that_the_template_does_not_show(client: openai.OpenAI) -> Non
             extra_body={"documents": [{"title": "a", "text": "b"}]},
         )  # fmt: skip
     assert (caught.value.param, caught.value.code) == ("documents", "unsupported_parameter")
+
+
+def test_the_prompt_as_the_template_has_written_it(server: Server, client: openai.OpenAI) -> None:
+    asked: Any = {
+        "model": "tiny", "max_tokens": 4, "n": 2,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "extra_body": {"return_prompt_text": True},
+    }  # fmt: skip
+    whole: Any = client.chat.completions.create(**asked)
+    body = {"messages": asked["messages"]}
+    tokens = httpx.post(server.address + "/tokenize", json=body, timeout=30).json()["tokens"]
+    spelt = httpx.post(server.address + "/detokenize", json={"tokens": tokens}, timeout=30).json()["prompt"]
+    assert whole.prompt_text == spelt and "Hi" in spelt
+    chunks: list[Any] = list(client.chat.completions.create(stream=True, **asked))
+    assert [getattr(chunk, "prompt_text", None) for chunk in chunks] == [spelt] + [None] * (len(chunks) - 1)
+    assert "prompt_token_ids" not in whole.model_dump()
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_usage_in_every_event(client: openai.OpenAI, last: bool) -> None:
+    options: Any = {"continuous_usage_stats": True, "include_usage": last}
+    asked: Any = {"model": "tiny", "max_tokens": 6, "n": 2, "stream": True, "stream_options": options, "seed": 3}
+    ignore: Any = {"extra_body": {"ignore_eos": True}}
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    for stream in (
+        client.completions.create(prompt="Once upon a time", **asked, **ignore),
+        client.chat.completions.create(messages=messages, **asked, **ignore),
+    ):
+        chunks: list[Any] = list(stream)
+        told: dict[int, list[int]] = {0: [], 1: []}
+        for chunk in chunks:
+            assert chunk.usage.total_tokens == chunk.usage.prompt_tokens + chunk.usage.completion_tokens
+            for choice in chunk.choices:
+                told[choice.index].append(chunk.usage.completion_tokens)
+        for counts in told.values():
+            assert counts == sorted(counts) and counts[-1] == 6 and len(set(counts)) > 2
+        assert (chunks[-1].choices == []) == last
+        if last:
+            assert chunks[-1].usage.completion_tokens == 12

@@ -17,9 +17,9 @@ OTHER = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
 TEXT = f"<think>\nHm.\n</think>\n\nLet me see.\n{CALL}\n{OTHER}"
 
 
-def choice(*, thoughts: bool = True, tools: bool = True, parallel: bool = True) -> ChatChoice:
+def choice(*, thoughts: bool = True, tools: bool = True, parallel: bool = True, told: bool = True) -> ChatChoice:
     thinking = Qwen3Parser(None).stream("") if thoughts else None
-    return ChatChoice(CompletionReader(thinking, HermesText() if tools else None, parallel))
+    return ChatChoice(CompletionReader(thinking, HermesText() if tools else None, parallel), told)
 
 
 def gathered(made: ChatChoice, pieces: list[str]) -> dict[str, Any]:
@@ -51,6 +51,15 @@ def test_a_whole_message() -> None:
     assert calls_of(message) == [("f", {"a": [1, "x"]}), ("g", {})]
     assert len({call["id"] for call in message["tool_calls"]}) == 2
     assert made.finish_reason("stop") == "tool_calls" and made.finish_reason("length") == "length"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_thoughts_that_nobody_wants_to_hear(size: int) -> None:
+    whole = choice(told=False).message(TEXT)
+    assert "reasoning_content" not in whole and whole["content"] == "Let me see." and len(calls_of(whole)) == 2
+    message = gathered(choice(told=False), [TEXT[i : i + size] for i in range(0, len(TEXT), size)])
+    assert message["reasoning_content"] == "" and calls_of(message) == calls_of(whole)
+    assert message["content"].strip() == whole["content"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])

@@ -72,9 +72,12 @@ _RESPONSE = fields(
     metadata=ANY,
 )
 _RANKS_DONE = many(WHOLE)
+_HEALTH = fields(status=only("ok", "degraded", "unavailable"), ranks=many(_RANK))
 
 ANSWERS: dict[str, Schema] = {
-    "GET /health": fields(status=only("ok", "degraded", "unavailable"), ranks=many(_RANK)),
+    "GET /health": _HEALTH,
+    "GET /ping": _HEALTH,
+    "POST /ping": _HEALTH,
     "GET /ready": fields(status=TEXT),
     "GET /load": fields(server_load=WHOLE, running=WHOLE, waiting=WHOLE, kv_cache_usage=NUMBER, ranks=many(_RANK)),
     "GET /version": fields(version=TEXT),
@@ -101,7 +104,12 @@ ANSWERS: dict[str, Schema] = {
         usage=_USAGE,
     ),
     "POST /v1/chat/completions": fields(
-        {"prompt_logprobs": maybe(many(maybe(ANY))), "metadata": ANY, "prompt_token_ids": _IDS},
+        {
+            "prompt_logprobs": maybe(many(maybe(ANY))),
+            "metadata": ANY,
+            "prompt_token_ids": _IDS,
+            "prompt_text": maybe(TEXT),
+        },
         id=TEXT,
         object=only("chat.completion"),
         created=WHOLE,

@@ -9,10 +9,10 @@ from engine.server.completion_reader import CompletionReader, new_id
 
 
 class ChatChoice:
-    """Makes a chat message of what `reader` tells of one completion."""
+    """Makes a chat message of what `reader` tells of one completion; `with_thoughts` False leaves thoughts out."""
 
-    def __init__(self, reader: CompletionReader) -> None:
-        self._reader = reader
+    def __init__(self, reader: CompletionReader, with_thoughts: bool = True) -> None:
+        self._reader, self._with_thoughts = reader, with_thoughts
         self._complete = 0
         self._broken = False
 
@@ -22,7 +22,7 @@ class ChatChoice:
         content, calls = whole(events)
         self._complete = len(calls)
         made: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
-        if self._reader.has_thoughts:
+        if self._reader.has_thoughts and self._with_thoughts:
             made["reasoning_content"] = thoughts or None
         if calls:
             made["tool_calls"] = [
@@ -38,7 +38,7 @@ class ChatChoice:
     def delta(self, text: str, finished: bool) -> dict[str, Any]:
         """What more of the text adds to the message; empty where that is nothing yet. Call it once with `finished`."""
         thoughts, events = self._reader.push(text, finished)
-        delta: dict[str, Any] = {"reasoning_content": thoughts} if thoughts else {}
+        delta: dict[str, Any] = {"reasoning_content": thoughts} if thoughts and self._with_thoughts else {}
         content: list[str] = []
         calls: dict[int, dict[str, Any]] = {}
         for event in events:

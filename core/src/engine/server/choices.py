@@ -148,3 +148,19 @@ class Usage:
             "total_tokens": prompt + self._completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+
+class UsageSoFar:
+    """Counts tokens of each choice while they come: vLLM's `continuous_usage_stats`."""
+
+    def __init__(self) -> None:
+        self._completions: dict[int, int] = {}
+
+    def json(self, index: int, num_prompt_tokens: int, new_tokens: int = 0) -> dict[str, int]:
+        """As OpenAI's `usage`, of a choice that has so many tokens more."""
+        told = self._completions[index] = self._completions.get(index, 0) + new_tokens
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": told,
+            "total_tokens": num_prompt_tokens + told,
+        }

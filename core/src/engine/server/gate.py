@@ -13,7 +13,7 @@ from engine.server.keys import AdminKey, ApiKey, KeyRing
 from engine.server.lifecycle import Lifecycle, Phase
 from engine.server.refusal import refuse
 
-OPEN_PATHS = frozenset({"/health", "/load", "/metrics", "/ready", "/version"})
+OPEN_PATHS = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 """Answered always and to everybody: what load balancers and monitors look at."""
 PAGE_METHODS = frozenset({"GET", "HEAD"})
 """With which everybody gets the pages of plugins that are marked `without_key`."""

@@ -89,7 +89,7 @@ def _complete(operation: dict[str, Any], path: str, method: str) -> None:
         if f"{method} {path}" in BYTES:
             content["application/octet-stream"] = {}
         answers["200"] = {"description": operation.get("summary", ""), "content": content}
-        if path in ("/health", "/ready"):
+        if path in ("/health", "/ping", "/ready"):
             answers["503"] = {"description": _ERRORS[503], "content": content}
     elif path == _METRICS:
         answers["200"] = {"description": "Prometheus' text form", "content": {"text/plain": {}}}

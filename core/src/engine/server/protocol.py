@@ -41,9 +41,11 @@ class StreamOptions(Body):
 
     Args:
         include_usage: send one more event before the end, with the token counts and no choices.
+        continuous_usage_stats: send token counts with every event: of the prompt, and of its choice as far as it goes.
     """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class StructuredOutputsBody(Body):
@@ -204,6 +206,8 @@ class ChatBody(SamplingBody):
         reasoning_effort: how much the model thinks, where its chat template takes that.
         service_tier: "auto" or "default": all requests are served alike, as the answer says where it was sent.
         safety_identifier: as `user`, which goes before it.
+        include_reasoning: false leaves thoughts out of the answer; they are thought, and counted, nevertheless.
+        return_prompt_text: answer with `prompt_text` too, the conversation as the chat template has written it.
         prompt_cache_key: what it asks for is so in any case: prompts that begin alike are found in the cache.
         store: only false: completions are not kept (responses are).
     """
@@ -224,6 +228,8 @@ class ChatBody(SamplingBody):
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
     reasoning_effort: Effort | None = None
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    include_reasoning: bool = True
+    return_prompt_text: bool = False
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

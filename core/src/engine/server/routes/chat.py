@@ -9,16 +9,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from engine.frontend.input_processor import ProcessedRequest
 from engine.server import logprobs, sse
 from engine.server.begun_answer import cut_last
 from engine.server.chat_choice import ChatChoice
-from engine.server.choices import Usage, collect, submit, truncated
+from engine.server.choices import Usage, UsageSoFar, collect, submit, truncated
 from engine.server.disconnect import until_disconnect
 from engine.server.documents import with_documents
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
 from engine.server.labels import note
-from engine.server.protocol import ChatBody
+from engine.server.protocol import ChatBody, StreamOptions
 from engine.server.rendering import check_roles
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
@@ -60,7 +61,7 @@ async def chat_completions(
     conversation = await with_effort(state, conversation, body.reasoning_effort, "reasoning_effort")
     turn = await prepare(state, conversation, params, special_tokens_set=body.skip_special_tokens is not None)
     params = turn.params
-    reader = None if turn.plain else lambda: ChatChoice(turn.reader())
+    reader = None if turn.plain else lambda: ChatChoice(turn.reader(), body.include_reasoning)
     identity = engine_id(request, "chatcmpl")
     streams = await submit(
         state,
@@ -76,8 +77,8 @@ async def chat_completions(
     if body.service_tier is not None:
         head["service_tier"] = "default"
     if body.stream:
-        told = streams[0].processed.prompt_token_ids if body.return_token_ids else None
-        events = _Events(body, params.n, {**head, "object": "chat.completion.chunk"}, reader, told)
+        head = {**head, "object": "chat.completion.chunk"}
+        events = _Events(body, params.n, head, reader, streams[0].processed)
         return TokenStream(events, streams[0], request_id(request))
     (output,) = await until_disconnect(request, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
@@ -104,8 +105,7 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader:
             told["token_ids"] = completion.token_ids
         choices.append(told)
     answer = {**head, "choices": choices, "usage": usage.json()}
-    if body.return_token_ids:
-        answer["prompt_token_ids"] = output.prompt_token_ids
+    answer |= _prompt(body, output)
     if body.metadata is not None:
         answer["metadata"] = body.metadata
     if output.prompt_logprobs is not None:
@@ -113,12 +113,18 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader:
     return answer
 
 
+def _prompt(body: ChatBody, prompt: RequestOutput | ProcessedRequest) -> dict[str, Any]:
+    """What is told of the prompt, once."""
+    told: dict[str, Any] = {"prompt_token_ids": prompt.prompt_token_ids} if body.return_token_ids else {}
+    return {**told, "prompt_text": prompt.prompt} if body.return_prompt_text else told
+
+
 def _logprobs(body: ChatBody, completion: CompletionOutput) -> dict[str, Any] | None:
     return logprobs.chat(completion, body.top_logprobs or 0, body.return_tokens_as_token_ids)
 
 
 class _Events:
-    """See `engine.server.token_stream.Events`. `prompt_token_ids` go into the first event, where they are asked for."""
+    """See `engine.server.token_stream.Events`. What is asked of the prompt goes into the first event."""
 
     def __init__(
         self,
@@ -126,10 +132,12 @@ class _Events:
         n: int,
         head: dict[str, Any],
         reader: NewChoice | None,
-        prompt_token_ids: list[int] | None,
+        prompt: ProcessedRequest,
     ) -> None:
-        self._body, self._n, self._head, self._prompt_token_ids = body, n, head, prompt_token_ids
-        self._include_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._body, self._n, self._head, self._prompt = body, n, head, prompt
+        options = body.stream_options or StreamOptions()
+        self._include_usage = options.include_usage
+        self._so_far = UsageSoFar() if options.continuous_usage_stats else None
         self._blank = {**head, "usage": None} if self._include_usage else head
         self._usage = Usage()
         self._readers = None if reader is None else [reader() for _ in range(n)]
@@ -140,10 +148,8 @@ class _Events:
         for index in range(self._n):
             delta = {"role": "assistant", "content": ""}
             first = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            begun = {**self._blank, "choices": [first]}
-            if not index and self._prompt_token_ids is not None:
-                begun["prompt_token_ids"] = self._prompt_token_ids
-            events.append(sse.event(begun))
+            begun = {**self._blank, "choices": [first], **self._counted(index, 0)}
+            events.append(sse.event(begun if index else begun | _prompt(self._body, self._prompt)))
         return b"".join(events)
 
     def told(self, output: RequestOutput) -> bytes:
@@ -167,10 +173,17 @@ class _Events:
             return plain(completion.text)
         else:
             choice = _delta(self._body, completion)
-        return b"" if choice is None else sse.event({**self._blank, "choices": [choice]})
+        counted = self._counted(completion.index, len(completion.token_ids))
+        return b"" if choice is None else sse.event({**self._blank, "choices": [choice], **counted})
+
+    def _counted(self, index: int, new_tokens: int) -> dict[str, Any]:
+        """The usage of an event, where each has one."""
+        if self._so_far is None:
+            return {}
+        return {"usage": self._so_far.json(index, len(self._prompt.prompt_token_ids), new_tokens)}
 
     def _is_plain(self, completion: CompletionOutput) -> bool:
-        with_more = completion.logprobs is not None or self._body.return_token_ids
+        with_more = completion.logprobs is not None or self._body.return_token_ids or self._so_far is not None
         return completion.finish_reason is None and not with_more and bool(completion.token_ids)
 
 

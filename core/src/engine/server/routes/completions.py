@@ -11,12 +11,12 @@ from fastapi.responses import Response
 
 from engine.frontend.request_stream import RequestStream
 from engine.server import logprobs, sse
-from engine.server.choices import Usage, collect, merged, submit, truncated
+from engine.server.choices import Usage, UsageSoFar, collect, merged, submit, truncated
 from engine.server.disconnect import until_disconnect
 from engine.server.errors import APIError
 from engine.server.json import JSON, JSONRoute
 from engine.server.labels import note
-from engine.server.protocol import CompletionBody
+from engine.server.protocol import CompletionBody, StreamOptions
 from engine.server.request_id import engine_id, request_id
 from engine.server.state import ServerState, state_of
 from engine.server.token_stream import TokenStream
@@ -85,7 +85,9 @@ class _Events:
 
     def __init__(self, state: ServerState, body: CompletionBody, n: int, head: dict[str, Any]) -> None:
         self._state, self._body, self._n, self._head = state, body, n, head
-        self._include_usage = body.stream_options is not None and body.stream_options.include_usage
+        options = body.stream_options or StreamOptions()
+        self._include_usage = options.include_usage
+        self._so_far = UsageSoFar() if options.continuous_usage_stats else None
         self._blank = {**head, "usage": None} if self._include_usage else head
         self._usage = Usage()
         self._characters: dict[int, int] = {}
@@ -111,14 +113,18 @@ class _Events:
         offset = self._characters.get(index, 0)
         self._characters[index] = offset + len(completion.text)
         with_ids = self._body.return_token_ids
-        if completion.finish_reason is None and completion.logprobs is None and not with_ids:
+        with_more = with_ids or self._so_far is not None or completion.logprobs is not None
+        if completion.finish_reason is None and not with_more:
             if (plain := self._plain.get(index)) is None:
                 plain = self._plain[index] = sse.PreparedEvent(_plain(self._blank, index))
             return plain(echo + completion.text)
         choice = _choice(self._body, index, echo, completion, offset)
         if with_ids and begins:
             choice["prompt_token_ids"] = output.prompt_token_ids
-        return sse.event({**self._blank, "choices": [choice]})
+        told = {**self._blank, "choices": [choice]}
+        if self._so_far is not None:
+            told["usage"] = self._so_far.json(index, len(output.prompt_token_ids), len(completion.token_ids))
+        return sse.event(told)
 
 
 async def _of_several(events: _Events, streams: list[RequestStream]) -> AsyncGenerator[bytes]:

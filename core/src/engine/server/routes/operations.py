@@ -1,4 +1,4 @@
-"""`/health`, `/ready`, `/load`, `/version`, `/metrics`: for load balancers and monitors, without a key."""
+"""`/health`, `/ping`, `/ready`, `/load`, `/version`, `/metrics`: for load balancers and monitors, without a key."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ async def health(state: State) -> Response:
     ranks = _ranks(state)
     status = "unavailable" if not serving else "ok" if all(rank["alive"] for rank in ranks) else "degraded"
     return JSON({"status": status, "ranks": ranks}, 200 if serving else 503)
+
+
+@router.get("/ping")
+@router.post("/ping")
+async def ping(state: State) -> Response:
+    """As `/health`, by the name under which hosting services ask."""
+    return await health(state)
 
 
 @router.get("/ready")
