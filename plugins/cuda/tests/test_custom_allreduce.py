@@ -217,14 +217,16 @@ def case(size: int, block: int, warps: int, target: str = "sm_90", one_shot: boo
 
 
 def check_compiled(found: compiled.Compiled) -> None:
-    """Whole words of memory, signals for the whole machine, and no barrier of the program in the loop that waits."""
+    """Whole words of memory, signals for the whole machine, and nothing between threads in the loop that waits."""
     assert found.spilled == 0 and found.registers <= 96
     assert "ld.global.v4.b32" in found.assembly and "ld.global.b16" not in found.assembly
     assert "atom.global.sys.release.exch.b64" in found.assembly
-    waits = re.findall(
-        r"\n(\$L__BB\w+):((?:(?!\n\$L__BB\w+:).)*?ld\.acquire\.sys.*?)bra \t?\1;", found.assembly, re.DOTALL
-    )
-    assert waits and not any("bar.sync" in body for _, body in waits)
+    waits = re.findall(r"again:(.*?)bra again;", found.assembly, re.DOTALL)
+    assert waits and all("ld.acquire.sys.global.b64" in body for body in waits)
+    assert not any(word in body for body in waits for word in ("bar.sync", "shfl", "st.global"))
+    order = re.findall(r"bar\.sync|release\.exch|bra again|ld\.global\.v4", found.assembly)
+    after = "".join({"bar.sync": "b", "release.exch": "r", "bra again": "w", "ld.global.v4": "l"}[word] for word in order)
+    assert after.count("brwb") == len(waits), f"each signal and wait stands between two barriers: {after}"
 
 
 def test_it_compiles() -> None:

@@ -19,14 +19,31 @@ import triton
 import triton.language as tl
 
 
+_WAIT: tl.constexpr = tl.constexpr(
+    """
+    {
+        .reg .b64 flag;
+        .reg .pred early;
+    again:
+        ld.acquire.sys.global.b64 flag, [$1];
+        setp.lt.s64 early, flag, $2;
+        @early bra again;
+        mov.b64 $0, flag;
+    }
+    """
+)
+"""Each thread waits for a flag of its own: a loop around a sum over threads would exchange numbers between threads
+that may have left it at different times."""
+
+
 @triton.jit
-def _flags_seen(flags, INTERPRETED: tl.constexpr):
-    """The flags [WORLD] as they are, and with them all that was written before they were."""
+def _wait(flags, value, INTERPRETED: tl.constexpr):
+    """Wait until every flag [WORLD] is at least `value`, and see with them all that was written before they were."""
     if INTERPRETED:
-        return tl.atomic_add(flags, tl.zeros_like(flags.to(tl.int64)), sem="acquire", scope="sys")
-    return tl.inline_asm_elementwise(
-        "ld.acquire.sys.global.b64 $0, [$1];", "=l,l", [flags], dtype=tl.int64, is_pure=False, pack=1
-    )
+        while tl.min(tl.atomic_add(flags, tl.zeros_like(value), sem="acquire", scope="sys") - value, 0) < 0:
+            pass
+    else:
+        tl.inline_asm_elementwise(_WAIT, "=l,l,l", [flags, value], dtype=tl.int64, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -38,9 +55,9 @@ def _meet(
     theirs = (tl.load(peers + ranks) + (block * MOST_RANKS + RANK) * 8).to(tl.pointer_type(tl.int64))
     own = (tl.load(peers + RANK) + (block * MOST_RANKS + ranks) * 8).to(tl.pointer_type(tl.int64))
     tl.debug_barrier()  # what other threads of the program wrote is there before one of them signals
-    tl.atomic_xchg(theirs, tl.zeros([WORLD], tl.int64) + value, sem="release", scope="sys")
-    while tl.min(_flags_seen(own, INTERPRETED), 0) < value:
-        pass
+    values = tl.zeros([WORLD], tl.int64) + value
+    tl.atomic_xchg(theirs, values, sem="release", scope="sys")
+    _wait(own, values, INTERPRETED)
     tl.debug_barrier()
 
 
