@@ -303,7 +303,7 @@ class Ops(Protocol):
         k-th stay); of these, renormalised and sorted by falling probability, lower ids first among equals, keep the
         shortest prefix that reaches top_p, at least one. The token is the first in order of id at which the running
         sum of the kept probabilities exceeds u * their sum, with u = philox(seed, position, PURPOSE_SAMPLE). A row with
-        a NaN among its logits gives any token of the vocabulary; nobody will see it.
+        a NaN among its logits, or nothing but -inf, gives any token of the vocabulary; nobody will see it.
         """
         ...
 

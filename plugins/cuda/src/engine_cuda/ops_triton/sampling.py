@@ -105,7 +105,7 @@ def pick_kernel(
                 total = tl.sum(relative, axis=0)
             if p < 1.0:
                 goal = tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
-                goal = tl.minimum(tl.maximum(goal, 1), total)
+                goal = tl.maximum(tl.minimum(goal, total), 1)  # of a row without a number nothing reaches 1
                 key = threshold(row, value, name, listed, count, peak, scale, floor, key, goal, False, SHIFT, TILE)
                 more, _, _ = reaching(row, value, name, listed, count, peak, scale, floor, key + 1, False, SHIFT, TILE)
                 one = tl.maximum(whole(relative_weight(number_of(key), peak, scale), SHIFT), 1)

@@ -207,6 +207,14 @@ class SamplingOperations(OpsSubject):
             found = self._draw(spoilt, settings, list(range(13)), [0] * 13)
             assert 0 <= found[broken] < 300
             assert found[:broken] + found[broken + 1 :] == before[:broken] + before[broken + 1 :]
+        for nothing in (torch.nan, -torch.inf):  # a search for what is kept must end where nothing is
+            for rows in (slice(0, None, 2), slice(1, None, 2)):
+                spoilt = logits.clone()
+                spoilt[rows] = nothing
+                found = self._draw(spoilt, settings, list(range(13)), [0] * 13)
+                assert all(0 <= token < 300 for token in found)
+                other = slice(1 - rows.start, None, 2)
+                assert found[other] == before[other]
 
     # -- log probabilities -------------------------------------------------------------------------------------------
     @each_kind
