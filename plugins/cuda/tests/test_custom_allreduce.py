@@ -225,7 +225,8 @@ def check_compiled(found: compiled.Compiled) -> None:
     assert waits and all("ld.acquire.sys.global.b64" in body for body in waits)
     assert not any(word in body for body in waits for word in ("bar.sync", "shfl", "st.global"))
     order = re.findall(r"bar\.sync|release\.exch|bra again|ld\.global\.v4", found.assembly)
-    after = "".join({"bar.sync": "b", "release.exch": "r", "bra again": "w", "ld.global.v4": "l"}[word] for word in order)
+    letters = {"bar.sync": "b", "release.exch": "r", "bra again": "w", "ld.global.v4": "l"}
+    after = "".join(letters[word] for word in order)
     assert after.count("brwb") == len(waits), f"each signal and wait stands between two barriers: {after}"
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
 _WAIT: tl.constexpr = tl.constexpr(
     """
     {
