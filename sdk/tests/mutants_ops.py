@@ -91,6 +91,36 @@ class RopeByPlace(TorchOpsBody):
         return super().rope(q, k, torch.arange(len(q)), cos_sin)
 
 
+class RotatesBeforeNorm(TorchOpsBody):
+    """queries and keys are rotated first, and normed then"""
+
+    def qk_norm_rope(
+        self, q: Any, k: Any, q_weight: Any, k_weight: Any, eps: float, positions: Any, cos_sin: Any
+    ) -> Any:
+        q, k = self.rope(q, k, positions, cos_sin)
+        return self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)
+
+
+class OneNormForBoth(TorchOpsBody):
+    """keys are normed with the weight of queries"""
+
+    def qk_norm_rope(
+        self, q: Any, k: Any, q_weight: Any, k_weight: Any, eps: float, positions: Any, cos_sin: Any
+    ) -> Any:
+        return super().qk_norm_rope(q, k, q_weight, q_weight, eps, positions, cos_sin)
+
+
+class NormsTheWholeRow(TorchOpsBody):
+    """queries are normed by the mean over all heads"""
+
+    def qk_norm_rope(
+        self, q: Any, k: Any, q_weight: Any, k_weight: Any, eps: float, positions: Any, cos_sin: Any
+    ) -> Any:
+        wide = q.double()
+        normed = wide * torch.rsqrt(wide.square().mean((-2, -1), keepdim=True) + eps) * q_weight.double()
+        return self.rope(normed.to(q.dtype), self.rms_norm(k, k_weight, eps), positions, cos_sin)
+
+
 class GatesWrongHalf(TorchOpsBody):
     """the second half is the gate"""
 
@@ -350,7 +380,7 @@ class CertainAlways(TorchOpsBody):
 
 MUTANTS = [
     NormWithoutEps, NormInOwnDtype, NormOfTheFirst, SampleVariance, InfinityIsBroken,
-    BrokenStays, RopeInterleaved, RopeBackwards, RopeByPlace,
+    BrokenStays, RopeInterleaved, RopeBackwards, RopeByPlace, RotatesBeforeNorm, OneNormForBoth, NormsTheWholeRow,
     GatesWrongHalf, SiluOverflows, GeluByTanh, CapForgotten, MasksByProduct, BiasForgotten, NarrowSums, TailDropped,
     IgnoresStrides, PaddingForgotten, OneBlockSize, PromptCounts, DividesAlways, BitsBackwards, StuckRows, WrongStream,
     HalfASeed, SharedNumber, TieToLast, TopKExactly, TopPOneShort, MinPOfAll, WarmsLate, SpoiltBatch, RankWithEquals,

@@ -56,6 +56,11 @@ class PlainOps:
 
         return rotate(q), rotate(k)
 
+    def qk_norm_rope(
+        self, q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float, *rotary: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.rope(self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps), *rotary)
+
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a + b
 

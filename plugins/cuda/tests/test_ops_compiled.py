@@ -57,6 +57,14 @@ LAYERS = {
         {"HALF": 64, "BLOCK": 64, "HEADS": rotary.HEADS}, num_warps=2,
         multiples_of_16=["q_heads", "q_token", "q_head", "k_token", "k_head"],
     ),
+    "qk_norm_rope": Case(
+        rotary.qk_norm_rope_kernel,
+        {"q": "*bf16", "k": "*bf16", "q_weight": "*bf16", "k_weight": "*bf16", "positions": I64, "cos_sin": F32,
+         "q_heads": "i32", "k_heads": "i32", "q_token": "i32", "q_head": "i32", "k_token": "i32", "k_head": "i32",
+         "q_programs": "i32", "eps": "fp32"},
+        {"SIZE": 128, "HALF": 64, "BLOCK": 64, "REST": 1, "HEADS": rotary.HEADS}, num_warps=2,
+        multiples_of_16=["q_heads", "q_token", "q_head", "k_token", "k_head"],
+    ),
     "silu_mul": Case(
         activations.silu_mul_kernel,
         {"x": "*bf16", "out": "*bf16", "row_stride": "i32", "inner": "i32"}, {"BLOCK": activations.BLOCK},
@@ -176,7 +184,7 @@ def _compile(cases: dict[str, Case], target: str) -> None:
 
 def test_the_layers_of_a_decode_step():
     """For Hopper; loads and stores of 16 bytes."""
-    names = ["add_rms_norm", "rope", "silu_mul"]
+    names = ["add_rms_norm", "rope", "qk_norm_rope", "silu_mul"]
     found = compile_all([LAYERS[name] for name in names])
     for name, use in zip(names, found, strict=True):
         assert use.spilled == 0 and use.registers <= 128, name

@@ -45,6 +45,7 @@ OPERATIONS: tuple[str, ...] = (
     "add_rms_norm",
     "layer_norm",
     "rope",
+    "qk_norm_rope",
     "silu_mul",
     "gelu",
     "pack_linear",
@@ -65,7 +66,7 @@ OPERATIONS: tuple[str, ...] = (
 
 MODEL_OPERATIONS: tuple[str, ...] = (
     *("embedding", "embedding_part", "gather_rows", "add", "scale", "soft_cap"),
-    *("rms_norm", "add_rms_norm", "layer_norm", "rope", "silu_mul", "gelu", "linear", "check_logits"),
+    *("rms_norm", "add_rms_norm", "layer_norm", "rope", "qk_norm_rope", "silu_mul", "gelu", "linear", "check_logits"),
 )
 """Those that a model's forward pass and its logits are made of: what is captured of a step."""
 
@@ -220,6 +221,23 @@ class Ops(Protocol):
 
         q [T, Hq, D], k [T, Hkv, D], positions int64 [T], cos_sin [max_position, rotary_dim] (cosines, then sines) in
         float32 or float64. A driver may rotate in place.
+        """
+        ...
+
+    def qk_norm_rope(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        eps: float,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """rope(rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps), positions, cos_sin): what models that norm each
+        head of queries and keys (Qwen3) do between the projection and the attention.
+
+        q [T, Hq, D], k [T, Hkv, D], q_weight, k_weight [D]; the others are `rope`'s. A driver may do it in place.
         """
         ...
 

@@ -53,6 +53,7 @@ class Attention(Module):
         """x [T, hidden_size], positions int64 [T] -> [T, hidden_size]."""
         q, k, v = self.qkv(x)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rotary(q, k, positions)
+            q, k = self.rotary.normed(q, k, self.q_norm, self.k_norm, positions)
+        else:
+            q, k = self.rotary(q, k, positions)
         return self.o(self.attend(q, k, v))

@@ -11,6 +11,7 @@ import math
 import torch
 
 from engine.interfaces.model import ModelContext
+from engine.modeling.norm import RMSNorm
 from engine.modeling.rope_config import RopeConfig
 from engine.types.errors import ConfigError
 
@@ -39,6 +40,12 @@ class Rotary:
     def __call__(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q [T, Hq, D], k [T, Hkv, D], positions int64 [T] -> the same, rotated."""
         return self._ops.rope(q, k, positions, self.cos_sin)
+
+    def normed(
+        self, q: torch.Tensor, k: torch.Tensor, q_norm: RMSNorm, k_norm: RMSNorm, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, of queries and keys whose heads are normed first; both norms have one eps."""
+        return self._ops.qk_norm_rope(q, k, q_norm.weight, k_norm.weight, q_norm.eps, positions, self.cos_sin)
 
 
 def cos_sin_table(rope: RopeConfig, length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -121,6 +121,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("add and RMS norm", "add_rms_norm"),
             Capability("layer norm", "layer_norm"),
             Capability("rotary embedding", "rope rope_of_parts"),
+            Capability("norms of queries and keys with rotary embedding", "qk_norm_rope"),
             Capability("SiLU and multiply", "silu_mul"),
             Capability("GELU, exact and by tanh", "gelu"),
             Capability("linear", "linear linear_of_a_view linear_keeps_rows_apart"),

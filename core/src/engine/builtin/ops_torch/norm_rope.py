@@ -40,6 +40,19 @@ class NormRope:
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
+    def qk_norm_rope(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        eps: float,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`rms_norm` of each head, then `rope`. q [T, Hq, D], k [T, Hkv, D], q_weight, k_weight [D]."""
+        return self.rope(self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps), positions, cos_sin)
+
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = cos.shape[-1]

@@ -83,6 +83,19 @@ class CpuOpsBody(Rows, Elementwise, Sampling):
         )  # fmt: skip
         return x
 
+    def qk_norm_rope(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        eps: float,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two kernels for queries and two for keys, what the norms give being rotated in place."""
+        return self.rope(self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps), positions, cos_sin)
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [T, 2 * I] -> [T, I]."""
         if gate_up.stride(-1) != 1:

@@ -25,8 +25,8 @@ class CpuOps(OpsCard):
     operations = frozenset(
         {
             *("embedding", "embedding_part", "gather_rows", "add", "scale", "soft_cap", "gelu", "silu_mul"),
-            *("rms_norm", "add_rms_norm", "layer_norm", "rope", "pack_linear", "linear", "prepare_inputs"),
-            *("check_logits", "penalties", "apply_bitmask", "sample", "place_tokens", "logprobs"),
+            *("rms_norm", "add_rms_norm", "layer_norm", "rope", "qk_norm_rope", "pack_linear", "linear"),
+            *("prepare_inputs", "check_logits", "penalties", "apply_bitmask", "sample", "place_tokens", "logprobs"),
         }
     )
     body = "engine_cpu.ops_cpu.body:CpuOpsBody"

@@ -22,7 +22,7 @@ class TritonOps(OpsCard):
     operations = frozenset(
         {
             *("embedding", "embedding_part", "gather_rows", "soft_cap", "gelu", "silu_mul"),
-            *("rms_norm", "add_rms_norm", "layer_norm", "rope", "check_logits", "prepare_inputs"),
+            *("rms_norm", "add_rms_norm", "layer_norm", "rope", "qk_norm_rope", "check_logits", "prepare_inputs"),
             *("penalties", "mask_tokens", "apply_bitmask", "sample", "reject", "verify", "place_tokens", "logprobs"),
         }
     )

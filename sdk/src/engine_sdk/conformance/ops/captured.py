@@ -58,6 +58,7 @@ class CapturedOperations(OpsSubject):
             "add": [x, y],
             "add_rms_norm": [x, y],
             "rope": [*heads, ids.long()],
+            "qk_norm_rope": [*heads, ids.long()],
         }
         return several.get(name, [x])
 
@@ -71,8 +72,12 @@ class CapturedOperations(OpsSubject):
             "rms_norm": (bias, 1e-5), "add_rms_norm": (bias, 1e-5), "layer_norm": (bias, weight[0].clone(), 1e-5),
             "rope": (table,), "gelu": (False,), "linear": (packed,),
         }  # fmt: skip
+        norms = (bias[:16].clone(), bias[16:32].clone(), 1e-5)
 
         def call(inputs: Inputs) -> Inputs:
+            if name == "qk_norm_rope":
+                q, k, positions = inputs
+                return list(operation(q, k, *norms, positions, table))
             found = operation(*inputs, *constants.get(name, ()))
             return list(found) if isinstance(found, tuple) else [found]
 

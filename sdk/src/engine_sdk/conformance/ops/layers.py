@@ -172,6 +172,34 @@ class LayerOperations(OpsSubject):
         assert torch.equal(heads[..., :16], before[0]) and torch.equal(row[:, :32], before[1])
 
     @each_dtype
+    @pytest.mark.parametrize(("size", "rotary"), [(128, 128), (48, 16), (6, 6)])
+    def test_qk_norm_rope(self, dtype: str, size: int, rotary: int) -> None:
+        """Each head is normed by its own mean, queries and keys with weights of their own, then rotated. They are views
+        of one projection, whose values stay; numbers are large, a head is zeros, and eps counts."""
+        operation, half, heads = self.operation("qk_norm_rope", dtype), rotary // 2, (slice(0, 9), slice(9, 11))
+        positions = self.ints([0, 39, 2, 30, 7])
+        angle = np.arange(40)[:, None] * 100.0 ** (-np.arange(half) / half)
+        table = torch.from_numpy(np.concatenate([np.cos(angle), np.sin(angle)], axis=1)).to(self.device)
+        turn = np.exp(1j * angle[positions.cpu().numpy()])[:, None]
+        weights = [self.tensor(size, dtype=dtype, seed=seed) for seed in (1, 2)]
+        for scale, eps in ((3000.0, 1e-6), (0.1, 0.05)):
+            whole = self.tensor(5, 13, size, dtype=dtype, scale=scale)
+            whole[1, 4] = 0
+            before = plain(whole).copy()
+            found = operation(
+                *(whole[:, part] for part in heads), *weights, eps, positions,
+                table if dtype == "float64" else table.float(),
+            )  # fmt: skip
+            for x, part, weight in zip(found, heads, weights, strict=True):
+                normed = _rms(before[:, part], plain(weight), eps)
+                turned = (normed[..., :half] + 1j * normed[..., half:rotary]) * turn
+                # Rounded after the norm and after the turn, of whose terms one can be the larger.
+                bound = np.concatenate([np.abs(turned), np.abs(turned), np.abs(normed[..., rotary:])], axis=-1)
+                expected = np.concatenate([turned.real, turned.imag, normed[..., rotary:]], axis=-1)
+                self.check(x, expected, dtype, bound, factor=1.5)
+            assert np.array_equal(plain(whole)[:, 11:], before[:, 11:]), "the values beside them were changed"
+
+    @each_dtype
     def test_linear_heads(self, dtype: str) -> None:
         """Each head by a matrix of its own; heads that are part of wider ones, matrices as stored and transposed. What
         comes out is a tensor of its own, token after token."""

@@ -1,0 +1,285 @@
+"""What a step launches, seen without a GPU: torch's device "meta", whose tensors have shapes and no values, and
+Triton's launches, which are noted and not run.
+
+    worker = MetaWorker("dummy:0.6B", max_num_seqs=4)
+    worker.enter(rows=1, temperature=0.0)
+    step = worker.step()          # the launches of one decode step, in order
+    step.captured, step.outside   # names: of Triton's kernels, and of torch's operations that launch one
+
+Everything else is the engine's own: the model, the runner, the sampler, and the bodies of the drivers `triton`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.builtin.checkpoint_dummy.sizes import config_of, shapes_of
+from engine.builtin.models.card import Llama, Qwen3
+from engine.builtin.platform_host.body import HostPlatformBody
+from engine.builtin.platform_host.card import HostPlatform
+from engine.interfaces.attention import AttentionNeed
+from engine.interfaces.checkpoint import CheckpointCard
+from engine.interfaces.context import WorkerContext
+from engine.interfaces.ops import OPERATIONS, OpsNeed
+from engine.interfaces.platform import Trial
+from engine.kv.layout import make_layout
+from engine.plugin import Candidate, Registry
+from engine.runner.futures import FailedStep
+from engine.runner.worker import Worker
+from engine.types.model import CheckpointFiles
+from engine.types.params import SamplingParams
+from engine.types.plan import NewBlocks, NewSlot, StepPlan
+from engine.types.start import Choice, WorkerStart
+from engine_cuda.attention_triton import body as attention_body
+from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOptions
+from engine_cuda.ops_triton.card import TritonOps
+
+PROMPT, BLOCK = 4, 16
+COSTS_NOTHING = frozenset(
+    {"empty", "empty_strided", "empty_like", "new_empty", "detach", "alias", "_unsafe_view", "_reshape_alias"}
+)
+"""Operations of torch that launch nothing, beside views."""
+
+
+@dataclass
+class Launches:
+    """Of one step, in order, by the names of kernels and operations.
+
+    Args:
+        captured: within the graph that is replayed: one launch of the host, these of the device.
+        outside: before and after it; copies to and from the host are "to_device" and "to_host".
+    """
+
+    captured: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+
+    @property
+    def layers(self) -> list[list[str]]:
+        """Those of each layer but the first and the last: between two writes to the cache, from one to the next."""
+        at = [place for place, name in enumerate(self.captured) if name == "write_kernel"]
+        return [self.captured[first:last] for first, last in pairwise(at)]
+
+
+class _Noted:
+    """Where launches go."""
+
+    now: ClassVar[Launches | None] = None
+    within: ClassVar[bool] = False
+
+    @classmethod
+    def take(cls, name: str) -> None:
+        if cls.now is not None:
+            (cls.now.captured if cls.within else cls.now.outside).append(name)
+
+
+class _Operations(TorchDispatchMode):
+    """Notes torch's operations on the device's tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        outs = out if isinstance(out, (tuple, list)) else (out,)
+        on_device = any(isinstance(x, torch.Tensor) and x.is_meta for x in outs)
+        same = any(out is arg for arg in args) and not name.endswith("_")  # contiguous() of what is
+        if on_device and not (func.is_view or name in COSTS_NOTHING or same):
+            _Noted.take(name)
+        return out
+
+
+class MetaPlatform(HostPlatform):
+    """Torch's device "meta", with steps that are captured."""
+
+    recorder = "stream"
+    body = "launches:MetaPlatformBody"
+
+
+class MetaPlatformBody(HostPlatformBody):
+    def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
+        return (max_num_seqs,) if tokens_per_row == 1 else ()
+
+    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
+        if key is None:
+            return fn
+
+        def replay() -> None:
+            _Noted.within = True
+            try:
+                fn()
+            finally:
+                _Noted.within = False
+
+        return replay
+
+    def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        return torch.zeros(num_pages, page_bytes, dtype=torch.uint8, device=self.device)
+
+    def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:
+        _Noted.take("to_device")
+
+    def to_host(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        for _ in tensors:
+            _Noted.take("to_host")
+        return SimpleNamespace(done=lambda: False)
+
+
+class MetaOps(TritonOps):
+    """The operations `triton`, whatever the device."""
+
+    @classmethod
+    def unsupported(cls, need: OpsNeed) -> list[str]:
+        return []
+
+
+class MetaAttention(TritonAttention):
+    """The attention `triton`, whatever the device."""
+
+    @classmethod
+    def unsupported(cls, need: AttentionNeed) -> list[str]:
+        return []
+
+
+class MetaCheckpoint(CheckpointCard):
+    """Shapes alone."""
+
+    body = "launches:MetaWeights"
+
+
+class MetaWeights:
+    def __init__(self, context: WorkerContext) -> None:
+        self._config = context.start.files.config
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, shape in shapes_of(self._config).items():
+            yield name, torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Within, Triton's kernels are not run, and a GPU with 132 multiprocessors of compute capability 9.0 seems to be
+    there."""
+
+    def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        _Noted.take(kernel.fn.__name__)
+
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    facts = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    with pytest.MonkeyPatch.context() as patch, _Operations():
+        for kind in (InterpretedFunction, JITFunction):
+            patch.setattr(kind, "run", launch)
+        patch.setattr(attention_body, "interpreted", lambda: False)
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+        yield
+
+
+class MetaWorker:
+    """A worker on the device "meta", and requests that decode on it. To be used within `noted`.
+
+    Args:
+        model: of the checkpoint driver `dummy`.
+        max_num_seqs: slots; also the one bucket of decode steps.
+    """
+
+    def __init__(self, model: str, max_num_seqs: int, **changes: Any) -> None:
+        config = config_of(model)
+        description = (Llama if config["model_type"] == "llama" else Qwen3).describe(config)
+        candidates = [
+            Candidate("platform", "meta", 0, "launches", "1", "launches:MetaPlatform"),
+            Candidate("attention", "meta", 0, "launches", "1", "launches:MetaAttention"),
+            Candidate("ops", "meta", 0, "launches", "1", "launches:MetaOps"),
+            Candidate("checkpoint", "meta", 0, "launches", "1", "launches:MetaCheckpoint"),
+        ]
+        registry = Registry.discover(extra=tuple(candidates))
+        layout = make_layout(description.kv_specs, block_size=BLOCK, kv_itemsize=2, tokens_per_page={"full": BLOCK})
+
+        def choice(point: str, driver: str, kind: str = "", **options: Any) -> Choice:
+            found = registry.find(point, driver)
+            return Choice(
+                point=point, kind=kind, driver=driver, distribution=found.distribution, version=found.version,
+                value=found.value, options=options,
+            )  # fmt: skip
+
+        fields: dict[str, Any] = {
+            "choices": (
+                choice("platform", "meta"),
+                *(choice("ops", "meta" if name in TritonOps.operations else "torch", name) for name in OPERATIONS),
+                choice("attention", "meta", "full", **TritonAttentionOptions().model_dump()),
+                choice("model", config["architectures"][0]),
+                choice("checkpoint", "meta"),
+            ),
+            "model": description,
+            "files": CheckpointFiles(name=model, folder="", weights=(), config=config),
+            "layout": layout,
+            "dtype": "bfloat16",
+            "device": "meta",
+            "max_model_len": 4096,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": 4096,
+            "num_kv_pages": 3000,
+        }
+        self._worker = Worker(WorkerStart(**(fields | changes)), registry)
+        self.ready = self._worker.start()
+        self._step_id, self._page, self._computed = 0, 0, np.zeros(0, np.int32)
+
+    def enter(self, rows: int, **params: Any) -> None:
+        """So many requests compute their prompts, and decode once."""
+        made = SamplingParams(**{"seed": 1, "ignore_eos": True, "max_tokens": 9, **params})
+        made.verify()
+        new = [
+            NewSlot(
+                slot=slot,
+                request_id=str(slot),
+                token_ids=np.arange(PROMPT, dtype=np.int32),
+                num_prompt_tokens=PROMPT,
+                params=made,
+                stop_token_ids=np.zeros(0, np.int32),
+            )
+            for slot in range(rows)
+        ]
+        self._computed = np.zeros(rows, np.int32)
+        slots = np.arange(rows, dtype=np.int32)
+        blocks = NewBlocks(slot=slots, index=np.zeros(rows, np.int32), page=slots + 1)
+        self._run(np.full(rows, PROMPT, np.int32), new_slots=new, new_blocks=[blocks])
+        self._run(np.ones(rows, np.int32))
+
+    def step(self) -> Launches:
+        """A decode step in which nothing is new."""
+        _Noted.now = launches = Launches()
+        try:
+            self._run(np.ones(len(self._computed), np.int32))
+        finally:
+            _Noted.now = None
+        return launches
+
+    def _run(self, num_tokens: np.ndarray, **fields: Any) -> None:
+        rows = len(num_tokens)
+        plan = StepPlan(
+            step_id=self._step_id,
+            slot_of_row=np.arange(rows, dtype=np.int32),
+            num_computed=self._computed.copy(),
+            num_tokens=num_tokens,
+            samples=np.ones(rows, bool),
+            num_decodes=0 if (num_tokens > 1).any() else rows,
+            **({"new_slots": [], "new_blocks": [_no_blocks()]} | fields),
+        )
+        self._step_id += 1
+        future = self._worker.execute(plan)
+        if isinstance(future, FailedStep):
+            future.result()  # raises what went wrong
+        self._computed = self._computed + num_tokens
+
+
+def _no_blocks() -> NewBlocks:
+    none = np.zeros(0, np.int32)
+    return NewBlocks(slot=none, index=none, page=none)

@@ -1,0 +1,44 @@
+"""How many kernels a decode step launches: each costs some microseconds, whatever it does, and a step of a small model
+has a thousand of them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from launches import Launches, MetaWorker, noted
+
+LAYER = [
+    *("write_kernel", "attention_kernel", "linear", "add_rms_norm_kernel", "linear", "silu_mul_kernel", "linear"),
+    *("add_rms_norm_kernel", "linear"),
+]
+"""From a layer's write to the next layer's, but for what lies between the projection and the write."""
+
+
+def greedy_step(model: str, rows: int = 2) -> Launches:
+    with noted():
+        worker = MetaWorker(model, rows)
+        assert worker.ready.captured == (rows,)
+        worker.enter(rows, temperature=0.0)
+        return worker.step()
+
+
+@pytest.mark.parametrize(
+    ("model", "turn"), [("dummy:0.6B,layers=4", "qk_norm_rope_kernel"), ("dummy:llama-8B,layers=4", "rope_kernel")]
+)
+def test_a_layer(model: str, turn: str) -> None:
+    """Four products, and what cannot be part of them; nothing is copied, converted or made dense between them."""
+    launches = greedy_step(model)
+    assert launches.layers == [[*LAYER, turn]] * 3
+    before = launches.captured[: launches.captured.index("write_kernel")]
+    assert before == ["gather_kernel", "rms_norm_kernel", "linear", turn]
+    last = len(launches.captured) - 1 - launches.captured[::-1].index("write_kernel")
+    assert launches.captured[last:] == [*LAYER, "zeros", "check_kernel"]
+
+
+def test_around_the_captured_step() -> None:
+    """One copy either way; inputs and the attention's plan in one launch each."""
+    launches = greedy_step("dummy:0.6B,layers=2")
+    draw = ["blocks_kernel", "candidates_kernel", "pick_kernel", "place_kernel"]
+    assert launches.outside == ["to_device", "prepare_kernel", "plan_kernel", *draw, "to_host"]
