@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -293,8 +295,21 @@ def test_a_port_that_is_taken_is_told_once(server: Server) -> None:
     assert found.returncode == 2 and found.stderr.count("error:") == 1 and "in use" in found.stderr, found.stderr
 
 
+def _serial(server: Server) -> str:
+    """Of the certificate that a new connection is shown."""
+    assert isinstance(server.trust, ssl.SSLContext)
+    with (
+        socket.create_connection(("127.0.0.1", server.port), 10) as plain,
+        server.trust.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        shown = secured.getpeercert()
+    assert shown is not None
+    return str(shown["serialNumber"])
+
+
 def test_over_https(tmp_path: Path) -> None:
-    """Each process has the certificate: streams, counts, keys that are read again, and one that is killed."""
+    """Each process has the certificate, also one that is renewed: streams, counts, keys that are read again, and one
+    that is killed."""
     certificate, keys = Certificate(tmp_path), tmp_path / "keys.yaml"
     keys.write_text(KEYS)
     flags = ("--api-workers", "2", "--api-key-file", str(keys), "--num-kv-pages", "512", "--dtype", "float64")
@@ -317,6 +332,11 @@ def test_over_https(tmp_path: Path) -> None:
             while connection.http.get("/v1/models").status_code != 200:
                 assert time.monotonic() < deadline, "".join(server.lines)
                 time.sleep(0.02)
+        before = _serial(server)
+        certificate.renew()
+        while before in [_serial(server) for _ in range(12)]:
+            assert time.monotonic() < deadline + 20, "a process has the old certificate"
+            time.sleep(0.5)
         lost, kept = both(server, "new")
         held, going = lost.chat(1800, stream=True), kept.chat(200, stream=True)
         next(iter(held))

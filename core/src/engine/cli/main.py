@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engine.cli.other_names import instead_of
 from engine.plugin.near import did_you_mean
 from engine.types.errors import ConfigError, ContractError, EngineError
 
@@ -92,7 +93,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
     if unknown:
         flags = _flags(parser)
         flag = unknown[0].partition("=")[0]
-        hint = did_you_mean(flag, flags) if flag.startswith("-") else ""
+        hint = instead_of(flag) or (did_you_mean(flag, flags) if flag.startswith("-") else "")
         raise ConfigError(f"engine {name} {unknown[0]}", "there is no such flag", hint or f"see: engine {name} --help")
     return command.run(namespace)
 

@@ -47,6 +47,18 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting("model", "text", None, "the model: a folder or a name (default: the installed driver's own)"),
     Setting("tokenizer", "text", None, "a folder with the tokenizer's files (default: the model's)"),
+    Setting(
+        "chat_template",
+        "text",
+        None,
+        "a file with the chat template, or the template itself (default: the model's own)",
+    ),
+    Setting(
+        "default_chat_template_kwargs",
+        "text",
+        None,
+        """variables for the chat template where a request does not set them, as JSON: '{"enable_thinking": false}'""",
+    ),
     Setting("served_model_name", "text", None, "the model's name in the API (default: --model as given)"),
     Setting("dtype", "text", "auto", "type of weights and activations", choices=DTYPES),
     Setting(

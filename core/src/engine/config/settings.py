@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
@@ -14,6 +15,7 @@ from engine.plugin.plugin_list import PluginList
 from engine.plugin.points import HOOKS
 from engine.types.errors import ConfigError
 
+EXAMPLE = '{"enable_thinking": false}'
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_bytes(value))]
@@ -37,6 +39,8 @@ class EngineConfig(BaseModel):
 
     model: str | None = None
     tokenizer: str | None = None
+    chat_template: str | None = None
+    default_chat_template_kwargs: str | None = None
     served_model_name: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64", "fp8", "fp8_e4m3"] = "auto"
@@ -109,7 +113,19 @@ class EngineConfig(BaseModel):
         prefix = f"{HOOKS}."
         return {name.removeprefix(prefix): dict(o) for name, o in self.options.items() if name.startswith(prefix)}
 
-    @field_validator("model", "tokenizer", "profile_dir", mode="before")
+    @field_validator("default_chat_template_kwargs", mode="before")
+    @classmethod
+    def _as_json(cls, value: Any) -> Any:
+        """A JSON object as text; a file and Python may have it as a mapping."""
+        try:
+            given = json.loads(value) if isinstance(value, str) else value
+            if given is not None and not isinstance(given, dict):
+                raise ValueError(f"it is no object; send one like {EXAMPLE}")
+            return given if given is None else json.dumps(given)
+        except (TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"it is no JSON ({error}); send an object like {EXAMPLE}") from error
+
+    @field_validator("model", "tokenizer", "profile_dir", "chat_template", mode="before")
     @classmethod
     def _path_as_text(cls, value: Any) -> Any:
         return str(value) if hasattr(value, "__fspath__") else value

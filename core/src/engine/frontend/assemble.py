@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.frontend.banner import capacity
+from engine.frontend.chat_template import check_template
 from engine.frontend.client import EngineClient, InProcessClient
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.launch import Launch
@@ -51,6 +53,8 @@ def assemble_frontend(plan: Launch) -> Frontend:
     """
     hooks = HookRelay("frontend", plan.registry, options=plan.start.worker.hook_options)
     tokenizer = build_tokenizer(plan)
+    variables = json.loads(plan.config.default_chat_template_kwargs or "{}")
+    check_template(tokenizer, plan.chat_template, variables)
     inputs = InputProcessor(
         tokenizer,
         plan.model,
@@ -60,6 +64,8 @@ def assemble_frontend(plan: Launch) -> Frontend:
         plan.logits_processors,
         orders_by_priority=plan.orders_by_priority,
         constraints=plan.constraints,
+        chat_template=plan.chat_template,
+        template_variables=variables,
     )
     outputs = OutputProcessor(tokenizer, hooks, plan.model_name, inputs.clock)
     return Frontend(
@@ -69,7 +75,7 @@ def assemble_frontend(plan: Launch) -> Frontend:
         hooks,
         tool_parser=_built(plan, plan.tool_parser),
         reasoning_parser=_built(plan, plan.reasoning_parser),
-        renders_tools=renders_tools(plan.tokenizer, plan.tokenizer_folder),
+        renders_tools=renders_tools(plan.tokenizer, plan.tokenizer_folder, plan.chat_template),
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from engine.frontend import truncation
+from engine.frontend.chat_template import check_variables
 from engine.frontend.clock import SteadyClock
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.past_calls import read_calls
@@ -29,10 +30,6 @@ from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
     from engine.plugin import HookRelay
-
-
-TEMPLATE_ARGUMENTS = frozenset({"self", "messages", "tools", "add_generation_prompt", "template"})
-"""What a chat template gets from the request; its further variables have other names."""
 
 
 class ProcessedRequest(NamedTuple):
@@ -69,6 +66,8 @@ class InputProcessor:
         orders_by_priority: whether requests may name a priority.
         processors: the cards of the logits processors at work.
         constraints: refuses structured outputs that no grammar driver can enforce; None: all are refused.
+        chat_template: in place of the model's.
+        template_variables: of a chat template, where a request does not set them.
     """
 
     def __init__(
@@ -82,6 +81,8 @@ class InputProcessor:
         *,
         orders_by_priority: bool = False,
         constraints: ConstraintCheck | None = None,
+        chat_template: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer, self.max_model_len = tokenizer, max_model_len
         self.model = model
@@ -94,6 +95,7 @@ class InputProcessor:
         self._orders_by_priority = orders_by_priority
         self._hooks = hooks
         self._constraints = constraints or ConstraintCheck(())
+        self._chat_template, self._template_variables = chat_template, dict(template_variables or {})
         self._processors = ProcessorArguments(processors, tokenizer, model.vocab_size)
 
     def process(
@@ -326,19 +328,14 @@ class InputProcessor:
                 "that is no list of messages",
                 'pass [{"role": "user", "content": "..."}]',
             )
-        variables = variables or {}
-        if taken := sorted(TEMPLATE_ARGUMENTS.intersection(variables)):
-            raise InvalidRequestError(
-                f"chat with the template variable {taken[0]!r}",
-                "what the template sees under that name is made from the request",
-                "leave it out of chat_template_kwargs",
-            )
+        check_variables(variables or ())
+        variables = {**self._template_variables, **(variables or {})}
         try:
             text = self.tokenizer.render_chat(
                 [_text_message(message) for message in messages],
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
-                template=template,
+                template=self._chat_template if template is None else template,
                 **variables,
             )
         except RecursionError as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from engine.frontend.chat_template import read_template
 from engine.frontend.connectors import choose_connectors, preemption_mode
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.parsers import choose_parsers
@@ -90,6 +91,7 @@ class Launch:
         selections: the same, with their cards, and with the reasons why others were not chosen.
         tokenizer: the tokenizer's selection, one of `selections`.
         tokenizer_folder: where its files lie.
+        chat_template: that which the user gives in place of the model's.
     """
 
     config: EngineConfig
@@ -99,6 +101,7 @@ class Launch:
     selections: tuple[Selection, ...]
     tokenizer: Selection
     tokenizer_folder: str
+    chat_template: str | None = None
 
     @property
     def model(self) -> ModelDescription:
@@ -229,7 +232,8 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         *(architecture, checkpoint, tokenizer, policy, *grammars, *connectors, *drafter),
     )
     selections += (*processors, *_router(config, registry))
-    selections += choose_parsers(config, registry, tokenizer, tokenizer_folder, model)
+    chat_template = read_template(config.chat_template)
+    selections += choose_parsers(config, registry, tokenizer, tokenizer_folder, model, chat_template)
     manifest = Manifest.of(selections)
     worker = WorkerStart(
         choices=manifest.choices,
@@ -266,7 +270,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         step_timeout=config.step_timeout,
         grammar_warm_up=bool(config.grammar_warm_up),
     )
-    return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder)
+    return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder, chat_template)
 
 
 def choose_dtype(asked: str, stored: str, facts: PlatformFacts) -> str:

@@ -19,17 +19,23 @@ _TOOLS = re.compile(r"\btools\b")
 
 
 def choose_parsers(
-    config: EngineConfig, registry: Registry, tokenizer: Selection, folder: str, model: ModelDescription
+    config: EngineConfig,
+    registry: Registry,
+    tokenizer: Selection,
+    folder: str,
+    model: ModelDescription,
+    given: str | None = None,
 ) -> tuple[Selection, ...]:
     """The tool parser and the reasoning parser: those that are named, or that recognise the model's chat template.
 
     Args:
         tokenizer: the tokenizer's driver, which knows the template.
         folder: where its files lie.
+        given: a template in place of the model's.
 
     Raises PluginError for a parser that was named, ConfigError for options that nobody takes.
     """
-    tooled, plain = (_template(tokenizer, folder, with_tools) for with_tools in (True, False))
+    tooled, plain = (_template(tokenizer, folder, with_tools, given) for with_tools in (True, False))
     needs = {
         "tool_parser": ToolParserNeed(chat_template=tooled, architecture=model.architecture),
         "reasoning_parser": ReasoningParserNeed(chat_template=plain, architecture=model.architecture),
@@ -41,13 +47,19 @@ def choose_parsers(
     return tuple(selection for selection in chosen if selection is not None)
 
 
-def renders_tools(tokenizer: Selection, folder: str) -> bool:
-    """Whether the model's chat template has a place for tools; True where the tokenizer's card does not tell it."""
-    template = _template(tokenizer, folder, True)
+def renders_tools(tokenizer: Selection, folder: str, given: str | None = None) -> bool:
+    """Whether the chat template has a place for tools; True where the tokenizer's card does not tell it.
+
+    Args:
+        tokenizer, folder, given: see `choose_parsers`.
+    """
+    template = _template(tokenizer, folder, True, given)
     return not template or _TOOLS.search(template) is not None
 
 
-def _template(tokenizer: Selection, folder: str, with_tools: bool) -> str:
+def _template(tokenizer: Selection, folder: str, with_tools: bool, given: str | None) -> str:
+    if given is not None:
+        return given
     try:
         return cast("type[TokenizerCard]", tokenizer.card).chat_template(folder, with_tools)
     except TokenizerError:  # the tokenizer's body will say it: there, and not here, the files are needed

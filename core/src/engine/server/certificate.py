@@ -1,10 +1,21 @@
-"""The server's TLS files, looked at before the model is loaded."""
+"""The server's TLS files: looked at before the model is loaded, and read again when they change."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from engine.types.errors import ConfigError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+log = logging.getLogger("engine.server")
+LOOK_SECONDS = 2.0
 
 
 def check_certificate(certfile: str | None, keyfile: str | None, ca_certs: str | None) -> None:
@@ -29,6 +40,60 @@ def check_certificate(certfile: str | None, keyfile: str | None, ca_certs: str |
         found = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
         remedy = "check that the files exist, are PEM, and that the key belongs to the certificate"
         raise ConfigError(asked, str(found), remedy) from error
+
+
+def tls_context(server: uvicorn.Server) -> ssl.SSLContext | None:
+    """What a server's new connections are made with; None before it listens, and where it serves HTTP."""
+    return server.config.ssl if server.config.loaded else None
+
+
+class CertificateWatch:
+    """Gives a running server the certificate anew when its files have changed: connections that come then see it,
+    those that stand keep theirs. The authorities of clients' certificates stay as they were.
+
+    Args:
+        certfile, keyfile: of the settings; without a certificate there is nothing to watch.
+        context: the server's; None as long as it has none.
+    """
+
+    def __init__(self, certfile: str | None, keyfile: str | None, context: Callable[[], ssl.SSLContext | None]) -> None:
+        self._certfile, self._keyfile, self._context = certfile, keyfile, context
+        self._taken = self._seen = self._state()
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while self._certfile is not None:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> bool:
+        """Take what has changed, once it has been the same for two looks: certificate and key are written one after the
+        other. Files that cannot be used leave the server with what it has, and are logged once. Returns whether it did.
+        """
+        before, self._seen = self._seen, self._state()
+        context = self._context()
+        if self._certfile is None or context is None or self._seen in (self._taken, ()) or self._seen != before:
+            return False
+        self._taken = self._seen
+        try:
+            check_certificate(self._certfile, self._keyfile, None)
+            context.load_cert_chain(self._certfile, self._keyfile, password=_no_password)
+        except (ConfigError, OSError, ValueError) as error:
+            log.error("the certificate stays as it was: %s", error)
+            return False
+        log.warning("the certificate was read again: %s", self._certfile)
+        return True
+
+    def _state(self) -> tuple[int, ...]:
+        """What tells the files from others; () where one is missing."""
+        state: list[int] = []
+        for path in filter(None, (self._certfile, self._keyfile)):
+            try:
+                found = os.stat(path)
+            except OSError:
+                return ()
+            state += (found.st_mtime_ns, found.st_size, found.st_ino)
+        return tuple(state)
 
 
 def _no_password() -> bytes:

@@ -15,7 +15,7 @@ from engine.frontend import banner
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.plugin_record import record_start
 from engine.frontend.statistics import StatisticsLog
-from engine.server.certificate import check_certificate
+from engine.server.certificate import CertificateWatch, check_certificate, tls_context
 from engine.server.descriptors import allow_connections
 from engine.server.drain import drain, spare_the_collector
 from engine.server.keys import AdminKey, KeyRing
@@ -121,6 +121,9 @@ class _Run:
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
         statistics = asyncio.ensure_future(StatisticsLog(self._llm, statistics_writer()).run())
         watching = asyncio.ensure_future(self._keys.watch())
+        settings, server = self._settings, self._server
+        certificate = CertificateWatch(settings.ssl_certfile, settings.ssl_keyfile, lambda: tls_context(server))
+        renewing = asyncio.ensure_future(certificate.run())
         try:
             if not await self._start(stopped):
                 return 0
@@ -138,6 +141,7 @@ class _Run:
             stopped.cancel()
             statistics.cancel()
             watching.cancel()
+            renewing.cancel()
             self._server.should_exit = True
             await serving
 

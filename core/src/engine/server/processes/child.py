@@ -23,6 +23,7 @@ from engine.config.server import ServerConfig
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.attached import Attached, CorePlace
 from engine.server.app import Shared
+from engine.server.certificate import CertificateWatch, tls_context
 from engine.server.drain import drain, spare_the_collector
 from engine.server.keys import AdminKey
 from engine.server.lifecycle import ACCESS_LOG, Lifecycle, Phase
@@ -111,6 +112,9 @@ class Child:
         )
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
         telling = asyncio.ensure_future(self._tell_snapshots())
+        settings, server = self._settings, self._server
+        certificate = CertificateWatch(settings.ssl_certfile, settings.ssl_keyfile, lambda: tls_context(server))
+        renewing = asyncio.ensure_future(certificate.run())
         stopped = asyncio.ensure_future(self._stop.wait())
         starting = asyncio.ensure_future(self._llm.start())
         try:
@@ -129,6 +133,7 @@ class Child:
             return 1
         finally:
             telling.cancel()
+            renewing.cancel()
             stopped.cancel()
             self._server.should_exit = True
             await serving
