@@ -43,6 +43,7 @@ def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
         "model": SimpleNamespace(architecture="XForCausalLM", dtype="bfloat16"),
         "files": SimpleNamespace(folder="/models/x"),
         "model_name": "x",
+        "model_names": ("x", "alias"),
         "selections": selections,
         "registry": Registry([]),
     }
@@ -64,7 +65,7 @@ def test_the_facts_of_the_start():
         "3.0 MiB, loaded in 1.23 s",
         "1.0 GiB, 256 tokens in blocks of 16",
         "up to 128 tokens each; 2.0 at once at full length, 4 at most",
-        "serves x on http://127.0.0.1:8000/v1",
+        "serves x, alias on http://127.0.0.1:8000/v1",
     ):
         assert fact in shown
     assert "serves" not in render(launch(), ready(17), None)

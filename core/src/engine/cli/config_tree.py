@@ -137,7 +137,7 @@ def _found_out(plan: Launch) -> dict[str, Any]:
     return {
         "model": plan.files.name,
         "tokenizer": plan.tokenizer_folder,
-        "served_model_name": plan.model_name,
+        "served_model_name": ",".join(plan.model_names),
         "dtype": plan.start.worker.dtype,
         "max_model_len": plan.max_model_len,
         "in_flight": plan.start.in_flight,

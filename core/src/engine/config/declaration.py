@@ -59,7 +59,12 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         """variables for the chat template where a request does not set them, as JSON: '{"enable_thinking": false}'""",
     ),
-    Setting("served_model_name", "text", None, "the model's name in the API (default: --model as given)"),
+    Setting(
+        "served_model_name",
+        "text",
+        None,
+        "the model's name in the API, or several with commas between (default: --model as given)",
+    ),
     Setting("dtype", "text", "auto", "type of weights and activations", choices=DTYPES),
     Setting(
         "kv_cache_dtype",
@@ -176,6 +181,12 @@ SERVER_SETTINGS: tuple[Setting, ...] = (
         "boolean",
         False,
         "let requests with different API keys find each other's cached prompts, whose times then tell of them",
+    ),
+    Setting(
+        "enable_force_include_usage",
+        "boolean",
+        False,
+        "end every stream with an event that counts tokens, as if each asked for it with include_usage",
     ),
     Setting("ssl_certfile", "text", None, "a PEM file with the server's certificate: serve HTTPS (default: HTTP)"),
     Setting("ssl_keyfile", "text", None, "a PEM file with the certificate's key (default: it stands in the same file)"),

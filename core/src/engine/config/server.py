@@ -38,6 +38,7 @@ class ServerConfig(BaseModel):
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
     max_concurrent_requests: Annotated[int, Field(ge=1)] | None = None
     share_prefix_cache: bool = False
+    enable_force_include_usage: bool = False
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_ca_certs: str | None = None

@@ -125,6 +125,13 @@ class EngineConfig(BaseModel):
         except (TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"it is no JSON ({error}); send an object like {EXAMPLE}") from error
 
+    @field_validator("served_model_name")
+    @classmethod
+    def _each_a_name(cls, value: str | None) -> str | None:
+        if value is not None and not all(name.strip() for name in value.split(",")):
+            raise ValueError("one of the names is empty; send a name, or several with commas between")
+        return value
+
     @field_validator("model", "tokenizer", "profile_dir", "chat_template", mode="before")
     @classmethod
     def _path_as_text(cls, value: Any) -> Any:

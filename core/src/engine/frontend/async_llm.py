@@ -98,6 +98,11 @@ class AsyncLLM:
         return self._launch.model_name
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names by which requests may ask for it; the first is `model_name`."""
+        return self._launch.model_names
+
+    @property
     def plan(self) -> Launch:
         """What the launcher decided."""
         return self._launch

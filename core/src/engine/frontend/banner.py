@@ -78,7 +78,7 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
         text += ["  broken, and left out (`engine plugins doctor` says how to mend them)", *_columns(names, 4)]
     if address is not None:
         by = f", by {api_processes} API processes" if api_processes > 1 else ""
-        text.append(f"  serves {launch.model_name} on {address}{by}")
+        text.append(f"  serves {', '.join(launch.model_names)} on {address}{by}")
     return "\n".join(text)
 
 

@@ -158,7 +158,13 @@ class Launch:
     @property
     def model_name(self) -> str:
         """The model's name for people and for the API."""
-        return self.config.served_model_name or self.files.name
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names by which requests may ask for it."""
+        given = self.config.served_model_name
+        return (self.files.name,) if given is None else tuple(name.strip() for name in given.split(","))
 
 
 def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:

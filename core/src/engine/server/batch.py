@@ -78,7 +78,7 @@ class _Run:
         await self._llm.start(self._on_death)
         lifecycle = Lifecycle()
         lifecycle.phase = Phase.SERVING
-        app = create_app(self._llm, (self._llm.model_name,), ServerConfig(max_queue=_ANY_QUEUE), lifecycle, KeyRing())
+        app = create_app(self._llm, self._llm.model_names, ServerConfig(max_queue=_ANY_QUEUE), lifecycle, KeyRing())
         senders = [asyncio.ensure_future(self._send_all(app)) for _ in range(self._at_once)]
         together = asyncio.gather(*senders)
         try:

@@ -97,7 +97,7 @@ def _settings(plan: Launch) -> dict[str, Any]:
     found = {
         "model": plan.files.name,
         "tokenizer": plan.tokenizer_folder,
-        "served_model_name": plan.model_name,
+        "served_model_name": ",".join(plan.model_names),
         "dtype": start.worker.dtype,
         "kv_cache_dtype": start.worker.kv_cache_dtype or start.worker.dtype,
         "max_model_len": plan.max_model_len,

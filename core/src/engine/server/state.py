@@ -66,6 +66,11 @@ class ServerState:
         if self.background is None:
             object.__setattr__(self, "background", Background(self.lifecycle))
 
+    @property
+    def force_include_usage(self) -> bool:
+        """Every stream ends with an event that counts tokens."""
+        return self.settings is not None and self.settings.enable_force_include_usage
+
     def check_model(self, name: str | None) -> str:
         """The name to answer with; None means the first. Raises a 404 APIError for a model that is not served."""
         if name is not None and name not in self.model_names:

@@ -78,7 +78,7 @@ async def chat_completions(
         head["service_tier"] = "default"
     if body.stream:
         head = {**head, "object": "chat.completion.chunk"}
-        events = _Events(body, params.n, head, reader, streams[0].processed)
+        events = _Events(body, params.n, head, reader, streams[0].processed, state.force_include_usage)
         return TokenStream(events, streams[0], request_id(request))
     (output,) = await until_disconnect(request, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
@@ -133,10 +133,11 @@ class _Events:
         head: dict[str, Any],
         reader: NewChoice | None,
         prompt: ProcessedRequest,
+        include_usage: bool,
     ) -> None:
         self._body, self._n, self._head, self._prompt = body, n, head, prompt
         options = body.stream_options or StreamOptions()
-        self._include_usage = options.include_usage
+        self._include_usage = include_usage or options.include_usage
         self._so_far = UsageSoFar() if options.continuous_usage_stats else None
         self._blank = {**head, "usage": None} if self._include_usage else head
         self._usage = Usage()

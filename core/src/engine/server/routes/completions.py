@@ -86,7 +86,7 @@ class _Events:
     def __init__(self, state: ServerState, body: CompletionBody, n: int, head: dict[str, Any]) -> None:
         self._state, self._body, self._n, self._head = state, body, n, head
         options = body.stream_options or StreamOptions()
-        self._include_usage = options.include_usage
+        self._include_usage = options.include_usage or state.force_include_usage
         self._so_far = UsageSoFar() if options.continuous_usage_stats else None
         self._blank = {**head, "usage": None} if self._include_usage else head
         self._usage = Usage()

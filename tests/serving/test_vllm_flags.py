@@ -1,4 +1,4 @@
-"""A chat template in place of the model's, and variables for it: vLLM's flags of these names."""
+"""A chat template in place of the model's, variables for it, several names, and usage in every stream: vLLM's flags."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from engine import LLM
@@ -21,9 +22,10 @@ TEMPLATE = (
 USER: Any = [{"role": "user", "content": "Hello"}]
 
 
-def test_a_server_with_another_template(tmp_path: Path) -> None:
+def test_a_server_with_flags_of_vllm(tmp_path: Path) -> None:
     (path := tmp_path / "mine.jinja").write_text(TEMPLATE)
-    flags = ("--chat-template", str(path), "--default-chat-template-kwargs", '{"tone": "kind"}')
+    flags = ["--chat-template", str(path), "--default-chat-template-kwargs", '{"tone": "kind"}']
+    flags += ["--served-model-name", "tiny, gpt-x", "--enable-force-include-usage"]
     server = Server("tiny", "--max-model-len", "256", *flags)
     try:
         create: Any = server.client().chat.completions.create
@@ -35,6 +37,16 @@ def test_a_server_with_another_template(tmp_path: Path) -> None:
         ids = httpx.post(server.address + "/tokenize", json={"messages": USER}, timeout=30).json()["tokens"]
         shown = httpx.post(server.address + "/detokenize", json={"tokens": ids}, timeout=30).json()["prompt"]
         assert shown == "<user kind>Hello\n<assistant>"
+        assert [model.id for model in server.client().models.list()] == ["tiny", "gpt-x"]
+        for model in ("tiny", "gpt-x"):
+            for stream in (
+                create(**asked | {"model": model, "stream": True}),
+                server.client().completions.create(model=model, prompt="Hi", max_tokens=2, stream=True),
+            ):
+                *_, last = stream
+                assert last.model == model and last.choices == [] and last.usage.completion_tokens > 0
+        with pytest.raises(openai.NotFoundError, match="tiny, gpt-x"):
+            create(**asked | {"model": "other"})
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
         body = {**asked, "tools": [tool]}
         refused = httpx.post(server.address + "/v1/chat/completions", json=body, timeout=30)
@@ -63,6 +75,7 @@ def test_offline_with_the_text_itself() -> None:
         ({"default_chat_template_kwargs": {"messages": []}}, "made from the request; leave it out"),
         ({"default_chat_template_kwargs": "[1]"}, "it is no object"),
         ({"default_chat_template_kwargs": "{a"}, "it is no JSON"),
+        ({"served_model_name": "a,,b"}, "one of the names is empty"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(settings: dict[str, Any], says: str) -> None:
