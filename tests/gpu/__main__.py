@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.util
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.gpu.environment import ROOT, commands, prepare, variables
@@ -18,9 +19,15 @@ from tests.gpu.rows import Ceilings, Row, told
 
 NO_GPU = "no GPU: torch.cuda.is_available() is False, so nothing can be measured here"
 TESTS = ("tests/gpu", "plugins/cuda/tests", "plugins/flashattn/tests", "plugins/flashinfer/tests")
+ALONE = ("tests/gpu", "plugins/cuda/tests/test_platform_gpu.py")
+"""Those that measure the GPU's memory and its time: nothing else uses it meanwhile."""
+MOST_WORKERS = 8
+"""Processes that the other tests are divided among, as far as there are processors: nearly all of their time goes to
+compiling kernels, some hundred of them, which one process does for longer than the whole check may take."""
 PROBE = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)"
 NEEDED = ("torch", "triton", "transformers", "pytest", "hypothesis", "setuptools", "wheel")
 """What the machine's own Python must have: `requirements-gpu.txt` brings the rest."""
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
 RESERVED = 6.0
 """Seconds kept for ending what hangs and for the table."""
 
@@ -39,14 +46,17 @@ class Check:
         self.ceilings: Ceilings | None = None
         self.parts: list[Part] = []
 
-    def part(self, name: str, command: Sequence[str], most: float, later: float = 0.0) -> Outcome:
-        """Run one; `later` seconds are kept for those after it. What it tells goes into the table however it ends."""
+    def part(
+        self, name: str, command: Sequence[str], most: float, later: float = 0.0, more: Mapping[str, str] | None = None
+    ) -> Outcome:
+        """Run one; `later` seconds are kept for those after it, `more` is added to its environment. What it tells goes
+        into the table however it ends."""
         limit = self.budget.limit(most, RESERVED + later)
         if limit < 5:
             self.parts.append(Part(name, 0, "left out: no time was left", failed=True))
             return Outcome()
         print(f"\n== {name}, at most {limit:.0f} s", flush=True)
-        outcome = run(command, limit, self.environment, sys.stdout)
+        outcome = run(command, limit, {**self.environment, **(more or {})}, sys.stdout)
         rows, ceilings = told(outcome.lines)
         self.rows += rows
         self.ceilings = ceilings or self.ceilings
@@ -122,20 +132,14 @@ def check(asked: argparse.Namespace) -> int:
         gpu = probe.status == 0
         if gpu:
             found.measure("ceilings", "ceilings", [], 45)
-        tests = [path for path in asked.tests.split(",") if (ROOT / path).is_dir()]
-        pytest = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "gpu",
-            "-q",
-            "-rfE",
-            "--tb=short",
-            "--continue-on-collection-errors",
-            *tests,
-        ]
-        found.part("tests marked gpu", [*pytest, "-p", "no:cacheprovider"], 200, later=210 if gpu else 0)
+        tests = [path for path in asked.tests.split(",") if (ROOT / path).exists()]
+        spread = run([sys.executable, "-c", "import xdist"], budget.limit(20), found.environment).status == 0
+        workers = min(MOST_WORKERS, (os.cpu_count() or 1) // 2) if spread else 1
+        later = 210 if gpu else 0
+        for name, arguments in parts_of_tests(tests, workers):
+            alone = "-n" not in arguments
+            most, rest = (200, 0) if workers < 2 else (90, 90) if alone else (130, 0)
+            found.part(name, arguments, most, later=later + rest, more=None if alone else ONE_THREAD)
         if gpu:
             measure_all(found)
         elif probe.status == 3:
@@ -152,6 +156,21 @@ def check(asked: argparse.Namespace) -> int:
     if not gpu:
         return 2
     return int(any(part.failed for part in found.parts))
+
+
+def parts_of_tests(paths: Sequence[str], workers: int) -> list[tuple[str, list[str]]]:
+    """The tests as (part, command): those that need the GPU for themselves, then the others in several processes; all
+    in one with fewer than two. pytest-xdist divides them."""
+    pytest = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rfE", "--tb=short"]
+    pytest += ["--continue-on-collection-errors", "-p", "no:cacheprovider"]
+    if workers < 2:
+        return [("tests marked gpu", [*pytest, *paths])]
+    alone = [path for path in ALONE if any(Path(path).is_relative_to(each) for each in paths)]
+    others = [path for path in paths if path not in alone]
+    ignored = [f"--ignore={path}" for path in alone]
+    spread = [*pytest, "-n", str(workers), "--dist", "loadgroup", *ignored, *others]
+    found = [("tests marked gpu that need it alone", [*pytest, *alone])] if alone else []
+    return found + ([(f"tests marked gpu, in {workers} processes", spread)] if others else [])
 
 
 def measure_all(found: Check) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import page as page_module
-from tests.gpu.__main__ import Check, last_words, parser, summary
+from tests.gpu.__main__ import ALONE, TESTS, Check, last_words, parser, parts_of_tests, summary
 from tests.gpu.device_time import union
 from tests.gpu.environment import PACKAGES, ROOT, commands, variables
 from tests.gpu.page import Part, cells, page
@@ -126,6 +126,20 @@ def test_a_parts_end_is_told() -> None:
     assert last_words(["a", " "]) == "a" and last_words([]) == "it said nothing"
     pytest_said = ["....", "FAILED a.py::b - AssertionError: c", "1 failed, 3 passed, 2 skipped in 4.10s"]
     assert summary(pytest_said) == "1 failed, 3 passed, 2 skipped in 4.10s; FAILED a.py::b"
+
+
+def test_tests_that_measure_the_gpu_have_it_alone() -> None:
+    """Every folder is in one part, what measures in the first, which is not divided."""
+    assert all((ROOT / path).exists() for path in (*TESTS, *ALONE))
+    (first, alone), (second, spread) = parts_of_tests(TESTS, 4)
+    assert alone[-len(ALONE) :] == list(ALONE) and "-n" not in alone and "alone" in first
+    assert spread[spread.index("-n") + 1] == "4" and second == "tests marked gpu, in 4 processes"
+    assert [path for path in TESTS if path not in ALONE] == spread[-len(TESTS) + 1 :]
+    assert all(f"--ignore={path}" in spread for path in ALONE)
+    ((_, whole),) = parts_of_tests(TESTS, 1)
+    assert whole[-len(TESTS) :] == list(TESTS) and "-n" not in whole
+    assert [name for name, _ in parts_of_tests(["plugins/flashattn/tests"], 2)] == ["tests marked gpu, in 2 processes"]
+    assert len(parts_of_tests(["tests/gpu"], 2)) == 1
 
 
 def test_what_is_installed_is_there(tmp_path: Path) -> None:

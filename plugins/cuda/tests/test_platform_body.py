@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.types.errors import ConfigError, ContractError
-from engine_cuda.platform_cuda.body import device_index, most_drafts
+from engine.types.errors import ConfigError, ContractError, UnfitDriverError
+from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts
 from engine_cuda.platform_cuda.buckets import row_buckets
+from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_cuda.platform_cuda.graphs import Graphs
 from engine_cuda.platform_cuda.memory import GRAPH_BYTES, Measured, cache_memory, graph_bytes
 from engine_cuda.platform_cuda.staging import StagingRing
@@ -241,3 +242,23 @@ def test_others_are_recorded_after_one_that_failed_or_has_gone(monkeypatch: pyte
     assert set(allocators.users.values()) == {0}, "nothing is held"
     assert len({record(), record(), pool, first}) == 4
     assert not allocators.device and allocators.pinned == {pool}
+
+
+def test_memory_is_asked_for_when_an_earlier_engine_has_given_back_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def asked(device: torch.device) -> Any:
+        done.append("asked")
+        raise RuntimeError("no more of this")
+
+    for name in ("init", "synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: done.append(name))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(str(device)))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", asked)
+    start = SimpleNamespace(
+        rank=0, size=1, data_parallel_rank=0, data_parallel_size=1, max_num_seqs=1, choices=(), device="cuda"
+    )
+    with pytest.raises(UnfitDriverError, match="no more of this"):
+        CudaPlatformBody(SimpleNamespace(options=CudaPlatformOptions(), start=start))  # type: ignore[arg-type]
+    assert done == ["init", "cuda:0", "synchronize", "empty_cache", "asked"]

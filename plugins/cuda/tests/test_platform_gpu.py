@@ -122,6 +122,16 @@ def test_what_cannot_be_captured(what: str, spoil: Any, caplog: pytest.LogCaptur
     torch.cuda.synchronize()
 
 
+def test_what_an_earlier_engine_left_is_free_for_the_next() -> None:
+    """A second engine of a process finds the memory that its own pool is to have."""
+    torch.cuda.empty_cache()
+    left = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+    before = torch.cuda.memory_reserved()
+    del left
+    platform()
+    assert torch.cuda.memory_reserved() <= before - (4 << 30)
+
+
 def test_nobody_waits() -> None:
     """Copies to the device and back return while the device is still busy."""
     made = platform()

@@ -62,6 +62,7 @@ class CudaPlatformBody:
             index, self._ranks = device_index(context.start, options.ranks_per_device, torch.cuda.device_count())
             self._device = torch.device("cuda", index)
             torch.cuda.set_device(self._device)  # kernels that are launched without torch go to the current device
+            _give_back()  # or weights would be laid into what an earlier engine's pool left, and none of it came free
             free, total = torch.cuda.mem_get_info(self._device)
         except (RuntimeError, AssertionError) as error:
             raise UnfitDriverError(
