@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import sys
-from importlib import import_module
 from typing import BinaryIO
 
 import msgspec
@@ -21,6 +20,7 @@ from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import GrammarCompiler
 from engine.types import wire
 from engine.types.errors import EngineError, InvalidRequestError
+from engine.types.importing import import_object
 
 ALARM_SECONDS = 5.0
 """How long after its time limit a compilation ends by itself, where nobody has ended it."""
@@ -68,7 +68,7 @@ def main() -> int:
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     with contextlib.suppress(Exception):  # what is wrong is told when it is built
-        import_module(sys.argv[1].partition(":")[0])
+        import_object(sys.argv[1])
     try:
         start = msgspec.msgpack.decode(wire.read_frame(sources), type=CompilerStart)
         try:
@@ -91,10 +91,9 @@ def main() -> int:
 
 
 def _build(start: CompilerStart) -> GrammarCompiler:
-    module, _, name = start.compiler.partition(":")
     context = GrammarContext(vocab_size=start.vocab_size, vocabulary=lambda: start.vocabulary)
     try:
-        compiler: GrammarCompiler = getattr(import_module(module), name)(context)
+        compiler: GrammarCompiler = import_object(start.compiler)(context)
     except EngineError:
         raise
     except Exception as error:

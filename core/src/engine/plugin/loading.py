@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engine.plugin.points import POINTS
 from engine.types.errors import ContractError, DriverImportError
+from engine.types.importing import import_object
 
 if TYPE_CHECKING:
     from engine.plugin.card import Card
@@ -87,9 +88,7 @@ def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate
             distribution=distribution,
         )
     try:
-        body: object = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            body = getattr(body, part)
+        body: object = import_object(value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from engine.types.errors import EngineDeadError
+from engine.types.importing import import_object
 
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
@@ -23,8 +23,7 @@ class Inline:
 
     def start(self, message: WorkerStart) -> WorkerReady:
         """See the interface."""
-        module, _, name = self._worker_class.partition(":")
-        self._worker = getattr(importlib.import_module(module), name)(message)
+        self._worker = import_object(self._worker_class)(message)
         try:
             return self._worker.start()
         except BaseException:

@@ -7,7 +7,6 @@ queue the next step is launched while the last one runs.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import logging
 import os
 import signal
@@ -35,6 +34,7 @@ from engine.builtin.executor_process.messages import (
 from engine.types import wire
 from engine.types.child_process import take_start
 from engine.types.errors import EngineDeadError, EngineError
+from engine.types.importing import import_object
 from engine.types.json_log import log_as
 from engine.types.plan import StepPlan
 
@@ -96,8 +96,7 @@ class Rank:
         return 0
 
     def _start_worker(self) -> Worker:
-        module, _, name = self._start.worker.partition(":")
-        worker: Worker = getattr(importlib.import_module(module), name)(self._start.message)
+        worker: Worker = import_object(self._start.worker)(self._start.message)
         self._tell(Ready(self._rank, worker.start()))
         return worker
 
