@@ -13,6 +13,7 @@ def machine(read: float, product: float) -> Machine:
     return Machine(read_gb_s=read, gflop_s=product, threads=4, dtype="float32")
 
 
+@pytest.mark.slow  # `bench latency` probes too
 def test_a_probe_in_its_own_process():
     found = probe("float32")
     assert found.read_gb_s > 0 and found.gflop_s > 0 and found.threads >= 1 and found.dtype == "float32"

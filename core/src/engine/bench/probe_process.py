@@ -58,17 +58,18 @@ def main() -> int:
     """Measure and print. Returns the exit code."""
     import torch
 
-    dtype = sys.argv[1]
+    name = sys.argv[1]
+    dtype = getattr(torch, name)
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(1)
     size = max(LEAST_BYTES, CACHES * last_level_cache_bytes())
     parts = [torch.ones(size // threads // 4) for _ in range(threads)]
     read = best_rate([part.sum for part in parts], sum(part.nbytes for part in parts))
     del parts
-    pairs = [torch.randn(2, MATRIX, MATRIX).to(getattr(torch, dtype)) for _ in range(threads)]
+    pairs = [torch.randn(2, MATRIX, MATRIX).to(dtype) for _ in range(threads)]
     products = [partial(torch.mm, pair[0], pair[1], out=torch.empty_like(pair[0])) for pair in pairs]
     product = best_rate(products, threads * 2.0 * MATRIX**3)
-    machine = Machine(read_gb_s=read / 1e9, gflop_s=product / 1e9, threads=threads, dtype=dtype)
+    machine = Machine(read_gb_s=read / 1e9, gflop_s=product / 1e9, threads=threads, dtype=name)
     print(msgspec.json.encode(machine).decode())
     return 0
 
