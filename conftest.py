@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +33,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("serving"))
         elif any(definitions[-1].scope == "module" for definitions in fixtures.name2fixturedefs.values()):
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
+
+
+def pytest_collection_finish() -> None:
+    """What stands now stands until the end, torch and ten thousand tests among it: collections need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What servers remember of broken plugins is for this run of the tests alone. Few of them are asked for structured
+    outputs: grammars warm up only where a test says so."""
+    own = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state")), "ENGINE_GRAMMAR_WARM_UP": "false"}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    yield
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value

@@ -38,7 +38,7 @@ def refused(*arguments: str) -> str:
 
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ENGINE_")}
-    return kept | {"OMP_NUM_THREADS": "1"}
+    return kept | {"OMP_NUM_THREADS": "1", "ENGINE_GRAMMAR_WARM_UP": "false"}
 
 
 def ordered(figures: dict, name: str, *quantiles: int) -> None:
