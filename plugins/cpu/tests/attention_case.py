@@ -79,9 +79,9 @@ class Row:
 
     def expected(self, layer: AttentionLayer, whole: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """out [n, Hq, D], lse [n, Hq] in float64; `whole`: every query sees every key."""
-        group = layer.need.num_q_heads // layer.need.num_kv_heads
-        k, v = (x.double().repeat_interleave(group, dim=1) for x in (self.k, self.v))
-        scores = torch.einsum("nhd,shd->nhs", self.q.double(), k) * layer.scale
+        q, k, v = self.q.double(), self.k.double(), self.v.double()
+        q = q.unflatten(1, (layer.need.num_kv_heads, -1))  # [n, heads, group, size]
+        scores = torch.einsum("nhgd,shd->nhgs", q, k).flatten(1, 2) * layer.scale
         if layer.need.soft_cap is not None:
             scores = layer.need.soft_cap * torch.tanh(scores / layer.need.soft_cap)
         if layer.alibi_slopes is not None:
@@ -94,7 +94,8 @@ class Row:
         lse = torch.logsumexp(scores, dim=-1)
         if layer.sinks is not None:
             lse = torch.logaddexp(lse, layer.sinks.double())
-        return torch.einsum("nhs,shd->nhd", torch.exp(scores - lse.unsqueeze(-1)), v), lse
+        weights = torch.exp(scores - lse.unsqueeze(-1)).unflatten(1, (layer.need.num_kv_heads, -1))
+        return torch.einsum("nhgs,shd->nhgd", weights, v).flatten(1, 2), lse
 
 
 @dataclass

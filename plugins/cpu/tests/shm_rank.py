@@ -1,11 +1,14 @@
-"""One rank as a process: `python shm_rank.py RANK SIZE FOLDER WORK`, where it says on stdout what came of it."""
+"""Ranks as processes: `python shm_rank.py SIZE FOLDER WORK` forks itself, and says in JSON on stdout with which exit
+code and with which words each of them ended."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
+import traceback
 from types import SimpleNamespace
 
 import torch
@@ -58,9 +61,30 @@ def mapped(rank: int, size: int, shm: Shm) -> str:
         return ",".join(sorted({line.split(maxsplit=5)[5].strip() for line in lines if "engine-shm" in line}))
 
 
+def forked(rank: int, size: int, folder: str, work: str) -> tuple[int, int]:
+    """(process id, end of a pipe) of a rank."""
+    answer, said = os.pipe()
+    if pid := os.fork():
+        os.close(said)
+        return pid, answer
+    code = 1
+    try:
+        torch.set_num_threads(1)
+        place = SimpleNamespace(rank=rank, size=size, rendezvous=folder)
+        communicator = Shm(SimpleNamespace(start=place))  # type: ignore[arg-type]
+        works = {"rounds": rounds, "killed": killed, "mapped": mapped}
+        os.write(said, works[work](rank, size, communicator).encode())
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    _, number, count, directory, work = sys.argv
-    place = SimpleNamespace(rank=int(number), size=int(count), rendezvous=directory)
-    communicator = Shm(SimpleNamespace(start=place))  # type: ignore[arg-type]
-    print({"rounds": rounds, "killed": killed, "mapped": mapped}[work](place.rank, place.size, communicator))
+    ranks = [forked(rank, int(sys.argv[1]), *sys.argv[2:]) for rank in range(int(sys.argv[1]))]
+    ended = []
+    for pid, pipe in ranks:
+        with open(pipe) as lines:
+            ended.append((lines.read(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+    print(json.dumps([(code, answer) for answer, code in ended]))

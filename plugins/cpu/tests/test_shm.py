@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -29,14 +30,10 @@ def shm(native):
 def run(work: str, size: int) -> list[tuple[int, str]]:
     """Exit code and answer of each rank."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(HERE / "shm_rank.py")]
-        ranks = [
-            subprocess.Popen([*command, str(r), str(size), folder, work], stdout=subprocess.PIPE, text=True)
-            for r in range(size)
-        ]
-        answers = [(rank.communicate(timeout=120)[0].strip(), rank.returncode) for rank in ranks]
+        command = [sys.executable, str(HERE / "shm_rank.py"), str(size), folder, work]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
         assert not os.listdir(folder), "the ranks' directory is as it was"
-    return [(code, answer) for answer, code in answers]
+    return [(code, answer) for code, answer in json.loads(done.stdout)]
 
 
 def on_threads(shm: type, size: int, work) -> list:
