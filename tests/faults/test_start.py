@@ -21,9 +21,15 @@ from .conftest import HERE, Faulty
 SETTINGS: dict[str, Any] = {"model": "tiny", "num_kv_pages": 50, "max_num_seqs": 4}
 
 
-@pytest.mark.parametrize("fate", ["killed", "exits", "has no memory", "raises"])
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_worker(faulty: Faulty, nothing_left: Path, fate: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "fate"),
+    [
+        *((2, fate) for fate in ("killed", "exits", "has no memory", "raises")),
+        (1, "killed"),
+        *(pytest.param(1, fate, marks=pytest.mark.slow) for fate in ("exits", "has no memory", "raises")),
+    ],
+)
+def test_a_worker(faulty: Faulty, nothing_left: Path, size: int, fate: str) -> None:
     faulty(fate, step="start")
 
     async def run() -> None:

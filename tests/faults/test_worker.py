@@ -25,6 +25,13 @@ PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True)
 PROMPTS = ["Once upon a time", "The cat", "One day"]
 HANGS = ("stopped", "loops", "sleeps")
 RAISES = ("has no memory", "has no device memory", "raises")
+REPEATED = ("has no memory", "has no device memory", "crashes", "sleeps", "another step", "negative")
+"""Fates of a core process that go the way of another: a signal, an exception, a hang, garbage."""
+
+
+def or_slow(slow: bool, *values: object) -> Any:
+    """The parameters of a test; of a slow one where a faster one goes the same way."""
+    return pytest.param(*values, marks=pytest.mark.slow if slow else ())
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +58,15 @@ def test_in_process(faulty: Faulty, nothing_left: Path, fate: str) -> None:
         assert_llm_dies(llm, "compute a step with executor inline, platform ")
 
 
-@pytest.mark.parametrize("fate", ["killed", "crashes", "loops", "out of the vocabulary", "has no memory", "a list"])
-@pytest.mark.parametrize("size", [1, 2])
-def test_in_ranks(faulty: Faulty, nothing_left: Path, fate: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "fate"),
+    [
+        or_slow(size == 1 and fate != "killed", size, fate)
+        for size in (1, 2)
+        for fate in ("killed", "crashes", "loops", "out of the vocabulary", "has no memory", "a list")
+    ],
+)
+def test_in_ranks(faulty: Faulty, nothing_left: Path, size: int, fate: str) -> None:
     if fate in GARBAGE and size == 2:
         faulty(fate, rank=0)  # the one whose result counts
     else:
@@ -63,7 +76,9 @@ def test_in_ranks(faulty: Faulty, nothing_left: Path, fate: str, size: int) -> N
         assert_llm_dies(llm, "executor process" if fate in GARBAGE else "rank|MemoryError")
 
 
-@pytest.mark.parametrize("fate", [*BEFORE, "another step", "negative", "an object"])
+@pytest.mark.parametrize(
+    "fate", [or_slow(fate in REPEATED, fate) for fate in (*BEFORE, "another step", "negative", "an object")]
+)
 def test_core_process(faulty: Faulty, nothing_left: Path, quiet: list[list[int]], fate: str) -> None:
     faulty(fate, step=6)
 
@@ -100,7 +115,7 @@ def test_core_process(faulty: Faulty, nothing_left: Path, quiet: list[list[int]]
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("fate", ["killed", "raises", "stopped"])
+@pytest.mark.parametrize("fate", ["killed", or_slow(True, "raises"), "stopped"])
 def test_ranks_of_a_core_process(faulty: Faulty, nothing_left: Path, quiet: list[list[int]], fate: str) -> None:
     faulty(fate, step=6)
 

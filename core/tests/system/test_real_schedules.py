@@ -253,8 +253,15 @@ def _pads(buffers: StepBuffers, frame: Frame, plan: StepPlan, *_: object) -> boo
     return frame.tokens_per_row > 1 and bool((plan.num_tokens < frame.tokens_per_row).any())
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize(("in_flight", "buckets"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("in_flight", "buckets", "drafter"),
+    [
+        pytest.param(in_flight, buckets, drafter, marks=pytest.mark.slow if slow else ())
+        for in_flight, buckets in ((1, False), (2, False), (2, True))
+        for drafter in DRAFTERS
+        for slow in [in_flight == 1 and drafter != "mixed"]  # "mixed" goes every drafter's way
+    ],
+)
 def test_drafts_with_every_sampling_feature_in_a_crowded_cache(in_flight: int, buckets: bool, drafter: str) -> None:
     """Penalties and min_tokens depend on the drafts before; siblings, preemption and prefix hits happen too."""
     settings = Settings(
