@@ -18,10 +18,13 @@ PACKAGES := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 NATIVE := $(wildcard plugins/*/CMakeLists.txt plugins/*/native/*.* plugins/*/native/*/*.*)
 STAMP := $(VENV)/.install-stamp
 
-TEST_PATHS := core/tests $(wildcard plugins/*/tests contrib/*/tests sdk/tests tests)
+# Whole systems and suites of suites first: what takes seconds must not be left to one core at the end.
+TEST_PATHS := tests $(wildcard sdk/tests) core/tests $(wildcard plugins/*/tests contrib/*/tests)
 # One pytest worker a core: each keeps to one thread, or they fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup
+
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 PORT ?= 8000
 MODEL ?=
@@ -43,7 +46,7 @@ GPU_FLAGS ?=
 GPU_PLATFORMS := --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none \
 	--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform any
 
-.PHONY: help install test test-all soak lint format serve bench bench-peers gpu-check gpu-wheels docs clean
+.PHONY: help install test test-all soak lint style types tests format serve bench bench-peers gpu-check gpu-wheels docs clean
 help:
 	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
 	@echo "make test       set-up if needed, lint, and every test that CI runs"
@@ -63,27 +66,37 @@ install: $(STAMP)
 $(STAMP): requirements-dev.txt $(PYPROJECTS) $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Engine needs Python 3.11 or newer: make install PYTHON=python3.11")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
-# Tests start hundreds of processes, and some environments keep Python from writing what it has compiled.
+	$(INSTALL) $(BUILD_TOOLS) "$(TORCH)"
+	$(INSTALL) -r requirements-dev.txt
+	$(INSTALL) --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)"
+# Builds and tests start hundreds of processes, and some environments keep Python from writing what it has compiled: it
+# is done here, on all cores, where pip takes one. Some libraries bring files that are not meant to be compiled.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	$(INSTALL) --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
 	@$(BIN)/python -m compileall -q -j 0 $(addsuffix /src,$(PACKAGES))
 	@why=$$(cat plugins/cpu/build/*/native_note.txt 2>/dev/null); \
 		[ -z "$$why" ] || echo "engine-cpu has no native code ($$why): the builtin drivers serve in its place"
 	@touch $@
 
-lint: install
+lint: style types
+
+style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: install
+	nice $(BIN)/mypy
 
 format: install
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: install lint
+# mypy takes one core for most of a minute: beside the tests, behind which it stands back.
+test: style
+	@$(MAKE) --no-print-directory -j 2 types tests
+
+tests: install
 	$(PYTEST) -m "not slow and not gpu" $(TEST_PATHS)
 
 test-all: install lint
