@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tests.gpu import page as page_module
 from tests.gpu.__main__ import ALONE, TESTS, Check, last_words, parser, parts_of_tests, summary
@@ -153,7 +154,9 @@ def test_what_is_installed_is_there(tmp_path: Path) -> None:
 
 def test_the_reader_reads_every_word() -> None:
     """In Triton's interpreter: the programs' sums add up to the sum of what they say that they read."""
-    pytest.importorskip("triton")
+    triton, numpy = pytest.importorskip("triton"), pytest.importorskip("numpy")
+    if Version(triton.__version__) < Version("3.7") and Version(numpy.__version__) >= Version("2.4"):
+        pytest.skip("the interpreter of Triton 3.6 takes no numpy from 2.4 on")
     program = (
         "import torch; from tests.gpu import read_kernel as r;"
         "words = torch.arange(8 * r.BLOCK * r.UNROLL + 5).int() % 7;"

@@ -14,8 +14,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 import compiled
 import triton
 import triton.language as tl
+from scaled import needs_scales_of_rows, scales_of_rows
 
 from engine.interfaces.quantization import QuantizationNeed
+from engine.types.errors import ConfigError
 from engine_cuda.fp8 import to_e4m3
 from engine_cuda.quantization_fp8 import rows as kernels
 from engine_cuda.quantization_fp8.body import Fp8Body
@@ -81,6 +83,7 @@ def test_weights_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(codes.view(torch.uint8), again.view(torch.uint8)) and torch.equal(scales, other)
 
 
+@needs_scales_of_rows
 def test_one_scale_for_a_layer() -> None:
     """--quantization.weights tensor: every output by the largest weight of all; rows still one by one."""
     weight, bias, x = random(37, 96, dtype=torch.float32), random(37, seed=1), random(5, 96, seed=2)
@@ -97,6 +100,13 @@ def test_one_scale_for_a_layer() -> None:
     for fast in (False, True):
         found = body(weights="tensor", fast_accum=fast).linear(x, layer)
         assert found.dtype == x.dtype and (found.double() - expected).abs().le(bound).all()
+
+
+@pytest.mark.skipif(scales_of_rows(), reason="this torch multiplies with a scale for each row")
+def test_a_torch_that_cannot_multiply_is_refused_at_the_start() -> None:
+    context = SimpleNamespace(options=Fp8Options(), device=torch.device("cpu"), dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"multiply matrices of fp8 on a processor, in torch.bfloat16.*per-tensor"):
+        Fp8Body(context)  # type: ignore[arg-type]
 
 
 def test_how_large_it_is() -> None:

@@ -5,9 +5,12 @@ import pytest
 pytest.importorskip("engine_sdk", reason="engine-sdk is not installed")
 pytest.importorskip("engine_cuda", reason="engine-cuda is not installed")
 
+from scaled import needs_scales_of_rows
+
 from engine_sdk.conformance import QuantizationConformance
 
 
+@needs_scales_of_rows
 class TestFp8Interpreted(QuantizationConformance):
     driver, stand_in = "fp8", "interpreted"
 

@@ -15,6 +15,7 @@ pytest.importorskip("engine_cuda", reason="engine-cuda is not installed")
 pytest.importorskip("engine_tiny", reason="engine-tiny is not installed")
 
 from safetensors.torch import load_file, save_file
+from scaled import needs_scales_of_rows
 
 from engine import LLM, SamplingParams
 from engine.types.errors import UnfitDriverError
@@ -57,6 +58,7 @@ def rounded(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
+@needs_scales_of_rows
 def test_the_bundled_model_says_what_its_rounded_weights_say(rounded: str) -> None:
     """As plain weights of the same numbers in float64, but for the rounding of rows; the head in 8 bits, or plain."""
     if torch.cuda.is_available():

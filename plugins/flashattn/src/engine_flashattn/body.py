@@ -14,7 +14,7 @@ from engine_flashattn.call import Attend, Call
 from engine_flashattn.installed import Facts, facts
 from engine_flashattn.plan import FlashPlan
 from engine_flashattn.sinks import apply_sinks
-from engine_flashattn.table import IMPLEMENTATIONS, Implementation, choose
+from engine_flashattn.table import IMPLEMENTATIONS, NO_BLOCK_TABLE, Implementation, choose
 from engine_flashattn.write import write_pages
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class FlashAttentionBody:
         if asked is not None and asked.name not in self._facts.versions:
             raise ConfigError(
                 f"attention.implementation {asked.name}",
-                f"{asked.title} is not installed" if asked.pip else "this torch's varlen_attn takes no block table",
+                f"{asked.title} is not installed" if asked.pip else NO_BLOCK_TABLE,
                 asked.pip or "use a torch whose varlen_attn does, 2.12 or later",
             )
 

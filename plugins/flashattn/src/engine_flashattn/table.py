@@ -10,6 +10,7 @@ from engine_flashattn.installed import Facts
 DTYPES = ("bfloat16", "float16")
 FEATURES = frozenset({"sinks", "alibi"})
 KINDS = frozenset({"full", "sliding", "encoder"})
+NO_BLOCK_TABLE = "this torch's varlen_attn takes no block table; torch 2.12's does"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,7 @@ class Implementation:
     def reasons(self, need: AttentionNeed, facts: Facts) -> list[str]:
         """Why it cannot serve a need here; empty where it can."""
         if self.name not in facts.versions:
-            return [
-                f"it is not installed ({self.pip})" if self.pip else "this torch's varlen_attn takes no block table"
-            ]
+            return [f"it is not installed ({self.pip})" if self.pip else NO_BLOCK_TABLE]
         if not facts.capabilities:
             return machine_reasons(facts)
         found = []

@@ -44,11 +44,12 @@ class Fp8Body:
     def __init__(self, context: WorkerContext) -> None:
         options: Fp8Options = context.options
         self._per_channel, self._fast_accum = options.weights == "channel", options.fast_accum
-        if context.device is not None and context.device.type == "cuda":
+        if context.device is not None:
             self._try(context.device, context.dtype or torch.bfloat16)
 
     def _try(self, device: torch.device, dtype: torch.dtype) -> None:
-        """One small product: what a GPU or its libraries cannot do shows before a long load, not behind it."""
+        """One small product: what a GPU or its libraries cannot do shows before a long load, not behind it. Where
+        kernels are interpreted it shows what torch 2.11 lacks: its product on a processor takes one scale alone."""
         ones = torch.ones(UNIT, UNIT, dtype=FP8, device=device)
         scales = torch.ones(UNIT, 1, dtype=torch.float32, device=device)
         try:
@@ -57,8 +58,9 @@ class Fp8Body:
                 out_dtype=dtype, use_fast_accum=self._fast_accum,
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
+            name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a processor"
             raise ConfigError(
-                f"multiply matrices of fp8 on {torch.cuda.get_device_name(device)}, in {dtype}",
+                f"multiply matrices of fp8 on {name}, in {dtype}",
                 f"torch {torch.__version__} says: {str(error).splitlines()[0]}",
                 "it takes a GPU of compute capability 8.9 or later (Ada, Hopper); leave --quantization out",
             ) from error
