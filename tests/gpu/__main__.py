@@ -6,6 +6,7 @@ import argparse
 import datetime
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -47,16 +48,22 @@ class Check:
         self.parts: list[Part] = []
 
     def part(
-        self, name: str, command: Sequence[str], most: float, later: float = 0.0, more: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        most: float,
+        later: float = 0.0,
+        more: Mapping[str, str] | None = None,
+        stop: int = signal.SIGTERM,
     ) -> Outcome:
-        """Run one; `later` seconds are kept for those after it, `more` is added to its environment. What it tells goes
-        into the table however it ends."""
+        """Run one; `later` seconds are kept for those after it, `more` is added to its environment, the signal `stop`
+        ends it at its limit. What it tells goes into the table however it ends."""
         limit = self.budget.limit(most, RESERVED + later)
         if limit < 5:
             self.parts.append(Part(name, 0, "left out: no time was left", failed=True))
             return Outcome()
         print(f"\n== {name}, at most {limit:.0f} s", flush=True)
-        outcome = run(command, limit, {**self.environment, **(more or {})}, sys.stdout)
+        outcome = run(command, limit, {**self.environment, **(more or {})}, sys.stdout, stop)
         rows, ceilings = told(outcome.lines)
         self.rows += rows
         self.ceilings = ceilings or self.ceilings
@@ -139,7 +146,8 @@ def check(asked: argparse.Namespace) -> int:
         for name, arguments in parts_of_tests(tests, workers):
             alone = "-n" not in arguments
             most, rest = (200, 0) if workers < 2 else (90, 90) if alone else (130, 0)
-            found.part(name, arguments, most, later=later + rest, more=None if alone else ONE_THREAD)
+            # Interrupted, pytest still tells what failed so far.
+            found.part(name, arguments, most, later + rest, None if alone else ONE_THREAD, signal.SIGINT)
         if gpu:
             measure_all(found)
         elif probe.status == 3:

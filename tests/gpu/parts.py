@@ -30,10 +30,17 @@ class Outcome:
         self.seconds = 0.0
 
 
-def run(command: Sequence[str], limit: float, environment: Mapping[str, str], echo: IO[str] | None = None) -> Outcome:
+def run(
+    command: Sequence[str],
+    limit: float,
+    environment: Mapping[str, str],
+    echo: IO[str] | None = None,
+    stop: int = signal.SIGTERM,
+) -> Outcome:
     """Run a command for at most `limit` seconds, with all that it starts; its output is passed on as it comes.
 
-    Standard error goes with standard output. Never raises for what the command does.
+    Standard error goes with standard output. Never raises for what the command does. `stop` is the signal that asks it
+    to end then.
     """
     outcome, began = Outcome(), time.monotonic()
     process = subprocess.Popen(
@@ -59,7 +66,7 @@ def run(command: Sequence[str], limit: float, environment: Mapping[str, str], ec
     try:
         outcome.status = process.wait(timeout=max(0.1, limit))
     except subprocess.TimeoutExpired:
-        _end(process)
+        _end(process, stop)
     reader.join(timeout=GRACE)  # a child that outlives it may hold the pipe
     if outcome.status is not None:
         _signal(process, signal.SIGKILL)
@@ -67,8 +74,8 @@ def run(command: Sequence[str], limit: float, environment: Mapping[str, str], ec
     return outcome
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    _signal(process, signal.SIGTERM)
+def _end(process: subprocess.Popen[str], stop: int) -> None:
+    _signal(process, stop)
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=GRACE)
     _signal(process, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 import time
 from pathlib import Path
@@ -150,6 +151,17 @@ def test_what_is_installed_is_there(tmp_path: Path) -> None:
     assert wheels[-1].endswith("a-1-py3-none-any.whl") and "--no-index" in wheels and "--no-build-isolation" in project
     assert len(list(commands(tmp_path / "to", None))) == 1
     assert parser().parse_args(["--here", "--minutes", "1"]).minutes == 1
+
+
+def test_what_is_interrupted_may_say_how_far_it_came() -> None:
+    """As pytest does, which ends without a word at other signals."""
+    program = (
+        "import time\n"
+        "try: time.sleep(60)\n"
+        "except KeyboardInterrupt: print('FAILED a.py::b - c'); print('1 failed, 2 passed in 1.00s')"
+    )
+    outcome = run([sys.executable, "-c", program], 1.5, variables(None), stop=signal.SIGINT)
+    assert outcome.status is None and summary(outcome.lines) == "1 failed, 2 passed in 1.00s; FAILED a.py::b"
 
 
 def test_the_reader_reads_every_word() -> None:
