@@ -20,6 +20,7 @@ from engine.builtin.models.llama import Qwen2Model
 from engine.builtin.ops_torch.body import TorchOpsBody
 from engine.builtin.platform_host.body import HostPlatformBody
 from engine.builtin.platform_host.card import HostPlatform
+from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.executor import StepFuture
@@ -134,6 +135,13 @@ class CapturableAttention(TorchAttention):
 
 class CapturableAttentionBody(TorchAttentionBody):
     capture_level = "uniform"
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: Any = None) -> Any:
+        """And the batch says the truth about its bounds."""
+        exact = batch.seq_lens.tolist()
+        assert batch.bounds_are_exact and exact == batch.seq_lens_bound.tolist()
+        assert exact == [1 + int(batch.kv_index[end - 1]) for end in batch.query_start_loc_host[1:]]
+        return super().plan(batch, group, out)
 
 
 class Neighbours(LogitsProcessorCard):

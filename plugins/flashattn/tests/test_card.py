@@ -228,9 +228,11 @@ def test_a_named_one_never_falls_back() -> None:
         body_of("auto", hopper._replace(capabilities=((7, 5),))).cache(need(), group_of(256), torch.zeros(1, 1))
     with pytest.raises(ConfigError, match="FlashAttention 3 is not installed; pip install flash-attn-3"):
         body_of("fa3", hopper)
+    with pytest.raises(ConfigError, match=r"FlashAttention 3 cannot serve this GPU: .* capability 9.x, not 8.0; leave"):
+        body_of("fa3", Facts(((8, 0),), {"fa3": "3.0.0"}))
     pages = torch.zeros(3, 16 * 1024, dtype=torch.uint8)
     with pytest.raises(ConfigError, match="installed and cannot be imported"):
-        body_of("fa2", hopper).cache(need(), group_of(16), pages)
+        body_of("fa2", hopper)
     with pytest.raises(ConfigError, match="it has no soft cap"):
         body_of("torch", hopper).cache(need(soft_cap=1.0), group_of(256), pages)
     body = body_of("torch", hopper)

@@ -52,6 +52,14 @@ class FlashAttentionBody:
                 f"{asked.title} is not installed" if asked.pip else NO_BLOCK_TABLE,
                 asked.pip or "use a torch whose varlen_attn does, 2.12 or later",
             )
+        if asked is not None:  # one that cannot be used is known before weights are loaded
+            if reasons := asked.gpu_reasons(self._facts):
+                raise ConfigError(
+                    f"attention.implementation {asked.name}",
+                    f"{asked.title} cannot serve this GPU: {'; '.join(reasons)}",
+                    "leave it to auto, or choose another attention driver",
+                )
+            self._attends[asked.name] = self.load(asked)
 
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
         """Views [num_pages, tokens_per_block, num_kv_heads, head_size] of uint8 pages [num_pages, layer_bytes].

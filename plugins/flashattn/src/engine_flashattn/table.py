@@ -47,17 +47,21 @@ class Implementation:
         """The module that binds it: it has `load()`."""
         return f"engine_flashattn.implementations.{self.name}"
 
+    def gpu_reasons(self, facts: Facts) -> list[str]:
+        """Why it has no kernels for this GPU; empty where it has, or where there is none."""
+        major, minor = max(facts.capabilities, default=(0, 0))
+        if not facts.capabilities or major in self.majors:
+            return []
+        wanted = ", ".join(f"{each}.x" for each in sorted(self.majors))
+        return [f"it has kernels for compute capability {wanted}, not {major}.{minor}"]
+
     def reasons(self, need: AttentionNeed, facts: Facts) -> list[str]:
         """Why it cannot serve a need here; empty where it can."""
         if self.name not in facts.versions:
             return [f"it is not installed ({self.pip})" if self.pip else NO_BLOCK_TABLE]
         if not facts.capabilities:
             return machine_reasons(facts)
-        found = []
-        major, minor = max(facts.capabilities)
-        if major not in self.majors:
-            wanted = ", ".join(f"{each}.x" for each in sorted(self.majors))
-            found.append(f"it has kernels for compute capability {wanted}, not {major}.{minor}")
+        found, major = self.gpu_reasons(facts), max(facts.capabilities)[0]
         if need.kind not in self.kinds:
             found.append(f"layers of kind '{need.kind}' are not served: a tile of values may reach into the next row")
         if need.head_size % 8 or need.head_size > self.largest_head:
