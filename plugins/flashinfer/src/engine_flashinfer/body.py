@@ -12,6 +12,7 @@ from engine.types.errors import ConfigError
 from engine.types.kv import KVGroup
 from engine_flashinfer.card import LEAST_CAPABILITY
 from engine_flashinfer.plan import FlashInferPlan, Form
+from engine_flashinfer.sinks import apply_sinks
 from engine_flashinfer.staging import Staging
 from engine_flashinfer.wrappers import LARGE_PLAN, Wrappers, load
 from engine_flashinfer.write import write_pages
@@ -101,10 +102,8 @@ class FlashInferBody:
         else:
             _, sums = wrapper.run(queries, (cache.k, cache.v), out=dense, return_lse=True, lse_base="ln")
             if layer.sinks is not None:
-                # A sink adds exp(sink) to the sum that weights are divided by (Xiao et al. 2023).
-                dense.mul_(torch.sigmoid(sums - layer.sinks).unsqueeze(-1))
-                sums = torch.logaddexp(sums, layer.sinks)
-            if lse is not None:
+                apply_sinks(dense, sums, layer.sinks, None if lse is None else lse[:real])
+            elif lse is not None:
                 lse[:real].copy_(sums)
         if dense is not target:
             target.copy_(dense)

@@ -1,4 +1,4 @@
-"""The kernel that writes: in Triton's interpreter against torch, and compiled for GPUs that are not there."""
+"""Our kernels: in Triton's interpreter against torch, and compiled for GPUs that are not there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 from flashinfer_body import write_reference
 
+from engine_flashinfer.sinks import apply_sinks
 from engine_flashinfer.write import _write, write_pages
 
 SLOTS = torch.tensor([5, 16, 47, 0, 33])
@@ -45,6 +46,21 @@ def test_what_is_not_finite_hurts_nobody(dtype: str) -> None:
     assert found[0].float()[page, place][1, 2].isnan().all() and found[0].float()[page, place][1, 1].isfinite().all()
 
 
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_sinks_take_weight_away(with_lse: bool) -> None:
+    """Out becomes out * sum / (sum + exp(sink)); a row that saw nothing stays 0."""
+    generator = torch.Generator().manual_seed(5)
+    out, sums, sinks = (torch.randn(shape, generator=generator) for shape in ((4, 3, 64), (4, 3), (3,)))
+    sums, sinks = 30 * sums, 30 * sinks
+    sums[2, 1], out[2, 1] = -torch.inf, 0.0
+    expected = out * torch.sigmoid(sums - sinks).unsqueeze(-1)
+    lse = torch.zeros(6, 3, 2)[:4, :, 0] if with_lse else None
+    apply_sinks(out, sums, sinks, lse)
+    torch.testing.assert_close(out, expected)
+    if lse is not None:
+        torch.testing.assert_close(lse, torch.logaddexp(sums, sinks))
+
+
 CHILD = """
 import inspect, sys
 import triton
@@ -66,11 +82,23 @@ for heads, size, fp8 in ((8, 128, False), (4, 256, False), (16, 128, True), (1, 
         wide = [line for line in text.splitlines() if "st.global" in line]
         assert heads == 1 or all(".v4.b32" in line or ".v2.b32" in line for line in wide), wide
         assert ".local" not in text
+from engine_flashinfer.sinks import _sinks
+arguments = list(inspect.signature(_sinks.fn).parameters)
+for heads, size in ((64, 64), (20, 128), (8, 256)):
+    constants = {"HEADS": heads, "SIZE": size, "HEADS_POWER": triton.next_power_of_2(heads), "SIZE_POWER": size}
+    constants["WITH_LSE"] = True
+    kinds = {"out": "*bf16", **dict.fromkeys(("sums", "sinks", "lse"), "*fp32")}
+    signature = {each: "constexpr" if each in constants else kinds.get(each, "i32") for each in arguments}
+    attrs = {(arguments.index(each),): [["tt.divisibility", 16]] for each in kinds}
+    for architecture in (80, 90, 100):
+        source = ASTSource(fn=_sinks, signature=signature, constexprs=constants, attrs=attrs)
+        made = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+        assert ".local" not in made.asm["ptx"] and "st.global.v4.b32" in made.asm["ptx"]
 """
 
 
 @pytest.mark.slow
-def test_it_compiles_and_stores_many_bytes_at_once() -> None:
+def test_they_compile_and_store_many_bytes_at_once() -> None:
     assert "slots" in inspect.signature(_write.fn).parameters
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
