@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from engine_flashinfer.gpu import capabilities
+from engine.interfaces.host_gpus import capabilities
 
 TESTED = (0, 7)
 """The version whose functions were read; older ones lack arguments that are needed."""
