@@ -187,8 +187,11 @@ def measure_all(found: Check) -> None:
     if found.ceilings is not None:
         ceilings = ["--gb-s", str(found.ceilings.gb_s), "--tflop-s", str(found.ceilings.tflop_s)]
     small, large = ["--model", "dummy:0.6B", "--title", "0.6B"], ["--model", "dummy:llama-8B", "--title", "8B"]
-    found.measure("Llama 8B", "bench_engine", [*large, "--work", "decode1,decode256,prefill", *ceilings], 110, later=90)
-    found.measure("Qwen3 0.6B", "bench_engine", [*small, "--work", "decode1,nano,decode256", *ceilings], 80, later=35)
+    found.measure(
+        "Llama 8B", "bench_engine", [*large, "--work", "decode1,decode256,prefill", *ceilings], 110, later=110
+    )
+    found.measure("Qwen3 0.6B", "bench_engine", [*small, "--work", "decode1,nano,decode256", *ceilings], 80, later=55)
+    found.measure("matrix products alone", "bench_linear", [], 30, later=30)
     found.measure("attention side by side", "bench_attention", [], 100)
 
 

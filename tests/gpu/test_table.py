@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from engine.config.settings import EngineConfig
+from engine.frontend.launch import launch
 from tests.gpu import page as page_module
 from tests.gpu.__main__ import ALONE, TESTS, Check, last_words, parser, parts_of_tests, summary
+from tests.gpu.bench_linear import MODELS, measure
 from tests.gpu.device_time import union
 from tests.gpu.environment import PACKAGES, ROOT, commands, variables
 from tests.gpu.page import Part, cells, page
@@ -51,6 +54,24 @@ def test_roofline() -> None:
     least = least_seconds(many.values(), 3000, 720)
     assert least == pytest.approx(sum(operation.seconds(3000, 720) for operation in many.values()))
     assert 0.015 < least < 0.02  # 15 GB of weights and 34 GB of cache at 3 TB/s
+
+
+@pytest.mark.parametrize(("title", "model"), [("8B", "dummy:llama-8B"), ("0.6B", "dummy:0.6B")])
+def test_products_alone_are_those_of_the_roofline(title: str, model: str) -> None:
+    """The same shapes, as often as the model that the engine is measured with has them, and their bytes."""
+    config = launch(EngineConfig(model=model, platform="host")).model.config
+    asked: list[tuple[int, int, int]] = []
+
+    def seconds(inputs: int, outputs: int, rows: int) -> float:
+        asked.append((inputs, outputs, rows))
+        return 1e-3
+
+    row = measure(title, MODELS[title], 256, seconds)
+    steps = (1 + 4 * config["num_hidden_layers"]) * 1e-3
+    products = [operation for operation in decode_operations(config, 256, 1) if operation.name != "attention"]
+    assert row.gb_s == pytest.approx(sum(operation.num_bytes for operation in products) / steps / 1e9)
+    assert row.tflop_s == pytest.approx(sum(operation.flops for operation in products) / steps / 1e12)
+    assert [rows for *_, rows in asked] == [256] * 5 and row.result.startswith(f"{steps * 1e3:.2f} ms; GB/s: qkv ")
 
 
 def test_time_that_overlaps_counts_once() -> None:

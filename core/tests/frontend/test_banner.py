@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.frontend.banner import amount, capacity, chosen_drivers, render
+from engine.frontend.banner import amount, capacity, chosen_drivers, longest, render
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
 from engine.plugin.verdicts import Selection, Verdict
@@ -69,6 +69,21 @@ def test_the_facts_of_the_start():
     ):
         assert fact in shown
     assert "serves" not in render(launch(), ready(17), None)
+
+
+def test_a_cache_that_is_too_small_for_the_longest_request():
+    """How much it needs, and the largest --max-model-len that fits; nothing of the sort where it fits."""
+    page = launch().start.worker.layout.page_bytes
+    assert "has room for one of" not in render(launch(), ready(9), None)  # 8 pages of 16 tokens are 128
+    text = render(launch(), ready(6), None)
+    assert f"one of 80 tokens alone: start with --max-model-len 80, or with a cache of {amount(9 * page)}" in text
+    one_left = launch((FULL, SLIDING), max_model_len=4000)
+    need = longest(one_left, ready(6))
+    assert longest(one_left, ready(need[1] + 1))[0] == 4000 > longest(one_left, ready(need[1]))[0] > need[0]
+    fits = launch((FULL, SLIDING), max_model_len=need[0])
+    assert longest(fits, ready(6))[0] == need[0]
+    fits.start.worker.layout = SimpleNamespace(groups=(), num_growing=0)
+    assert longest(fits, ready(2)) == (need[0], 0)
 
 
 def test_what_is_broken_is_told():

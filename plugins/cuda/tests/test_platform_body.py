@@ -171,6 +171,7 @@ class Allocators:
 
     def __init__(self) -> None:
         self.pools, self.device, self.pinned, self.users = 0, set[int](), set[int](), dict[int, int]()
+        self.generator_recorded = False
 
     def handle(self) -> int:
         self.pools += 1
@@ -195,12 +196,14 @@ class Graph:
             if pool in recorded:
                 raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
             recorded.add(pool)
+        self.allocators.generator_recorded = True
 
     def capture_end(self) -> None:
         if self.given_up:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
         self.allocators.device.remove(self.pool)
         self.allocators.pinned.remove(self.pool)
+        self.allocators.generator_recorded = False
         self.made = True
 
     def __del__(self) -> None:
@@ -238,6 +241,8 @@ def test_others_are_recorded_after_one_that_failed_or_has_gone(monkeypatch: pyte
     assert record() == record() == pool != first
     with pytest.raises(ContractError, match="a synchronisation with the host"):
         graphs._record(waits)
+    assert not allocators.generator_recorded, "torch draws random numbers again"
+    made.clear()
     del kept
     assert set(allocators.users.values()) == {0}, "nothing is held"
     assert len({record(), record(), pool, first}) == 4

@@ -60,7 +60,7 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
         (
             "requests",
             f"up to {start.max_model_len:,} tokens each; {at_once:,.1f} at once at full length, "
-            f"{start.max_num_seqs:,} at most{each}",
+            f"{start.max_num_seqs:,} at most{each}{_too_long(launch, worker)}",
         ),
     ]
     if launch.registry.plugins.text:
@@ -124,6 +124,35 @@ def capacity(launch: Launch, worker: WorkerReady) -> tuple[int, float]:
     each = sum(BlockTable(group, 1, start.max_model_len).most_live(start.max_model_len, chunk) for group in groups)
     one_kind = len(groups) == 1 and groups[0].window is None
     return pages * groups[0].tokens_per_block if one_kind else pages * start.max_model_len // each, pages / each
+
+
+def _too_long(launch: Launch, worker: WorkerReady) -> str:
+    """What the longest request needs where the KV cache has no room for it, and the longest that fits."""
+    start = launch.start.worker
+    fits, pages = longest(launch, worker)
+    if fits >= start.max_model_len:
+        return ""
+    return (
+        f". The KV cache has room for one of {fits:,} tokens alone: start with --max-model-len {max(1, fits)}, or with "
+        f"a cache of {amount((pages + 1) * start.layout.page_bytes)}"
+    )
+
+
+def longest(launch: Launch, worker: WorkerReady) -> tuple[int, int]:
+    """The most tokens, up to `max_model_len`, of a request for which the KV cache has room, and how many pages one of
+    `max_model_len` needs at once; none for a model that keeps nothing."""
+    start = launch.start.worker
+    groups = start.layout.groups[: start.layout.num_growing]
+
+    def needed(length: int) -> int:
+        chunk = min(start.max_num_batched_tokens, length)
+        return sum(BlockTable(group, 1, length).most_live(length, chunk) for group in groups)
+
+    fits, above = 0, start.max_model_len + 1
+    while groups and fits + 1 < above:
+        middle = (fits + above) // 2
+        fits, above = (middle, above) if needed(middle) < worker.num_pages else (fits, middle)
+    return (fits, needed(start.max_model_len)) if groups else (start.max_model_len, 0)
 
 
 def amount(size: int) -> str:

@@ -1,7 +1,7 @@
-"""Which NVIDIA GPUs this machine has: asked of the driver's NVML, in a few milliseconds, without torch.
+"""The host's GPUs, for cards of what runs on some of NVIDIA's alone. Without torch, and cheap: cards ask.
 
-NVML starts nothing on a device and may be asked in any process. It knows all GPUs of the machine, those that this
-process may not use included. Interface: NVIDIA's NVML API reference.
+Asked of the driver's NVML, which starts nothing on a device and may be asked in any process. It knows all GPUs of the
+machine, those that this process may not use included. Interface: NVIDIA's NVML API reference.
 """
 
 from __future__ import annotations

@@ -155,6 +155,7 @@ def _num_pages(start: WorkerStart, profiled: CacheMemory | None) -> int:
     page_bytes = start.layout.page_bytes
     if not page_bytes:
         return MIN_PAGES  # of no byte: the model keeps nothing
+    remedy = f"give at least {MIN_PAGES * page_bytes:,} bytes, lower --max-num-batched-tokens, or free memory"
     if start.num_kv_pages is not None:
         num_pages, asked = start.num_kv_pages, f"--num-kv-pages {start.num_kv_pages}"
     else:
@@ -164,11 +165,15 @@ def _num_pages(start: WorkerStart, profiled: CacheMemory | None) -> int:
         else:
             memory = max(0, profiled.pool_bytes)
             asked = f"a KV cache in the {memory:,} bytes that {profiled.step_bytes:,} bytes for steps leave for it"
+            remedy = (
+                f"{MIN_PAGES * page_bytes - profiled.pool_bytes:,} bytes are missing: raise --memory-utilization, "
+                "lower --max-num-batched-tokens or --max-num-seqs, quantise the weights, or free the device's memory"
+            )
         num_pages = memory // page_bytes
     if num_pages < MIN_PAGES:
         raise KVCacheTooSmallError(
             asked,
             f"that is {num_pages} pages of {page_bytes:,} bytes; page 0 is kept for padding, so {MIN_PAGES} are needed",
-            f"give at least {MIN_PAGES * page_bytes:,} bytes, lower --max-num-batched-tokens, or free memory",
+            remedy,
         )
     return num_pages

@@ -9,6 +9,7 @@ down, each later graph finds its memory in what the first one took.
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from weakref import WeakSet
@@ -154,6 +155,17 @@ class Graphs:
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
             torch._C._cuda_releasePool(self._device.index, self._pool)  # as this graph's end would: it has none
         self._in_pool = WeakSet()  # none is in the next recording's pool yet
+        self._end_well()
+
+    @staticmethod
+    def _end_well() -> None:
+        """Record nothing at all: torch's own generator of random numbers (until 2.11 at least) takes itself to be
+        recorded after a recording that failed, and draws no more until one ends well."""
+        graph = torch.cuda.CUDAGraph()
+        with suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it is empty
+            graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
+            graph.capture_end()
 
 
 class _Memory:
