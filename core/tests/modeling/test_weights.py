@@ -1,6 +1,7 @@
 """The loader: what it takes, what it refuses, and what it keeps."""
 
 import gc
+import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +116,25 @@ def test_memory_that_ends(folder: Path, tensors: Tensors, where: str, monkeypatc
         f"{after:,} bytes of weights come after it: Device out of memory. {said}"
     )
     assert "--quantization" in caught.value.remedy and "--tensor-parallel-size" in caught.value.remedy
+
+
+def test_memory_that_ends_in_the_checkpoints_hands(folder: Path, tensors: Tensors) -> None:
+    """A checkpoint that makes its tensors on the device: what is still to come is told as well."""
+
+    def streamed() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from list(tensors.items())[:3]
+        raise torch.OutOfMemoryError("Device out of memory. Tried to allocate 2.00 MiB")
+
+    with pytest.raises(DeviceMemoryError) as caught:
+        load(folder, streamed())
+    found = re.fullmatch(
+        r"the device's memory ends at (\S+) \[.*\], ([\d,]+) bytes, and ([\d,]+) bytes of weights come after it: .*",
+        caught.value.found,
+    )
+    assert found is not None and found[1] in list(tensors)[3:]
+    own, after = (int(number.replace(",", "")) for number in found.groups()[1:])
+    assert own + after == sum(tensor.nbytes for tensor in list(tensors.values())[3:])
+    assert "--quantization" in caught.value.remedy
 
 
 def test_tied(checkpoints) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -48,7 +48,7 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
     unexpected: list[str] = []
     twice: list[str] = []
     misshapen: list[str] = []
-    for name, tensor in weights:
+    for name, tensor in _streamed(weights, asked, waiting):
         found = waiting.pop(name, None)
         if found is None:
             if name in taken:
@@ -88,6 +88,23 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
     for part in parts:
         if not part.slots():
             part.finish()
+
+
+def _streamed(
+    weights: Iterable[tuple[str, torch.Tensor]], asked: str, waiting: Mapping[str, Slot]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Them. A checkpoint that makes its tensors on the device may find no memory itself, on the way to the next one."""
+    stream, dtype = iter(weights), torch.bfloat16
+    while True:
+        try:
+            named = next(stream, None)
+        except torch.OutOfMemoryError as error:
+            following, *rest = waiting.values()
+            raise _no_memory(asked, following, dtype, rest, error) from error
+        if named is None:
+            return
+        dtype = named[1].dtype
+        yield named
 
 
 def _no_memory(
