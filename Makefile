@@ -1,4 +1,5 @@
-# make install | test | test-all | soak | lint | format | serve | bench | bench-peers | gpu-check | gpu-wheels | docs
+# make help | install | test | test-all | soak | lint | format | serve | bench | bench-peers | gpu-check | gpu-wheels |
+# docs | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -60,6 +61,7 @@ help:
 	@echo "make gpu-wheels what such a machine lacks, into WHEELS=folder"
 	@echo "make serve      the server: PORT=$(PORT) MODEL=/path/to/folder"
 	@echo "make docs       the documentation, into site/; a broken link fails it"
+	@echo "make clean      away with the caches of the tools, and with site/"
 
 install: $(STAMP)
 
@@ -141,4 +143,4 @@ docs: install
 	$(BIN)/zensical build --strict --clean
 
 clean:
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist site

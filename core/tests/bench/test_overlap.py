@@ -42,9 +42,11 @@ def test_a_step_waits_for_its_masks() -> None:
     device.shutdown()
 
 
-@pytest.mark.parametrize("constrained", [0, 3])
-def test_measurement(constrained: int) -> None:
+@pytest.mark.parametrize(("constrained", "grammar"), [(0, ""), (3, "choice")])
+def test_measurement(constrained: int, grammar: str) -> None:
     options = OverlapOptions(running=5, constrained=constrained, step_ms=0.5, steps=20, rounds=3, input_len=4)
-    figures = measure_overlap(EngineConfig(), options).figures
+    report = measure_overlap(EngineConfig(grammar="choice"), options)
+    figures = report.figures
+    assert figures["grammar"] == grammar and ("constrained by choice" in report.title) == bool(constrained)
     assert 0 < figures["share_median"] <= figures["share"] < 1.6  # type: ignore[operator]
     assert figures["constrained"] == constrained

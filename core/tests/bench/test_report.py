@@ -28,6 +28,13 @@ def test_the_last_line_is_one_flat_object():
     assert len(out.getvalue().splitlines()) == 3
 
 
+@pytest.mark.parametrize("label", ["short", "a label that is wider than its column"])
+def test_a_label_stands_apart_from_its_figure(label: str) -> None:
+    report = Report("title", {})
+    report.row(label, "1.5", "2.5")
+    assert report.lines[0].split() == [*label.split(), "1.5", "2.5"]
+
+
 @given(st.lists(st.floats(0, 1e5), min_size=1, max_size=300))
 def test_a_histogram_loses_nothing(values):
     lines = histogram(values)

@@ -1,8 +1,8 @@
 """`engine bench overlap`: how much of a device's time the engine's own work leaves unused.
 
 An executor whose device takes a fixed time for each step (see `device_executor`) serves requests that decode, some of
-them under a constraint of the real grammar `choice`. A device that never waits gives `running / step time` tokens per
-second; what arrives at the engine core's output is compared with that.
+them under a constraint of a real grammar driver: a choice of long texts. A device that never waits gives
+`running / step time` tokens per second; what arrives at the engine core's output is compared with that.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
     core.executor = DeviceExecutor(options.step_ms / 1e3, core.worker_ready.num_pages)
     rng = random.Random(0)
     constraint = StructuredOutputsParams(choice=["".join(rng.choices("abcdefgh", k=most)) for _ in range(TEXTS)])
-    core.scheduler.constraints = _constraints(config, constraint)
+    core.scheduler.constraints, grammar = _constraints(config, constraint)
     try:
         _begin(core, options, most, constraint)
         rounds = [_measure(core, options.steps) for _ in range(options.rounds)]
@@ -76,12 +76,12 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
         core.check_integrity()
     finally:
         core.shutdown()
-    return _report(options, rounds)
+    return _report(options, rounds, grammar if options.constrained else "")
 
 
-def _constraints(config: EngineConfig, constraint: StructuredOutputsParams) -> Constraints:
-    """The first grammar driver for choices, over a vocabulary whose first 256 ids are the bytes; it has compiled the
-    constraint once, so that the requests under it do not begin when the others have ended."""
+def _constraints(config: EngineConfig, constraint: StructuredOutputsParams) -> tuple[Constraints, str]:
+    """The first grammar driver for choices, over a vocabulary whose first 256 ids are the bytes, and its name; it has
+    compiled the constraint once, so that the requests under it do not begin when the others have ended."""
     registry = Registry.discover(plugins=config.plugin_list)
     asked, options = config.asked("grammar"), config.options_for("grammar")
     chosen, *_ = select_in_turn(registry, "grammar", None, ("choice",), asked, options)
@@ -89,7 +89,7 @@ def _constraints(config: EngineConfig, constraint: StructuredOutputsParams) -> C
     context = GrammarContext(vocab_size=VOCABULARY, vocabulary=lambda: vocabulary, options=chosen.options)
     grammar: Grammar = chosen.load_body()(context)
     grammar.compile(constraint, ())
-    return Constraints(grammar, VOCABULARY)
+    return Constraints(grammar, VOCABULARY), chosen.candidate.name
 
 
 def _begin(core: EngineCore, options: OverlapOptions, most: int, constraint: StructuredOutputsParams) -> None:
@@ -130,7 +130,7 @@ def _measure(core: EngineCore, steps: int) -> _Round:
     return _Round(tokens, time.monotonic() - began, time.thread_time() - cpu)
 
 
-def _report(options: OverlapOptions, rounds: list[_Round]) -> Report:
+def _report(options: OverlapOptions, rounds: list[_Round], grammar: str) -> Report:
     most = options.running / (options.step_ms / 1e3)
     rates = sorted(one.tokens / one.seconds for one in rounds)
     median = rates[len(rates) // 2]
@@ -139,6 +139,7 @@ def _report(options: OverlapOptions, rounds: list[_Round]) -> Report:
         "bench": "overlap",
         "running": options.running,
         "constrained": options.constrained,
+        "grammar": grammar,
         "device_step_ms": options.step_ms,
         "steps": options.steps,
         "rounds": options.rounds,
@@ -149,10 +150,10 @@ def _report(options: OverlapOptions, rounds: list[_Round]) -> Report:
     }
     report = Report(
         f"a device that takes {options.step_ms:g} ms a step: {options.running} running, "
-        f"{options.constrained} of them constrained, {options.rounds} rounds of {options.steps} steps",
+        f"{options.constrained} of them constrained{f' by {grammar}' if grammar else ''}, {options.rounds} rounds of {options.steps} steps",
         figures,
     )
     report.row("tokens/s", f"best {rates[-1]:,.0f}", f"median {median:,.0f}", f"the device's {most:,.0f}")
     report.row("share of the device's", f"best {rates[-1] / most:.3f}", f"median {median / most:.3f}")
-    report.row("the loop's CPU time, ms a step", f"{cpu * 1e3:.3f}")
+    report.row("loop's CPU, ms a step", f"best {cpu * 1e3:.3f}")
     return report

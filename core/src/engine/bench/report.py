@@ -31,7 +31,7 @@ class Report:
 
     def row(self, label: str, *cells: str) -> None:
         """Add a line to the table."""
-        self.lines.append(f"  {label:<24}" + "  ".join(f"{cell:<14}" for cell in cells).rstrip())
+        self.lines.append(f"  {label + ' ':<24}" + "  ".join(f"{cell:<14}" for cell in cells).rstrip())
 
     def quantiles(self, label: str, name: str, quantiles: Sequence[float]) -> None:
         """Add a line with the percentiles of figure `name`; nothing where nothing was measured."""

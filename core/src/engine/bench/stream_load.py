@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -169,6 +170,7 @@ def _wait_for_go() -> None:
 
 def main() -> None:
     """Read the work, connect, wait for the word, and print what came."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends every process of the measurement; one of them says so
     import uvloop
 
     work = Streams(**json.loads(sys.stdin.readline()))

@@ -344,12 +344,14 @@ def _overhead(arguments: argparse.Namespace, merged: Merged) -> Report:
 def _overlap_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measurement")
     _count(group, "--running", 256, "requests that decode")
-    _count(group, "--constrained", 0, "of these, under a constraint of grammar `choice`", low=0)
+    _count(group, "--constrained", 0, "of these, under a constraint: a choice of long texts", low=0)
     _number(group, "--step-ms", 2.0, "milliseconds that the simulated device takes for a step")
     _count(group, "--steps", 300, "steps of a round")
     _count(group, "--rounds", 5, "of which the best and the median are told")
     _count(group, "--input-len", 32, "tokens of a prompt")
     group.add_argument("--in-flight", metavar="N", dest=_PREFIX + "in_flight", help="most steps under way at once")
+    point = POINTS["grammar"]
+    group.add_argument(point.option_flag, metavar="DRIVER", dest=_PREFIX + point.keyword, help=point.help)
 
 
 def _overlap(arguments: argparse.Namespace, merged: Merged) -> Report:
