@@ -1,8 +1,8 @@
 """Writes docs/reference/capabilities.md: runs the conformance suites against every driver of this repository.
 
-`python docs/generate_matrix.py` takes ten minutes (`--jobs 2`: six); `python docs/generate_matrix.py router evictor` runs the suites of
-these points alone, and leaves the others' tables as they are. The suites are run as the packages' own tests have them,
-so drivers are tested with the options and models that stand there. Exit code 1 where a test fails.
+`python docs/generate_matrix.py` takes ten minutes or so; `python docs/generate_matrix.py router evictor` runs the
+suites of these points alone, and leaves the others' tables as they are. The suites are run as the packages' own tests
+have them, so drivers are tested with the options and models that stand there. Exit code 1 where a test fails.
 """
 
 from __future__ import annotations

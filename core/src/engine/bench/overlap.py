@@ -148,9 +148,10 @@ def _report(options: OverlapOptions, rounds: list[_Round], grammar: str) -> Repo
         "share_median": median / most,
         "loop_cpu_ms": cpu * 1e3,
     }
+    constrained = f"{options.constrained} of them constrained" + (f" by {grammar}" if grammar else "")
     report = Report(
-        f"a device that takes {options.step_ms:g} ms a step: {options.running} running, "
-        f"{options.constrained} of them constrained{f' by {grammar}' if grammar else ''}, {options.rounds} rounds of {options.steps} steps",
+        f"a device that takes {options.step_ms:g} ms a step: {options.running} running, {constrained}, "
+        f"{options.rounds} rounds of {options.steps} steps",
         figures,
     )
     report.row("tokens/s", f"best {rates[-1]:,.0f}", f"median {median:,.0f}", f"the device's {most:,.0f}")
