@@ -51,7 +51,7 @@ GPU_PLATFORMS := --python-version 3.12 --implementation cp --abi cp312 --abi abi
 help:
 	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
 	@echo "make test       set-up if needed, lint, and every test that CI runs"
-	@echo "make test-all   the slow tests too"
+	@echo "make test-all   the slow tests too, half an hour of make soak among them"
 	@echo "make soak       a server under mixed load for SOAK_SECONDS=$(SOAK_SECONDS)"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make format     ruff format and the fixes that ruff can make"
