@@ -19,6 +19,7 @@ from nccl_on_gloo_card import OnGloo
 
 from engine.interfaces.communicator import CommunicatorNeed
 from engine_cuda.communicator_pynccl import card
+from engine_cuda.communicator_pynccl.body import SUMMED
 from engine_cuda.communicator_pynccl.card import PyNccl, PyNcclOptions
 from engine_cuda.communicator_pynccl.library import Nccl
 from engine_sdk.conformance import CommunicatorConformance
@@ -157,3 +158,34 @@ def test_one_rank_on_a_gpu() -> None:
         body.close()
         with pytest.raises(RuntimeError, match="closed"):
             body.all_reduce(x)
+
+
+OPERATIONS = {
+    "all_reduce": "sendbuff recvbuff count datatype op", "all_gather": "sendbuff recvbuff sendcount datatype",
+    "broadcast": "sendbuff recvbuff count datatype root", "reduce": "sendbuff recvbuff count datatype op root",
+    "reduce_scatter": "sendbuff recvbuff recvcount datatype op", "send": "sendbuff count datatype peer",
+    "recv": "recvbuff count datatype peer",
+}  # fmt: skip
+"""What the body gives each of them, in this order; the communicator and the stream come after it."""
+
+
+def test_nccl4pys_own_bindings() -> None:
+    """Where it is installed: the order of arguments, the numbers of types, and a start, as far as it goes without a
+    GPU: NCCL makes the id, and refuses to connect."""
+    bindings = pytest.importorskip("nccl.bindings.nccl", reason="nccl4py is not installed")
+    for name, names in OPERATIONS.items():
+        told = getattr(bindings, name).__doc__.partition("(")[2].partition(")")[0]
+        assert [part.split()[-1] for part in told.split(",")] == [*names.split(), "comm", "stream"], name
+    kinds = {int(kind): kind.name.lower() for kind in bindings.DataType}
+    assert {number: str(dtype).removeprefix("torch.") for dtype, number in SUMMED.items()}.items() <= kinds.items()
+    assert (int(bindings.RedOp.Sum), int(bindings.Result.Success), int(bindings.Result.InProgress)) == (0, 0, 7)
+    assert bytes(bindings.UniqueId.from_buffer(bytes(range(128)))) == bytes(range(128))
+    try:
+        nccl = Nccl(0, 1, lambda data: [data], lambda: None, lambda: None, 60.0)
+    except RuntimeError as error:
+        assert not torch.cuda.is_available() and "NCCL" in str(error)
+    else:
+        nccl.check()
+        nccl.abort("done")
+        with pytest.raises(RuntimeError, match="done"):
+            nccl.check()

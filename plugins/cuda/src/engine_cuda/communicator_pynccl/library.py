@@ -129,5 +129,5 @@ class Nccl:
     def _errors(self, name: str) -> Iterator[None]:
         try:
             yield
-        except self._nccl.NCCLError as error:
-            raise RuntimeError(f"NCCL's {name}: {error}") from error
+        except (self._nccl.NCCLError, RuntimeError) as error:  # the second where its library is not found
+            raise RuntimeError(f"NCCL's {name}: {str(error).strip()}") from error
