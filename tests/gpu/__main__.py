@@ -192,7 +192,8 @@ def measure_all(found: Check) -> None:
     )
     found.measure("Qwen3 0.6B", "bench_engine", [*small, "--work", "decode1,nano,decode256", *ceilings], 80, later=55)
     found.measure("matrix products alone", "bench_linear", [], 30, later=30)
-    found.measure("attention side by side", "bench_attention", [], 100)
+    found.measure("attention side by side", "bench_attention", [], 100, later=20)
+    found.measure("linear layers of few rows", "bench_gemv", [], 40)
 
 
 def commit() -> str:

@@ -200,3 +200,16 @@ def test_the_reader_reads_every_word() -> None:
         [sys.executable, "-c", program], 60, {**variables(None), "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     )
     assert outcome.status == 0, outcome.lines
+
+
+@pytest.mark.slow
+def test_linear_layers_side_by_side() -> None:
+    """In Triton's interpreter, on small parts of the matrices: both drivers compute the same, and a row tells each."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "tests.gpu.bench_gemv", "--device", "cpu", "--models", "0.6B"]
+    outcome = run(
+        [*command, "--divide", "1024", "--cold-bytes", "1"], 120, {**variables(None), "TRITON_INTERPRET": "1"}
+    )
+    assert outcome.status == 0, outcome.lines
+    rows, _ = told(outcome.lines)
+    assert len(rows) == 5 * 3 and all("torch" in row.result and "triton_gemv" in row.result for row in rows)

@@ -11,7 +11,14 @@ import pytest
 from engine_sdk.interpreted import *  # noqa: F403
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `compiled`
-DRIVERS = ("attention_mla", "attention_triton", "communicator_custom_allreduce", "ops_triton", "quantization_fp8")
+DRIVERS = (
+    "attention_mla",
+    "attention_triton",
+    "communicator_custom_allreduce",
+    "ops_triton",
+    "ops_triton_gemv",
+    "quantization_fp8",
+)
 import_kernels(*(f"engine_cuda.{driver}" for driver in DRIVERS))  # noqa: F405
 
 

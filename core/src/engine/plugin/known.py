@@ -18,7 +18,7 @@ DISTRIBUTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "engine-tiny": {"checkpoint": ("tiny",)},
         "engine-cuda": {
             "platform": ("cuda",),
-            "ops": ("triton",),
+            "ops": ("triton", "triton_gemv"),
             "attention": ("triton", "mla"),
             "communicator": ("pynccl", "custom_allreduce"),
             "quantization": ("fp8",),

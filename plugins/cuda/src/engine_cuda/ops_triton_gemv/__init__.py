@@ -1,0 +1,1 @@
+"""Driver `triton_gemv` of point `ops`: the linear layer for few rows."""
