@@ -10,8 +10,8 @@ import torch
 
 @cache
 def scales_of_rows() -> bool:
-    """Where there is a GPU, nothing is asked of it: tests are collected before any device is started, and what it cannot
-    do has to be seen."""
+    """Where there is a GPU, nothing is asked of it: tests are collected before any device is started, and what that
+    cannot do has to be seen."""
     if torch.cuda.is_available():
         return True
     ones = torch.ones(16, 16).to(torch.float8_e4m3fn)
