@@ -28,6 +28,7 @@ from engine.types.errors import EngineDeadError, EngineError, InvalidRequestErro
 from engine.types.outputs import Logprob, RequestOutput, StepStats
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
+from engine.types.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
@@ -89,7 +90,7 @@ class LLMEngine:
         Args:
             request_id: unique among unfinished requests.
             prompt: text, token ids, or a dict with either.
-            params: None means `SamplingParams()`. With PoolingParams one output comes, at the end, with `pooled`.
+            params: None means `sampling_defaults`. With PoolingParams one output comes, at the end, with `pooled`.
             arrival_time: seconds of `time.time()`; None means now.
             priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
             timeout: seconds until it ends with a RequestTimeoutError, its pages given back; None for no limit.
@@ -99,7 +100,7 @@ class LLMEngine:
             InvalidRequestError, PromptTooLongError: nothing was queued.
         """
         self._alive()
-        params = SamplingParams() if params is None else params
+        params = self.sampling_defaults.sampling_params() if params is None else params
         process = self.frontend.inputs.process
         self.submit(process(request_id, prompt, params, arrival_time, priority, timeout), output_kind)
 
@@ -183,6 +184,11 @@ class LLMEngine:
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer at work."""
         return self.frontend.tokenizer
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """Of requests that bring no parameters."""
+        return self.frontend.inputs.model.sampling
 
     def shutdown(self) -> None:
         """Stop, and free the model's memory. Idempotent; every other call then raises EngineDeadError."""
@@ -272,7 +278,7 @@ class LLM(PoolingCalls):
 
         Args:
             prompts: one or several; see `engine.frontend.prompts.Prompt`.
-            sampling_params: for all, or one for each; None means `SamplingParams()`.
+            sampling_params: for all, or one for each; None means `get_default_sampling_params()`.
             use_tqdm: show a progress bar; a callable is used in tqdm's place.
             priority: one for each prompt; lower values are more urgent. Only where the scheduling policy heeds it.
             timeout: seconds, for all or one for each prompt (None: no limit). A prompt that takes longer, waiting
@@ -291,7 +297,7 @@ class LLM(PoolingCalls):
             After any of these, but for EngineDeadError, the engine can be used again.
         """
         several = as_prompts(prompts)
-        params = _params_for(sampling_params, len(several))
+        params = self._params_for(sampling_params, len(several))
         return self._run(self._process(several, params, priority, timeout), use_tqdm)
 
     @overload
@@ -364,7 +370,7 @@ class LLM(PoolingCalls):
             )
             for conversation in conversations
         ]
-        params = _params_for(sampling_params, len(prompts))
+        params = self._params_for(sampling_params, len(prompts))
         return self._run(self._process(prompts, params, priority, timeout), use_tqdm)
 
     def beam_search(
@@ -431,6 +437,14 @@ class LLM(PoolingCalls):
         """The tokenizer at work."""
         return self.llm_engine.get_tokenizer()
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of `generate` and `chat` where none are passed, as new ones that may be changed.
+
+        They are what the model's generation_config.json says, and the settings `generation_config` and
+        `override_generation_config`; the rest is neutral. Parameters that are passed are taken as they are.
+        """
+        return self.llm_engine.sampling_defaults.sampling_params()
+
     def shutdown(self) -> None:
         """Stop, and free the model's memory. Idempotent."""
         self.llm_engine.shutdown()
@@ -458,6 +472,20 @@ class LLM(PoolingCalls):
             process(str(first + index), prompt, param, None, urgency, timeout)
             for index, (prompt, param, urgency, timeout) in enumerate(several)
         ]
+
+    def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None:
+            return [self.get_default_sampling_params()] * count
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        several = list(params)
+        if len(several) != count:
+            raise InvalidRequestError(
+                f"generate with {len(several)} sampling params",
+                f"there are {count} prompts",
+                "pass one for all, or one for each",
+            )
+        return several
 
     def _run(self, processed: list[ProcessedRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
         engine = self.llm_engine
@@ -501,21 +529,6 @@ class LLM(PoolingCalls):
     def __repr__(self) -> str:
         plan = self.llm_engine.plan
         return f"LLM(model={plan.model_name!r})" if plan is not None else "LLM()"
-
-
-def _params_for(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * count
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    several = list(params)
-    if len(several) != count:
-        raise InvalidRequestError(
-            f"generate with {len(several)} sampling params",
-            f"there are {count} prompts",
-            "pass one for all, or one for each",
-        )
-    return several
 
 
 def _timeouts(timeout: float | Sequence[float | None] | None, count: int) -> list[float | None]:

@@ -19,7 +19,10 @@ def parse(*arguments):
     return merged_settings(parser.parse_args(canonical(arguments)))
 
 
-EXAMPLES = {"text": "x", "integer": "3", "number": "0.5", "bytes": "1GiB", "step_timeout": "30"}
+EXAMPLES = {
+    "text": "x", "integer": "3", "number": "0.5", "bytes": "1GiB", "step_timeout": "30",
+    "default_chat_template_kwargs": "{}", "override_generation_config": "{}",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)

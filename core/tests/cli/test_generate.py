@@ -11,6 +11,7 @@ import pytest
 
 from engine.types.errors import KVCacheTooSmallError, ModelNotFoundError
 from engine.types.outputs import CompletionOutput, RequestOutput
+from engine.types.sampling_defaults import SamplingDefaults
 
 
 @dataclass
@@ -19,6 +20,7 @@ class FakeEngine:
 
     pieces: tuple[object, ...] = ("Once", " upon", " a time")
     asked: dict = field(default_factory=dict)
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     def from_engine_args(self, config):
         self.asked["config"] = config
@@ -80,6 +82,10 @@ def test_flags_reach_the_config_and_the_sampling(program, engine):
 def test_without_flags_the_engines_defaults_hold(program, engine):
     program("generate", "Tell")
     assert engine.asked["params"].seed is None and engine.asked["params"].max_tokens == 128
+    engine.sampling_defaults = SamplingDefaults(params={"max_tokens": 5, "top_k": 3, "temperature": 0.5})
+    assert program("generate", "--temperature", "2", "Tell")[0] == 0
+    params = engine.asked["params"]
+    assert (params.max_tokens, params.top_k, params.temperature) == (5, 3, 2.0)
     assert engine.asked["config"].model is None
 
 

@@ -13,6 +13,7 @@ from engine.plugin.verdicts import Selection, Verdict
 from engine.types.errors import ContractError
 from engine.types.hooks import ChosenDriver
 from engine.types.model import KVSpec
+from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.start import WorkerReady
 
 FULL = KVSpec(kind="full", num_kv_heads=2, head_size=8)
@@ -40,7 +41,7 @@ def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
     facts = {
         "config": SimpleNamespace(data_parallel_size=1),
         "start": SimpleNamespace(worker=worker, enable_prefix_caching=True),
-        "model": SimpleNamespace(architecture="XForCausalLM", dtype="bfloat16"),
+        "model": SimpleNamespace(architecture="XForCausalLM", dtype="bfloat16", sampling=SamplingDefaults()),
         "files": SimpleNamespace(folder="/models/x"),
         "model_name": "x",
         "model_names": ("x", "alias"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from engine.cli.flags import add_engine_flags, command_settings, warn
-from engine.cli.sampling_flags import add_sampling_flags, sampling_keywords
+from engine.cli.sampling_flags import DEFAULT_MAX_TOKENS, add_sampling_flags, sampling_keywords
 from engine.cli.terminal import printable
 from engine.plugin.command import Command
 from engine.types.errors import ConfigError, InvalidRequestError
@@ -67,13 +67,14 @@ class Generate(Command):
 
         config = EngineConfig.from_merged(merged)
         keywords = sampling_keywords(arguments)
-        SamplingParams(**keywords).verify()
+        SamplingParams(**({"max_tokens": None} | keywords)).verify()
         if "seed" in merged.section("settings") and not hasattr(arguments, "input"):
             keywords["seed"] = config.seed
         with _open_output(arguments) as out:
             from engine.llm import LLMEngine
 
             engine = LLMEngine.from_engine_args(config)
+            keywords = {"max_tokens": DEFAULT_MAX_TOKENS} | engine.sampling_defaults.params | keywords
             try:
                 if lines is not None:
                     return _run_batch(engine, lines, keywords, out, config.max_num_seqs * config.data_parallel_size)

@@ -27,11 +27,11 @@ def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None =
 
     `--seed` is among the engine's: it seeds requests that bring no seed of their own.
     """
-    group = parser.add_argument_group("sampling")
+    group = parser.add_argument_group("sampling", "What is not given is as --generation-config says.")
     for name, number, text in NUMBERS:
         flag = "--" + name.replace("_", "-")
         if name == "max_tokens":
-            text += f" (default: {'as many as fit' if max_tokens is None else max_tokens})"
+            text += f" (default: the model's, or {'as many as fit' if max_tokens is None else max_tokens})"
         group.add_argument(flag, type=number, metavar="N" if number is int else "X", dest=_PREFIX + name, help=text)
     group.add_argument(
         "--stop", action="append", metavar="TEXT", dest=_PREFIX + "stop", help="end before this text; may be repeated"
@@ -52,10 +52,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None =
     )
 
 
-def sampling_keywords(namespace: argparse.Namespace, max_tokens: int | None = DEFAULT_MAX_TOKENS) -> dict[str, Any]:
+def sampling_keywords(namespace: argparse.Namespace) -> dict[str, Any]:
     """What was given, as keywords of `SamplingParams`."""
-    given = {name.removeprefix(_PREFIX): v for name, v in vars(namespace).items() if name.startswith(_PREFIX)}
-    return {"max_tokens": max_tokens} | given
+    return {name.removeprefix(_PREFIX): v for name, v in vars(namespace).items() if name.startswith(_PREFIX)}
 
 
 def _ids(text: str) -> list[int]:

@@ -60,6 +60,18 @@ SETTINGS: tuple[Setting, ...] = (
         """variables for the chat template where a request does not set them, as JSON: '{"enable_thinking": false}'""",
     ),
     Setting(
+        "generation_config",
+        "text",
+        "auto",
+        "sampling defaults of requests: auto (the model's generation_config.json), engine (neutral ones), or a folder",
+    ),
+    Setting(
+        "override_generation_config",
+        "text",
+        None,
+        """sampling defaults in place of those of --generation-config, as JSON: '{"temperature": 0.5}'""",
+    ),
+    Setting(
         "served_model_name",
         "text",
         None,

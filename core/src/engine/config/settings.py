@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from engine.config.faults import config_error
 from engine.config.names import Key, fold
@@ -15,7 +24,11 @@ from engine.plugin.plugin_list import PluginList
 from engine.plugin.points import HOOKS
 from engine.types.errors import ConfigError
 
-EXAMPLE = '{"enable_thinking": false}'
+EXAMPLES = {
+    "default_chat_template_kwargs": '{"enable_thinking": false}',
+    "override_generation_config": '{"temperature": 0.5}',
+}
+"""Of settings that are JSON."""
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_bytes(value))]
@@ -41,6 +54,8 @@ class EngineConfig(BaseModel):
     tokenizer: str | None = None
     chat_template: str | None = None
     default_chat_template_kwargs: str | None = None
+    generation_config: str = "auto"
+    override_generation_config: str | None = None
     served_model_name: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64", "fp8", "fp8_e4m3"] = "auto"
@@ -113,17 +128,18 @@ class EngineConfig(BaseModel):
         prefix = f"{HOOKS}."
         return {name.removeprefix(prefix): dict(o) for name, o in self.options.items() if name.startswith(prefix)}
 
-    @field_validator("default_chat_template_kwargs", mode="before")
+    @field_validator(*EXAMPLES, mode="before")
     @classmethod
-    def _as_json(cls, value: Any) -> Any:
+    def _as_json(cls, value: Any, info: ValidationInfo) -> Any:
         """A JSON object as text; a file and Python may have it as a mapping."""
+        example = EXAMPLES[str(info.field_name)]
         try:
             given = json.loads(value) if isinstance(value, str) else value
             if given is not None and not isinstance(given, dict):
-                raise ValueError(f"it is no object; send one like {EXAMPLE}")
+                raise ValueError(f"it is no object; send one like {example}")
             return given if given is None else json.dumps(given)
         except (TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"it is no JSON ({error}); send an object like {EXAMPLE}") from error
+            raise ValueError(f"it is no JSON ({error}); send an object like {example}") from error
 
     @field_validator("served_model_name")
     @classmethod
@@ -132,7 +148,7 @@ class EngineConfig(BaseModel):
             raise ValueError("one of the names is empty; send a name, or several with commas between")
         return value
 
-    @field_validator("model", "tokenizer", "profile_dir", "chat_template", mode="before")
+    @field_validator("model", "tokenizer", "profile_dir", "chat_template", "generation_config", mode="before")
     @classmethod
     def _path_as_text(cls, value: Any) -> Any:
         return str(value) if hasattr(value, "__fspath__") else value

@@ -36,6 +36,7 @@ from engine.types.outputs import CoreOutput, RequestOutput, StepStats
 from engine.types.params import SamplingParams
 from engine.types.pooled import PoolingRequestOutput
 from engine.types.pooling import PoolingParams
+from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.start import WorkerReady
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,11 @@ class AsyncLLM:
     def model_names(self) -> tuple[str, ...]:
         """All names by which requests may ask for it; the first is `model_name`."""
         return self._launch.model_names
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """Of requests that do not say how they are to be sampled."""
+        return self._input.model.sampling
 
     @property
     def plan(self) -> Launch:

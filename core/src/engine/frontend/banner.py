@@ -63,6 +63,8 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
             f"{start.max_num_seqs:,} at most{each}{_too_long(launch, worker)}",
         ),
     ]
+    if sampling := str(model.sampling):
+        facts.append(("sampling", sampling))
     if launch.registry.plugins.text:
         facts.append(("plugins", f"{launch.registry.plugins.text} ({len(launch.registry.denied)} denied)"))
     if ranks > 1:

@@ -18,6 +18,7 @@ import msgspec
 from engine.frontend.chat_template import read_template
 from engine.frontend.connectors import choose_connectors, preemption_mode
 from engine.frontend.constraint_check import ConstraintCheck
+from engine.frontend.generation_config import read_generation_config, sampling_defaults
 from engine.frontend.parsers import choose_parsers
 from engine.frontend.pooling_launch import check_whole_prompts, decide_runner
 from engine.frontend.quantization import choose_quantization
@@ -182,11 +183,14 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     checkpoint, files = _checkpoint(config, registry)
     platform = _one(config, registry, "platform", PlatformNeed(dtype=config.dtype))
     facts = cast("type[PlatformCard]", platform.card).describe()
-    architecture, model = _model(config, registry, files, facts)
+    generation_config = read_generation_config(config, files)
+    architecture, model = _model(config, registry, files, facts, generation_config)
     dtype = choose_dtype(config.dtype, model.dtype, facts)
     kv_dtype = _CACHE_DTYPES.get(config.kv_cache_dtype, config.kv_cache_dtype)
     kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
     model = decide_runner(config, files, model)
+    sampling = sampling_defaults(config, generation_config, model.generates)
+    model = msgspec.structs.replace(model, sampling=sampling)
     max_model_len = _max_model_len(config, model)
     check_whole_prompts(model, max_model_len, config)
 
@@ -347,7 +351,11 @@ def _checkpoint(config: EngineConfig, registry: Registry) -> tuple[Selection, Ch
 
 
 def _model(
-    config: EngineConfig, registry: Registry, files: CheckpointFiles, facts: PlatformFacts
+    config: EngineConfig,
+    registry: Registry,
+    files: CheckpointFiles,
+    facts: PlatformFacts,
+    generation_config: Mapping[str, object],
 ) -> tuple[Selection, ModelDescription]:
     stated = files.config.get("architectures") or []
     architectures = [str(name) for name in stated] if isinstance(stated, (list, tuple)) else []
@@ -364,9 +372,9 @@ def _model(
         config.options_for("model"),
     )
     model = cast("type[ModelCard]", selection.card).describe(files.config)
-    generation_eos = _token_ids(files.generation_config.get("eos_token_id"))
-    if generation_eos:
-        model = msgspec.structs.replace(model, eos_token_ids=generation_eos)
+    for file in (generation_config, files.generation_config):
+        if generation_eos := _token_ids(file.get("eos_token_id")):
+            return selection, msgspec.structs.replace(model, eos_token_ids=generation_eos)
     return selection, model
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from engine.server.body_model import Body
 from engine.server.protocol import Objects, Strings
 from engine.types.params import SamplingParams
+from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.structured_outputs import StructuredOutputsParams
 
 
@@ -160,8 +161,8 @@ class MessagesBody(CountTokensBody):
             raise ValueError("thinking.budget_tokens has to be less than max_tokens")
         return self
 
-    def sampling_params(self) -> SamplingParams:
-        """The request's parameters, verified. Raises InvalidRequestError."""
+    def sampling_params(self, defaults: SamplingDefaults) -> SamplingParams:
+        """The request's parameters over the model's, verified. Raises InvalidRequestError."""
         names = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
         given: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.stop_sequences is not None:
@@ -169,6 +170,6 @@ class MessagesBody(CountTokensBody):
         if self.output_config is not None and self.output_config.format is not None:
             schema = self.output_config.format.schema_
             given["structured_outputs"] = StructuredOutputsParams(json=schema, asked_as="output_config")
-        params = SamplingParams(max_tokens=self.max_tokens, **given)
+        params = SamplingParams(**defaults.under(given, self.max_tokens))
         params.verify()
         return params

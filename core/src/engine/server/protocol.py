@@ -12,6 +12,7 @@ from engine.server.body_model import Body
 from engine.server.efforts import Effort
 from engine.server.response_format import ResponseFormat
 from engine.types.params import SamplingParams
+from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.structured_outputs import StructuredOutputsParams
 
 _RENAMED = frozenset({"max_tokens", "logprobs"})
@@ -127,15 +128,17 @@ class SamplingBody(Body):
         """Whether log probabilities of the output are asked for."""
         raise NotImplementedError
 
-    def sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The request's parameters, verified. Raises InvalidRequestError."""
+    def sampling_params(
+        self, defaults: SamplingDefaults, *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        """The request's parameters over the model's, verified. Raises InvalidRequestError."""
         names = set(SamplingParams.__struct_fields__) & set(type(self).model_fields) - _RENAMED
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.structured_outputs is not None:
             given["structured_outputs"] = self.structured_outputs.params()
         if self.response_format is not None and (constraint := self.response_format.constraint()) is not None:
             given["structured_outputs"] = constraint
-        params = SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+        params = SamplingParams(logprobs=logprobs, **defaults.under(given, max_tokens))
         params.verify()
         return params
 

@@ -10,6 +10,7 @@ from engine.server.body_model import Body
 from engine.server.efforts import Effort
 from engine.server.protocol import MAX_METADATA, Objects
 from engine.types.params import SamplingParams
+from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.structured_outputs import StructuredOutputsParams
 
 
@@ -137,8 +138,8 @@ class ResponsesBody(Body):
             raise ValueError("stream_options is only allowed with stream=true")
         return self
 
-    def sampling_params(self) -> SamplingParams:
-        """The request's parameters, verified. Raises InvalidRequestError."""
+    def sampling_params(self, defaults: SamplingDefaults) -> SamplingParams:
+        """The request's parameters over the model's, verified. Raises InvalidRequestError."""
         names = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
         given: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
         form = None if self.text is None else self.text.format
@@ -146,6 +147,6 @@ class ResponsesBody(Body):
             given["structured_outputs"] = StructuredOutputsParams(json_object=True, asked_as="text")
         elif form is not None and form.schema_ is not None:
             given["structured_outputs"] = StructuredOutputsParams(json=form.schema_, asked_as="text")
-        params = SamplingParams(max_tokens=self.max_output_tokens, **given)
+        params = SamplingParams(**defaults.under(given, self.max_output_tokens))
         params.verify()
         return params

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.types.pooling import Pooler
+from engine.types.sampling_defaults import SamplingDefaults
 
 KVKind = Literal["full", "sliding", "mla", "state", "cross", "encoder"]
 """The kinds of KV cache.
@@ -65,6 +66,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         pooler: how, where requests do not say.
         num_token_types: of token type embeddings; 0: it has none.
         max_encoder_len: tokens of the longest encoder input; 0 for a model without "cross" layers.
+        sampling: of requests that do not say how; filled in by the launcher, from generation_config.json and settings.
     """
 
     architecture: str
@@ -84,6 +86,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     pooler: Pooler = msgspec.field(default_factory=Pooler)
     num_token_types: int = 0
     max_encoder_len: int = 0
+    sampling: SamplingDefaults = msgspec.field(default_factory=SamplingDefaults)
 
     @property
     def whole_prompts(self) -> bool:

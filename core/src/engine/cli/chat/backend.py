@@ -21,7 +21,13 @@ class Piece(NamedTuple):
 
 
 class Backend(Protocol):
-    """Answers conversations, one at a time."""
+    """Answers conversations, one at a time.
+
+    Attributes:
+        limited: answers have a length that somebody chose: they may end before the context is full.
+    """
+
+    limited: bool
 
     def answer(self, messages: Sequence[Message]) -> Iterator[Piece]:
         """The answer as it comes. Closing the iterator, or Ctrl-C, stops it.

@@ -48,13 +48,13 @@ class ChatCommand(Command):
             warn(warning)
         url: str | None = getattr(arguments, "url", None)
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
-        keywords = sampling_keywords(arguments, max_tokens=None)
+        keywords = sampling_keywords(arguments)
         if url is None:
             backend = _embedded(merged, keywords, interactive)
         else:
             backend = _remote(url, merged, keywords, interactive)
         try:
-            return _talk(backend, arguments, keywords["max_tokens"] is not None, interactive)
+            return _talk(backend, arguments, backend.limited, interactive)
         finally:
             backend.close()
 
@@ -94,14 +94,14 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
     from engine.types.params import SamplingParams
 
     config = EngineConfig.from_merged(merged)
-    params = SamplingParams(**keywords)
-    params.verify()
+    unlimited = {"max_tokens": None}
+    SamplingParams(**(unlimited | keywords)).verify()
     from engine.cli.chat.embedded import EmbeddedBackend
     from engine.llm import LLMEngine
 
     engine = LLMEngine.from_engine_args(config)
     try:
-        backend = EmbeddedBackend(engine, params)
+        backend = EmbeddedBackend(engine, SamplingParams(**(unlimited | engine.sampling_defaults.params | keywords)))
     except BaseException:
         engine.shutdown()
         raise
@@ -121,9 +121,8 @@ def _remote(url: str, merged: Merged, keywords: dict[str, Any], interactive: boo
     settings = merged.section("settings")
     if "seed" in settings:
         keywords["seed"] = int(settings["seed"])
-    sampling = {name: value for name, value in keywords.items() if value is not None}
     keys = ServerConfig.from_merged(merged).api_key or (None,)
-    backend = RemoteBackend(url, settings.get("model"), keys[0], sampling)
+    backend = RemoteBackend(url, settings.get("model"), keys[0], keywords)
     if interactive:
         print(f"{backend.model} at {backend.url}", flush=True)
     return backend

@@ -30,6 +30,7 @@ class EmbeddedBackend:
     def __init__(self, engine: LLMEngine, params: SamplingParams) -> None:
         self._engine, self._params = engine, params
         self._ids = itertools.count()
+        self.limited = params.max_tokens is not None
         params.verify()
         engine.frontend.inputs.render_chat([{"role": "user", "content": "?"}])
 

@@ -41,9 +41,10 @@ class RemoteBackend:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._sampling = dict(sampling or {})
         served = self._models()
+        self.limited = "max_tokens" in self._sampling or any(served.values())
         if model is None and not served:
             raise ServerError(f"chat with {self.url}", "the server serves no model", "name one with --model")
-        self.model = served[0] if model is None else model
+        self.model = next(iter(served)) if model is None else model
 
     def answer(self, messages: Sequence[Message]) -> Iterator[Piece]:
         body = {"model": self.model, "messages": list(messages), "stream": True, **self._sampling}
@@ -63,12 +64,16 @@ class RemoteBackend:
     def close(self) -> None:
         """Nothing is held between two answers."""
 
-    def _models(self) -> list[str]:
+    def _models(self) -> dict[str, bool]:
+        """Its models, and whether each has answers of a default length, as this engine's servers tell."""
         connection, response = self._send("GET", "/models")
         try:
             answer = json.loads(response.read())
-            return [str(model["id"]) for model in answer["data"]]
-        except (ValueError, KeyError, TypeError) as error:
+            return {
+                str(model["id"]): "max_tokens" in (model.get("default_sampling_params") or ())
+                for model in answer["data"]
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ServerError(
                 f"ask {self.url} for its models", "its answer is none of OpenAI's protocol", "check --url"
             ) from error

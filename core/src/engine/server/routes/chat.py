@@ -45,7 +45,8 @@ async def chat_completions(
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise APIError(400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    params = body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    logprobs_asked = (body.top_logprobs or 0) if body.logprobs else None
+    params = body.sampling_params(state.engine.sampling_defaults, max_tokens=max_tokens, logprobs=logprobs_asked)
     note(request, body.user, body.safety_identifier, cache_salt=body.cache_salt)
     tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
     messages, prefill = cut_last(body.messages) if body.continue_final_message else (body.messages, "")

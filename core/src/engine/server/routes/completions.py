@@ -40,7 +40,8 @@ async def completions(
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise APIError(400, f"prompt holds {len(prompts)} prompts; send 1 to {MAX_PROMPTS}", param="prompt")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    params = body.sampling_params(max_tokens=max_tokens, logprobs=body.logprobs)
+    defaults = state.engine.sampling_defaults
+    params = body.sampling_params(defaults, max_tokens=max_tokens, logprobs=body.logprobs)
     identity = engine_id(request, "cmpl")
     streams = await submit(
         state,

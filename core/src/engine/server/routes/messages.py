@@ -30,7 +30,7 @@ async def messages(body: MessagesBody, request: Request, state: State) -> Respon
     """Answer a conversation, rendered by the model's chat template."""
     model = state.check_model(body.model)
     note(request, None if body.metadata is None else body.metadata.user_id, cache_salt=body.cache_salt)
-    params = body.sampling_params()
+    params = body.sampling_params(state.engine.sampling_defaults)
     turn = await prepare(state, await _said(body, state), params)
     identity = engine_id(request, "msg")
     streams = await submit(
@@ -43,7 +43,7 @@ async def messages(body: MessagesBody, request: Request, state: State) -> Respon
         timeout=body.timeout,
         request=request,
     )
-    maker = MessageMaker(identity, model, Blocks(turn.reader()), body.max_tokens)
+    maker = MessageMaker(identity, model, Blocks(turn.reader()), params.max_tokens or body.max_tokens)
     if body.stream:
         return sse.EventStream(maker.events(streams[0]), streams, request_id(request), DIALECT)
     (output,) = await until_disconnect(request, collect(streams))

@@ -32,4 +32,5 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "owned_by": "engine",
         "root": state.model_names[0],
         "max_model_len": state.engine.max_model_len,
+        "default_sampling_params": state.engine.sampling_defaults.params,
     }
