@@ -1,5 +1,5 @@
 # make help | install | test | test-all | soak | lint | format | serve | bench | bench-peers | gpu-check | gpu-wheels |
-# docs | clean
+# gpu-rehearsal | docs | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,8 +38,8 @@ WORKLOAD ?= W1,W2,W3,W4,W1-int8,W1-int4
 PAIRS ?= 5
 PEERS_FLAGS ?=
 
-# Of gpu-check: a Python with torch for the GPU, and a folder of wheels for what it lacks (gpu-wheels fills one; packages
-# that are optional, such as nccl4py, can be named in GPU_EXTRAS).
+# Of gpu-check and gpu-rehearsal: a Python with torch for the GPU, and a folder of wheels for what it lacks (gpu-wheels
+# fills one; packages that are optional, such as nccl4py, can be named in GPU_EXTRAS).
 GPU_PYTHON ?= python3
 WHEELS ?=
 GPU_EXTRAS ?=
@@ -47,7 +47,8 @@ GPU_FLAGS ?=
 GPU_PLATFORMS := --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none \
 	--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform any
 
-.PHONY: help install test test-all soak lint style types tests format serve bench bench-peers gpu-check gpu-wheels docs clean
+.PHONY: help install test test-all soak lint style types tests format serve bench bench-peers gpu-check gpu-wheels \
+	gpu-rehearsal docs clean
 help:
 	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
 	@echo "make test       set-up if needed, lint, and every test that CI runs"
@@ -58,6 +59,7 @@ help:
 	@echo "make bench      latency, throughput, serving and the engine core, measured on this machine"
 	@echo "make bench-peers  beside other engines: PEER=$(PEER) PEER_MODEL=$(PEER_MODEL) WORKLOAD=$(WORKLOAD) PAIRS=$(PAIRS)"
 	@echo "make gpu-check  on a machine with a GPU, offline: its tests and benchmarks, in 8 minutes, WHEELS=folder"
+	@echo "make gpu-rehearsal  the host's side of that without a GPU: GPU_PYTHON=Python whose torch is built for CUDA"
 	@echo "make gpu-wheels what such a machine lacks, into WHEELS=folder"
 	@echo "make serve      the server: PORT=$(PORT) MODEL=/path/to/folder"
 	@echo "make docs       the documentation, into site/; a broken link fails it"
@@ -128,6 +130,10 @@ bench-peers: install
 # Needs no environment of ours and no network: it makes its own over the machine's. See docs/benchmarks/gpu.md.
 gpu-check:
 	$(GPU_PYTHON) -m tests.gpu $(if $(WHEELS),--wheels $(WHEELS)) $(GPU_FLAGS)
+
+# What of it needs no GPU: see docs/benchmarks/gpu.md.
+gpu-rehearsal:
+	$(GPU_PYTHON) -m tests.gpu.rehearsal $(if $(WHEELS),--wheels $(WHEELS)) $(GPU_FLAGS)
 
 gpu-wheels:
 	@[ -n "$(WHEELS)" ] || { echo "name a folder: make gpu-wheels WHEELS=folder"; exit 2; }
