@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.gpu.environment import ROOT
+from tests.gpu.rehearsal.__main__ import environment
 from tests.gpu.rehearsal.build import NATIVE, Builder, CannotBuild, folders
 from tests.gpu.rehearsal.counts import launches, waits
 from tests.gpu.rehearsal.exports import declared, exported, stubs
@@ -173,6 +176,16 @@ def test_a_python_without_cuda_is_refused():
     assert done.returncode == 2
     assert "for processors alone" in done.stdout
     assert "GPU_PYTHON=" in done.stdout
+
+
+def test_its_processes_import_the_answers_of_a_sound_gpu(tmp_path):
+    paths = environment(tmp_path, [tmp_path / "libcuda.so.1"], {}, lazy=False)["PYTHONPATH"].split(os.pathsep)
+    assert all(Path(path).is_dir() for path in paths)
+    compared = "import torch; print(torch.equal.__module__, torch.equal(torch.ones(2), torch.zeros(2)))"
+    done = subprocess.run(
+        [sys.executable, "-c", compared], env={"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True
+    )
+    assert done.stdout == b"sitecustomize False\n", done.stderr
 
 
 def test_sources_are_short():

@@ -48,7 +48,7 @@ def unfit() -> str:
 def environment(into: Path, preloaded: Sequence[Path], base: Mapping[str, str], lazy: bool) -> dict[str, str]:
     """Of the rehearsing processes."""
     library = str(preloaded[0].parent)
-    paths = [str(HERE / "site"), str(ROOT), base.get("PYTHONPATH", "")]
+    paths = [str(HERE / "answers"), str(ROOT), base.get("PYTHONPATH", "")]
     found = {
         **base,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
