@@ -17,6 +17,7 @@ from compiled import Case, compile_all
 from engine.interfaces.ops import OPERATIONS, OpsNeed
 from engine.plugin import Registry
 from engine.plugin.selection_many import select_ordered
+from engine.plugin.verdicts import Selection
 from engine_cuda.interpreter import interpreted
 from engine_cuda.ops_triton_gemv import kernel
 from engine_cuda.ops_triton_gemv.body import MOST_ROWS, PROGRAMS, WARPS, TritonGemvBody, blocks
@@ -74,8 +75,8 @@ def test_nobody_gets_it_who_does_not_ask() -> None:
     assert "int8" in TritonGemv.unsupported(replace(needs["linear"], dtype="int8"))[0]
 
 
-def _is_ours(selection: object) -> bool:
-    return getattr(selection, "candidate").name == "triton_gemv"  # noqa: B009
+def _is_ours(selection: Selection) -> bool:
+    return selection.candidate.name == "triton_gemv"
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)

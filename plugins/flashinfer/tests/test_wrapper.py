@@ -79,7 +79,9 @@ class Compiled:
 
 class RealWrapperBody(DoubleBody):
     def wrappers(self, context: WorkerContext, workspace_bytes: int) -> Wrappers:
-        pinned = lambda: torch.empty(LARGE_PLAN, dtype=torch.uint8)  # noqa: E731
+        def pinned() -> torch.Tensor:
+            return torch.empty(LARGE_PLAN, dtype=torch.uint8)
+
         workspace = torch.zeros(1 << 16, dtype=torch.uint8)
         return Wrappers(load(), workspace, Staging(pinned, Passed))
 
