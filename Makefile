@@ -14,8 +14,8 @@ INSTRUCTOR := instructor==1.17.0
 BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 scikit-build-core==1.1.2 nanobind==3.1.0 cmake==4.4.4 ninja==1.13.2
 
 # Every folder with a pyproject is a package; one without is not a package yet.
-PYPROJECTS := $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml sdk/pyproject.toml)
-PACKAGES := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
+PYPROJECTS := $(wildcard pyproject.toml core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml sdk/pyproject.toml)
+PACKAGES := . $(patsubst %/pyproject.toml,%,$(filter-out pyproject.toml,$(PYPROJECTS)))
 NATIVE := $(wildcard plugins/*/CMakeLists.txt plugins/*/native/*.* plugins/*/native/*/*.*)
 STAMP := $(VENV)/.install-stamp
 
@@ -77,9 +77,9 @@ $(STAMP): requirements-dev.txt $(PYPROJECTS) $(NATIVE)
 # is done here, on all cores, where pip takes one. Some libraries bring files that are not meant to be compiled.
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	$(INSTALL) --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
-	@$(BIN)/python -m compileall -q -j 0 $(addsuffix /src,$(PACKAGES))
+	@$(BIN)/python -m compileall -q -j 0 $(addsuffix /src,$(filter-out .,$(PACKAGES)))
 	@why=$$(cat plugins/cpu/build/*/native_note.txt 2>/dev/null); \
-		[ -z "$$why" ] || echo "engine-cpu has no native code ($$why): the builtin drivers serve in its place"
+		[ -z "$$why" ] || echo "engine-cpu has no native code ($$why): the reference drivers serve in its place"
 	@touch $@
 
 lint: style types

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine.builtin.models.bert import BertClassifier
+from engine_reference.models.bert import BertClassifier
 from engine.interfaces.model import ModelContext, State
 
 

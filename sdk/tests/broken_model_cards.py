@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from engine.builtin.models.card import Llama
+from engine_reference.models.card import Llama
 from engine.types.errors import CheckpointError
 from engine.types.model import ModelDescription
 

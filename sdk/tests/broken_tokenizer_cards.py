@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.builtin.tokenizer_hf.card import HFTokenizer
+from engine_reference.tokenizer_hf.card import HFTokenizer
 from engine.interfaces.tokenizer import TokenizerNeed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mutant_suites import suites_of
 
-from engine.builtin.evictor_lru.body import LRU
+from engine_reference.evictor_lru.body import LRU
 from engine_sdk.conformance import EvictorConformance
 
 

@@ -10,7 +10,7 @@ from mutant_suites import suites_of
 from plain_grammar import Plain
 from plain_grammar_card import PlainGrammar
 
-from engine.builtin.grammar_choice.body import Choice, ChoiceMatcher
+from engine_reference.grammar_choice.body import Choice, ChoiceMatcher
 from engine_sdk.conformance import GrammarConformance
 
 KEYWORDS = (

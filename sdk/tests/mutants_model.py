@@ -11,7 +11,7 @@ from broken_encoders import ENCODERS
 from broken_model_cards import CARDS, Sound
 from mutant_suites import suites_of
 
-from engine.builtin.models.llama import LlamaModel
+from engine_reference.models.llama import LlamaModel
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import LMHead
 from engine.types.errors import CheckpointError

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from mutant_suites import suites_of
 
-from engine.builtin.platform_host.body import HostPlatformBody
+from engine_reference.platform_host.body import HostPlatformBody
 from engine.interfaces.platform import CacheMemory
 from engine_sdk.conformance import PlatformConformance
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mutant_suites import suites_of
 
-from engine.builtin.reasoning_parsers.think import END, Qwen3Parser, ThinkText, opened
+from engine_parsers.reasoning_parsers.think import END, Qwen3Parser, ThinkText, opened
 from engine.interfaces.reasoning_parser import ReasoningDelta
 from engine_sdk.conformance import ReasoningParserConformance
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from mutant_suites import suites_of
 
-from engine.builtin.routers.least_loaded import LeastLoaded
-from engine.builtin.routers.prefix_aware import PrefixAware
+from engine_parallel.routers.least_loaded import LeastLoaded
+from engine_parallel.routers.prefix_aware import PrefixAware
 from engine_sdk.conformance import RouterConformance
 
 

@@ -12,7 +12,7 @@ from broken_tokenizer_cards import CARDS
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mutant_suites import suites_of
 
-from engine.builtin.tokenizer_hf.body import HFTokenizerBody
+from engine_reference.tokenizer_hf.body import HFTokenizerBody
 from engine.interfaces.context import FrontContext
 from engine.types.errors import TokenizerError
 from engine_sdk.conformance import TokenizerConformance

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.builtin.connector_host.metadata import Copies
+from engine_reference.connector_host.metadata import Copies
 from engine.interfaces.kv_connector import KVTransferResult
 from engine.types import wire
 

@@ -14,7 +14,7 @@ class PlainConnector(KVConnectorCard):
     framework = "torch"
     swaps = True
     bodies: ClassVar[Mapping[str, str]] = {
-        "core": "engine.builtin.connector_host.scheduler_half:HostScheduler",
+        "core": "engine_reference.connector_host.scheduler_half:HostScheduler",
         "worker": "plain_connector:Plain",
     }
 
@@ -22,7 +22,7 @@ class PlainConnector(KVConnectorCard):
 class OneHalf(PlainConnector):
     """the card names no worker half"""
 
-    bodies: ClassVar[Mapping[str, str]] = {"core": "engine.builtin.connector_host.scheduler_half:HostScheduler"}
+    bodies: ClassVar[Mapping[str, str]] = {"core": "engine_reference.connector_host.scheduler_half:HostScheduler"}
 
 
 class HeavyHalf(PlainConnector):

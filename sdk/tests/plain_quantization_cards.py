@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.builtin.quantization_absmax.card import AbsmaxOptions, AbsmaxQuantization
+from engine_reference.quantization_absmax.card import AbsmaxOptions, AbsmaxQuantization
 from engine.interfaces.quantization import QuantizationNeed, Rounding
 
 

@@ -13,7 +13,7 @@ build-backend = "setuptools.build_meta"
 name = "engine-moon"
 version = "@version@"
 requires-python = ">=3.11"
-dependencies = ["engine"]
+dependencies = ["engine-base"]
 
 [project.entry-points."engine.scheduling_policy.v1"]
 moon = "engine_moon.card:Moon"

@@ -74,7 +74,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        value = version("engine")
+        value = version("engine-base")
     elif name == "errors":
         value = importlib.import_module("engine.errors")
     elif name in _HOMES:

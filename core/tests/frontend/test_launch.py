@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.builtin.models.card import Llama
+from engine_reference.models.card import Llama
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import attention_needs, choose_dtype, launch
 from engine.interfaces.platform import PlatformFacts
@@ -151,7 +151,7 @@ def test_no_torch_and_no_body(folder: Path) -> None:
 
 
 def test_tokenizer_body_is_torch_free() -> None:
-    code = "import sys, engine.builtin.tokenizer_hf.body; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    code = "import sys, engine_reference.tokenizer_hf.body; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"
 

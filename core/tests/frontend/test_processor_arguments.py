@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.builtin.logits_processors.card import AllowedTokenIds, BadWords, LogitBias
+from engine_reference.logits_processors.card import AllowedTokenIds, BadWords, LogitBias
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.processor_arguments import bad_word_ids
 from engine.interfaces.logits_processor import LogitsProcessorCard

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from cores import LAYOUTS
 
-from engine.builtin.evictor_lru.body import LRU
+from engine_reference.evictor_lru.body import LRU
 from engine.interfaces.context import CoreContext
 
 

@@ -9,9 +9,9 @@ from masking import jump_ahead
 from paged_worker import VOCAB, HoldingExecutor, PagedWorker, make_grammar
 from schedules import Settings
 
-from engine.builtin.connector_host.scheduler_half import HostScheduler
-from engine.builtin.evictor_lru.body import LRU
-from engine.builtin.policy_fcfs.body import FCFS
+from engine_reference.connector_host.scheduler_half import HostScheduler
+from engine_reference.evictor_lru.body import LRU
+from engine_reference.policy_fcfs.body import FCFS
 from engine.interfaces.context import CoreContext
 from engine.interfaces.scheduling_policy import SchedulingPolicy
 from engine.kv.layout import make_layout

@@ -20,8 +20,8 @@ import torch
 from drafting import Propose
 from masking import ScriptedGrammar
 
-from engine.builtin.connector_host.metadata import Copies
-from engine.builtin.connector_host.worker_half import HostWorker
+from engine_reference.connector_host.metadata import Copies
+from engine_reference.connector_host.worker_half import HostWorker
 from engine.interfaces.context import WorkerContext
 from engine.types import wire
 from engine.types.kv import KVGroup, KVLayout

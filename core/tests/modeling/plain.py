@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from engine.builtin.checkpoint_safetensors.card import SafetensorsCheckpoint
-from engine.builtin.models import card as cards
-from engine.builtin.models import deepseek_card
+from engine_reference.checkpoint_safetensors.card import SafetensorsCheckpoint
+from engine_reference.models import card as cards
+from engine_reference.models import deepseek_card
 from engine.interfaces.model import ModelContext, PagedAttention, PagedLatentAttention, State
 from engine.modeling import DispatchGuard, read_safetensors
 from engine.types.model import ModelDescription

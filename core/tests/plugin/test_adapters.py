@@ -16,7 +16,7 @@ from engine.types.errors import IncompatibleDriverError
 from .conftest import Playground
 
 OLD = """
-from engine.builtin.policy_fcfs.body import FCFS
+from engine_reference.policy_fcfs.body import FCFS
 from engine.interfaces.scheduling_policy import SchedulingPolicyCard
 
 class Card(SchedulingPolicyCard):
@@ -32,7 +32,7 @@ class Policy(FCFS):
         return running[-1]
 """
 NEW = """
-from engine.builtin.policy_fcfs.body import FCFS
+from engine_reference.policy_fcfs.body import FCFS
 from engine.interfaces.scheduling_policy import SchedulingPolicyCard
 
 class Card(SchedulingPolicyCard):

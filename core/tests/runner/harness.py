@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from dense import dense
 
-from engine.builtin.attention_torch.body import TorchAttentionBody
-from engine.builtin.attention_torch.card import TorchAttention
-from engine.builtin.models.card import Qwen2
-from engine.builtin.models.llama import Qwen2Model
-from engine.builtin.ops_torch.body import TorchOpsBody
-from engine.builtin.platform_host.body import HostPlatformBody
-from engine.builtin.platform_host.card import HostPlatform
+from engine_reference.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch.card import TorchAttention
+from engine_reference.models.card import Qwen2
+from engine_reference.models.llama import Qwen2Model
+from engine_reference.ops_torch.body import TorchOpsBody
+from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.platform_host.card import HostPlatform
 from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.context import WorkerContext

@@ -12,9 +12,9 @@ import pytest
 import torch
 from harness import Driver, Request, choice, dense_logits, layout, params, prompt, registry, start_message, started
 
-from engine.builtin.ops_torch.body import TorchOpsBody
-from engine.builtin.ops_torch.card import TorchOps
-from engine.builtin.platform_host.body import HostPlatformBody
+from engine_reference.ops_torch.body import TorchOpsBody
+from engine_reference.ops_torch.card import TorchOps
+from engine_reference.platform_host.body import HostPlatformBody
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.ops import OPERATIONS, OpsNeed
 from engine.interfaces.platform import CacheMemory

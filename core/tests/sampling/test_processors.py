@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.builtin.logits_processors.card import AllowedTokenIds, BadWords, LogitBias
-from engine.builtin.platform_host.body import HostPlatformBody
+from engine_reference.logits_processors.card import AllowedTokenIds, BadWords, LogitBias
+from engine_reference.platform_host.body import HostPlatformBody
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsRows
 from engine.plugin import load_body
 from engine.sampling.processors import Processor, ProcessorChain

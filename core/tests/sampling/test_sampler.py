@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.builtin.ops_torch.body import TorchOpsBody
-from engine.builtin.platform_host.body import HostPlatformBody
+from engine_reference.ops_torch.body import TorchOpsBody
+from engine_reference.platform_host.body import HostPlatformBody
 from engine.interfaces.ops import OPERATIONS
 from engine.interfaces.philox import uniform
 from engine.sampling.parameters import SlotParameters

@@ -10,8 +10,8 @@ import pytest
 from cores import LAYOUTS, make_core
 from steps import SETTINGS, request, run
 
-from engine.builtin.policy_priority.body import Priority
-from engine.builtin.policy_priority.card import PriorityOptions
+from engine_reference.policy_priority.body import Priority
+from engine_reference.policy_priority.card import PriorityOptions
 from engine.frontend.clock import SteadyClock
 
 

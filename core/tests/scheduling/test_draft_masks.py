@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.builtin.grammar_choice.body import Choice
+from engine_reference.grammar_choice.body import Choice
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import MAX_ROLLBACK, Matcher
 from engine.scheduling.constraints import Constraints

@@ -9,7 +9,7 @@ import pytest
 from cores import LAYOUTS
 from steps import finish, make_scheduler, plan, request, rows, run
 
-from engine.builtin.connector_host.metadata import Copies
+from engine_reference.connector_host.metadata import Copies
 from engine.scheduling.request import Status
 from engine.scheduling.scheduler import Scheduler
 from engine.types import wire

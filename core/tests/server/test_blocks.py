@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.builtin.reasoning_parsers.think import Qwen3Parser
-from engine.builtin.tool_parsers.hermes import HermesText
+from engine_parsers.reasoning_parsers.think import Qwen3Parser
+from engine_parsers.tool_parsers.hermes import HermesText
 from engine.server.blocks import Blocks
 from engine.server.completion_reader import CompletionReader
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.builtin.reasoning_parsers.think import Qwen3Parser
-from engine.builtin.tool_parsers.hermes import HermesText
+from engine_parsers.reasoning_parsers.think import Qwen3Parser
+from engine_parsers.tool_parsers.hermes import HermesText
 from engine.server.chat_choice import ChatChoice
 from engine.server.completion_reader import CompletionReader
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from engine.builtin.tool_parsers.hermes import HermesParser
-from engine.builtin.tool_parsers.mistral import MistralParser
-from engine.builtin.tool_parsers.pythonic import PythonicParser
+from engine_parsers.tool_parsers.hermes import HermesParser
+from engine_parsers.tool_parsers.mistral import MistralParser
+from engine_parsers.tool_parsers.pythonic import PythonicParser
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.interfaces.grammar import GrammarCard
 from engine.interfaces.tool_parser import whole

@@ -20,8 +20,8 @@ from masking import ScriptedGrammar, constrained, jump_ahead
 from paged_worker import HoldingExecutor
 from schedules import Outcome, Planned, Schedule, Settings, run_schedule, schedules
 
-from engine.builtin.evictor_lru.body import LRU
-from engine.builtin.policy_fcfs.body import FCFS
+from engine_reference.evictor_lru.body import LRU
+from engine_reference.policy_fcfs.body import FCFS
 from engine.interfaces.context import CoreContext
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore

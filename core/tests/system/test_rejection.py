@@ -14,8 +14,8 @@ from harness import VOCAB, choice, dense_logits, layout, registry, start_message
 from paged_worker import HoldingExecutor
 from schedules import Planned, Schedule, Settings, run_schedule
 
-from engine.builtin.evictor_lru.body import LRU
-from engine.builtin.policy_fcfs.body import FCFS
+from engine_reference.evictor_lru.body import LRU
+from engine_reference.policy_fcfs.body import FCFS
 from engine.interfaces.context import CoreContext
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.builtin.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch.body import TorchAttentionBody
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
 from engine.types.errors import ConfigError
 from engine.types.kv import KVGroup

@@ -27,7 +27,7 @@ def a_fit_processor(native: Any) -> None:
 @pytest.fixture(scope="module")
 def parity() -> ModuleType:
     """What makes random checkpoints of the first-party models, from the core's tests."""
-    path = Path(__file__).parents[3] / "core/tests/parity/checkpoints.py"
+    path = Path(__file__).parents[3] / "plugins/reference/tests/parity/checkpoints.py"
     if not path.exists():
         pytest.skip("the core's tests are not here")
     pytest.importorskip("transformers")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.builtin.quantization_absmax.body import dequantize, quantize
+from engine_reference.quantization_absmax.body import dequantize, quantize
 from engine.interfaces.quantization import QuantizationNeed
 from engine.types.errors import ConfigError
 

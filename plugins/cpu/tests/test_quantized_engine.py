@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine import LLM, SamplingParams
-from engine.builtin.checkpoint_dummy.sizes import config_of, shapes_of
+from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
 from engine.types.errors import UnfitDriverError
 
 SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_pages": 60, "block_size": 4}
@@ -116,7 +116,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index = {name: f"model-{key}.safetensors" for key, shard in shards.items() for name in shard}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     (folder / "config.json").write_text(json.dumps(config))
-    for file in Path(str(files("engine.builtin.checkpoint_dummy") / "files")).iterdir():
+    for file in Path(str(files("engine_reference.checkpoint_dummy") / "files")).iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     return folder
 

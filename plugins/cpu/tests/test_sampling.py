@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.builtin.ops_torch.body import TorchOpsBody
+from engine_reference.ops_torch.body import TorchOpsBody
 from engine.interfaces import philox
 from engine.interfaces.ops import SamplingRows
 

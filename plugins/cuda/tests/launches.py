@@ -23,10 +23,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.builtin.checkpoint_dummy.sizes import config_of, shapes_of
-from engine.builtin.models.card import Llama, Qwen3
-from engine.builtin.platform_host.body import HostPlatformBody
-from engine.builtin.platform_host.card import HostPlatform
+from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
+from engine_reference.models.card import Llama, Qwen3
+from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.platform_host.card import HostPlatform
 from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.context import WorkerContext

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.builtin.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch.body import TorchAttentionBody
 from engine.interfaces.attention import AttentionNeed, LayerCache
 from engine_cuda import attention_reasons
 from engine_cuda.attention_mla.card import TritonLatentAttention

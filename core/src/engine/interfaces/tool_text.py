@@ -3,7 +3,7 @@
 A parser for another form subclasses `ToolText`, names the markers that begin a call, and says in `begin` which state
 reads on. A state is a method `(text, position) -> position`: it reads from there, returns how far it came, and may set
 `self.state`. One that returns `position` as it was, and leaves the state as it is, waits for more text; what is not
-read is held back, so that must be short: half a marker. `engine.builtin.tool_parsers` has examples.
+read is held back, so that must be short: half a marker. `engine_parsers.tool_parsers` has examples.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from engine.plugin.card import Card
-from engine.plugin.known import distribution_of, known_names
+from engine.plugin.known import distribution_of, known_drivers
 from engine.plugin.near import did_you_mean, near_matches
 from engine.plugin.plugin_list import PluginList, normal, only
 from engine.plugin.points import COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
@@ -244,7 +244,7 @@ class Registry:
             hint = f"'{name}' is a driver of {', '.join(elsewhere)}"
         if distribution := distribution_of(point, name):
             hint = f"pip install {distribution}"
-        elif not hint and (near := near_matches(name, known_names(point))):
+        elif not hint and (near := near_matches(name, known_drivers().get(point, ()))):
             lines = (f"'{known}' (pip install {distribution_of(point, known)})" for known in near)
             hint = f"did you mean {' or '.join(lines)}?"
         if not hint:

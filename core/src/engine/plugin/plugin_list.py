@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import requires
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.plugin.known import DISTRIBUTIONS, distribution_of
+from engine.plugin.known import distribution_of, known_distributions
 from engine.plugin.near import near_matches
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
@@ -15,8 +17,11 @@ from engine.types.errors import ConfigError
 if TYPE_CHECKING:
     from engine.plugin.discovery import Candidate
 
-OWN = "engine"
-"""The distribution of the core, whose drivers a list allows without naming them."""
+CORE = "engine-base"
+"""The core's own distribution."""
+
+REFERENCE = "reference"
+"""The extra of the core's distribution that names those whose drivers a list allows without naming them."""
 
 
 class Entry(NamedTuple):
@@ -48,7 +53,8 @@ class PluginList:
 
     The text holds entries with commas between them. An entry names a distribution (`engine-xgrammar`) or one plugin of
     it (`attention:flash`, `hooks:otel`, `commands:hello`). With a minus before it, it denies what it names. Where an
-    entry has none, only what such entries name is allowed, beside the drivers of Engine's own distribution. Denials go
+    entry has none, only what such entries name is allowed, beside the reference drivers (`pip install
+    engine-base[reference]`). Denials go
     before allowances. No entry: everything that is installed is allowed.
 
     Attributes:
@@ -83,15 +89,16 @@ class PluginList:
         entries = self.entries
         for entry in entries:
             known = any(entry.names(candidate) for candidate in found)
-            if not known and (entry.point or entry.name not in {*map(normal, broken), OWN}):
+            if not known and (entry.point or entry.name not in {*map(normal, broken), *own()}):
                 raise self._unknown(entry, found, broken)
         allowing = [entry for entry in entries if not entry.denies]
         denied: dict[Candidate, str] = {}
+        always = own() if allowing else frozenset()
         for candidate in found:
             denying = next((entry for entry in entries if entry.denies and entry.names(candidate)), None)
             if denying is not None:
                 denied[candidate] = f"'{denying.text}' denies it"
-            elif allowing and normal(candidate.distribution) != OWN and not any(e.names(candidate) for e in allowing):
+            elif allowing and normal(candidate.distribution) not in always and not any(e.names(candidate) for e in allowing):
                 denied[candidate] = "no entry allows it"
         for entry in allowing:
             named = [candidate for candidate in found if entry.names(candidate)]
@@ -110,7 +117,7 @@ class PluginList:
         if any(entry.denies and entry.name == normal(name) for entry in entries):
             return True
         allowing = [entry for entry in self.entries if not entry.denies]
-        return bool(allowing) and normal(name) not in {OWN, *(e.name for e in entries if not e.denies)}
+        return bool(allowing) and normal(name) not in {*own(), *(e.name for e in entries if not e.denies)}
 
     def _entry(self, text: str) -> Entry:
         denies, named = text.startswith("-"), text.removeprefix("-").strip()
@@ -148,7 +155,7 @@ class PluginList:
         hint = _meant(near_matches(entry.name, distributions.values()))
         if as_driver:
             hint = f"for the driver of that name write {' or '.join(as_driver)}"
-        elif entry.name in DISTRIBUTIONS:
+        elif entry.name in known_distributions():
             hint = f"pip install {entry.name}, or take it out of the list"
         listing = ", ".join(sorted(distributions.values())) or "none"
         return ConfigError(
@@ -156,6 +163,14 @@ class PluginList:
             f"no installed distribution of this name offers plugins; those that do: {listing}",
             hint or "take it out of the list",
         )
+
+
+@cache
+def own() -> frozenset[str]:
+    """The distributions whose drivers a list allows without naming them: the core's, and those of its extra."""
+    needs = requires(CORE) or []
+    extra = [need for need in needs if re.search(rf"""extra\s*==\s*['"]{REFERENCE}['"]""", need)]
+    return frozenset({CORE, *(normal(re.split(r"[^\w.-]", need, maxsplit=1)[0]) for need in extra)})
 
 
 def normal(distribution: str) -> str:

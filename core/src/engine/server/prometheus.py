@@ -149,7 +149,7 @@ class _EngineCollector(Collector):
             responses.add_metric([self._model_name, str(status)], count)
         yield responses
         info = GaugeMetricFamily("engine:build_info", "The version.", labels=["model_name", "version"])
-        info.add_metric([self._model_name, version("engine")], 1)
+        info.add_metric([self._model_name, version("engine-base")], 1)
         yield info
 
     def _state(self) -> Iterator[Metric]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from engine.frontend.constraint_check import ConstraintCheck
 
 NewStream = Callable[[], ToolStream]
-INSTALL = f"install a grammar that does: {how_to_install('grammar')}"
 
 
 class Plan(NamedTuple):
@@ -157,7 +156,8 @@ def _first_served(candidates: list[Plan], grammars: ConstraintCheck, parameter: 
     )
     raise APIError(
         400,
-        f"{parameter}: {why}, and the one at work ({grammars.names}) enforces {enforced} only; {INSTALL}, or {other}",
+        f"{parameter}: {why}, and the one at work ({grammars.names}) enforces {enforced} only; "
+        f"install a grammar that does: {how_to_install('grammar')}, or {other}",
         param=parameter,
     )
 

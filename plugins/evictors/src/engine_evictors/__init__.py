@@ -1,1 +1,1 @@
-"""Evictors beside the builtin one."""
+"""Evictors beside the reference one."""

@@ -126,7 +126,7 @@ def _class_name(name: str) -> str:
 
 def _filled(text: str, kind: str, name: str) -> str:
     class_name = _class_name(name)
-    dependencies = ['"engine"', *(['"msgspec"'] if kind == "kv_connector" else [])]
+    dependencies = ['"engine-base"', *(['"msgspec"'] if kind == "kv_connector" else [])]
     dependencies += ['"numpy"'] if kind in _NUMPY else []
     dependencies += ['"torch"'] if kind in _TORCH else []
     dependencies += ['"jinja2"'] if kind == "tokenizer" else []

@@ -1,0 +1,178 @@
+"""The body of the reference attention.
+
+A page of a layer holds K, then V, each [num_kv_heads, tokens_per_block, head_size]: a head's tokens lie together, so
+that gathered pages turn into one matrix a head by copying whole runs. Scores are computed in float32 at least. The
+query heads of a group share their K and V: they are folded into the query length (decode: [rows * kv heads, group,
+head size]), so that each K is read once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine_reference.attention_torch.encoder import forward_encoder
+from engine_reference.attention_torch.plan import DecodeChunk, PrefillRow, TorchPlan
+from engine_reference.attention_torch.scores import scores_of, weights_of
+from engine_reference.attention_torch.storing import stored
+from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
+from engine.types.kv import KVGroup
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import WorkerContext
+
+MAX_SCORES = 1 << 24
+"""Most scores that a prefill holds at once; longer ones are computed in chunks of queries."""
+
+
+class TorchAttentionBody:
+    """Paged attention with grouped heads, sliding window, soft cap, sinks, ALiBi and any `kv_index`."""
+
+    capture_level: CaptureLevel = "none"
+    """A plan's shapes follow the lengths of the step, so what it launches cannot be replayed for the next one."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        del context
+
+    def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
+        """Views [num_pages, num_kv_heads, tokens_per_block, head_size] of uint8 pages [num_pages, layer_bytes]."""
+        dtype: torch.dtype = getattr(torch, need.kv_dtype)
+        shape = (len(pages), 2, group.num_kv_heads, group.tokens_per_block, group.head_size)
+        elements = shape[1] * shape[2] * shape[3] * shape[4]
+        both = pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, shape[1:])
+        return LayerCache(both[:, 0], both[:, 1])
+
+    def plan(self, batch: AttentionBatch, group: KVGroup, out: TorchPlan | None = None) -> TorchPlan:
+        """The step's pages and masks, which all layers of the group share."""
+        plan = TorchPlan() if out is None else out
+        plan.fill(batch, group)
+        return plan
+
+    def write(
+        self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: TorchPlan
+    ) -> None:
+        """Store k, v [T, num_kv_heads, head_size], rounded to the cache's type where that is narrower.
+
+        What fp8 cannot hold becomes its largest number.
+        """
+        del layer
+        where = (plan.page, slice(None), plan.offset)
+        cache.k[where] = stored(k, cache.k.dtype)
+        cache.v[where] = stored(v, cache.v.dtype)
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: LayerCache,
+        plan: TorchPlan,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """See `engine.interfaces.attention.AttentionBackend.forward`."""
+        if layer.group.kind == "encoder":
+            forward_encoder(layer, q, k, v, plan.bounds, out, lse)
+        # Of all other kinds, k and v are in the cache, and rows without any are none.
+        for chunk in plan.decodes:
+            _decode(layer, q, cache, chunk, out, lse)
+        for row in plan.prefills:
+            _prefill(layer, q, cache, row, out, lse)
+        if plan.num_tokens < len(q):
+            out[plan.num_tokens :] = 0
+            if lse is not None:
+                lse[plan.num_tokens :] = 0
+
+
+def _decode(
+    layer: AttentionLayer,
+    q: torch.Tensor,
+    cache: LayerCache,
+    chunk: DecodeChunk,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    rows = chunk.stop - chunk.start
+    heads, size = layer.group.num_kv_heads, layer.group.head_size
+    grouped = q[chunk.start : chunk.stop].reshape(rows * heads, -1, size)
+    keys = _gather(cache.k, chunk, rows, grouped.dtype)
+    values = _gather(cache.v, chunk, rows, grouped.dtype)
+    scores = scores_of(layer, grouped, keys)
+    if layer.alibi_slopes is not None:
+        slopes = layer.alibi_slopes.to(scores.dtype).view(1, -1, 1)
+        scores.view(rows, -1, chunk.num_keys).sub_(slopes * chunk.distance.unsqueeze(1))
+    if chunk.hidden is not None:
+        scores.view(rows, -1, chunk.num_keys).masked_fill_(chunk.hidden.unsqueeze(1), -torch.inf)
+        # Hidden keys have weight 0, but 0 * NaN would still spoil the sum.
+        values.view(rows, heads, chunk.num_keys, size).masked_fill_(chunk.hidden[:, None, :, None], 0)
+    weights, total = weights_of(scores.view(rows, -1, chunk.num_keys), layer.sinks, lse is not None)
+    out[chunk.start : chunk.stop] = torch.bmm(weights.view(scores.shape), values).view(rows, -1, size)
+    if lse is not None and total is not None:
+        lse[chunk.start : chunk.stop] = total
+
+
+def _prefill(
+    layer: AttentionLayer,
+    q: torch.Tensor,
+    cache: LayerCache,
+    row: PrefillRow,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    num_heads = q.shape[1]
+    heads, size, window = layer.group.num_kv_heads, layer.group.head_size, layer.group.sliding_window
+    per_block = layer.group.tokens_per_block
+    at_once = max(1, MAX_SCORES // (num_heads * len(row.table) * per_block))
+    for start in range(row.start, row.stop, at_once):
+        stop = min(start + at_once, row.stop)
+        index = row.kv_index[start - row.start : stop - row.start]
+        lowest, highest = (int(bound) for bound in index.aminmax())
+        first_key = 0 if window is None else max(0, lowest - window + 1)
+        first_block, last_block = first_key // per_block, highest // per_block
+        pages = row.table[first_block : last_block + 1]
+        inside = slice(first_key - first_block * per_block, highest + 1 - first_block * per_block)
+        keys = _gather_row(cache.k, pages, inside, q.dtype)
+        values = _gather_row(cache.v, pages, inside, q.dtype)
+        key = torch.arange(first_key, highest + 1, device=q.device)
+        hidden = key > index.unsqueeze(1)
+        if window is not None:
+            hidden |= key <= index.unsqueeze(1) - window
+            # Between queries that lie far apart, keys that no window reaches may be stale.
+            values.masked_fill_(hidden.all(dim=0)[:, None], 0)
+        queries = q[start:stop].view(stop - start, heads, -1, size).permute(1, 2, 0, 3)
+        scores = scores_of(layer, queries.reshape(heads, -1, size), keys)
+        scores = scores.view(num_heads, stop - start, len(key))
+        if layer.alibi_slopes is not None:
+            scores.sub_(layer.alibi_slopes.to(scores.dtype).view(-1, 1, 1) * (key - index.unsqueeze(1)).abs())
+        scores.masked_fill_(hidden, -torch.inf)
+        sinks = None if layer.sinks is None else layer.sinks.unsqueeze(1)
+        weights, total = weights_of(scores, sinks, lse is not None)
+        result = torch.bmm(weights.view(heads, -1, len(key)), values).view(heads, -1, stop - start, size)
+        out[start:stop] = result.permute(2, 0, 1, 3).reshape(stop - start, num_heads, size)
+        if lse is not None and total is not None:
+            lse[start:stop] = total.T
+
+
+def _gather(pages: torch.Tensor, chunk: DecodeChunk, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """[rows * num_kv_heads, num_keys, head_size], in float32 at least. index_select beats indexing several times."""
+    _, heads, per_block, size = pages.shape
+    gathered = pages.index_select(0, chunk.pages).view(rows, chunk.num_blocks, heads, per_block, size)
+    result = _widened_empty((rows, heads, chunk.num_blocks, per_block, size), gathered, dtype)
+    result.copy_(gathered.transpose(1, 2))
+    return result.view(rows * heads, chunk.num_blocks * per_block, size)[:, : chunk.num_keys]
+
+
+def _gather_row(pages: torch.Tensor, table: torch.Tensor, inside: slice, dtype: torch.dtype) -> torch.Tensor:
+    """[num_kv_heads, keys, head_size] of one row's pages, in float32 at least."""
+    _, heads, per_block, size = pages.shape
+    gathered = pages.index_select(0, table)
+    result = _widened_empty((heads, len(table), per_block, size), gathered, dtype)
+    result.copy_(gathered.transpose(0, 1))
+    return result.view(heads, len(table) * per_block, size)[:, inside]
+
+
+def _widened_empty(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.empty(shape, dtype=wide, device=like.device)

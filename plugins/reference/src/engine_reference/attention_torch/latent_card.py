@@ -1,0 +1,33 @@
+"""The card of the reference latent attention."""
+
+from __future__ import annotations
+
+from engine_reference.attention_torch.card import DTYPES, FP8
+from engine.interfaces.attention import AttentionCard, AttentionNeed
+
+
+class TorchLatentAttention(AttentionCard):
+    """Latent attention (DeepSeek) in plain torch, for any sizes and device: the oracle of faster drivers."""
+
+    priority = 0
+    framework = "torch"
+    kinds = frozenset({"mla"})
+    body = "engine_reference.attention_torch.latent:TorchLatentAttentionBody"
+
+    @classmethod
+    def unsupported(cls, need: AttentionNeed) -> list[str]:
+        if need.kind not in cls.kinds:
+            return [f"layers of kind '{need.kind}' are not served, only mla"]
+        reasons = []
+        if need.framework != "torch":
+            reasons.append(f"it computes with torch, not with {need.framework}")
+        if need.dtype not in DTYPES:
+            reasons.append(f"dtype {need.dtype} is not one of {', '.join(sorted(DTYPES))}")
+        if need.kv_dtype not in (*DTYPES, FP8):
+            reasons.append(f"a cache of {need.kv_dtype} is not served, only of {', '.join(sorted((*DTYPES, FP8)))}")
+        elif need.kv_dtype != need.dtype and DTYPES.get(need.kv_dtype, 1) >= DTYPES.get(need.dtype, 0):
+            reasons.append(f"a cache of {need.kv_dtype} under queries of {need.dtype} saves no memory")
+        if need.soft_cap is not None:
+            reasons.append("a soft cap of scores is not served, no latent attention has one")
+        reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - {"kv_index"}))
+        return reasons

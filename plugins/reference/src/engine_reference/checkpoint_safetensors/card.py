@@ -1,0 +1,51 @@
+"""The card of checkpoint driver `safetensors`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from engine.interfaces.checkpoint import CheckpointCard
+from engine.modeling.checkpoint_files import resolve_folder
+from engine.types.errors import ModelNotFoundError
+from engine.types.model import CheckpointFiles
+
+_OTHER_FORMATS = (".gguf", ".bin", ".pt", ".pth", ".onnx")
+
+
+class SafetensorsCheckpoint(CheckpointCard):
+    """Opens folders with config.json and *.safetensors files, whole or in shards. Reaches no hub."""
+
+    body = "engine_reference.checkpoint_safetensors.reader:SafetensorsReader"
+    framework = "torch"
+
+    @classmethod
+    def claims(cls, name: str) -> bool:
+        """Folders, and all that looks like a path or like a hub's "org/name".
+
+        A bare name is a folder only if a model lies in it: other drivers have names of their own, which must not
+        clash with any folder that happens to lie about.
+        """
+        if not name or "://" in name or name.lower().endswith(_OTHER_FORMATS):
+            return False
+        if "/" in name or name.startswith("~") or name in (".", ".."):
+            return True
+        return os.path.isfile(os.path.join(name, "config.json"))
+
+    @classmethod
+    def resolve(cls, name: str) -> CheckpointFiles:
+        """Find the files, as `CheckpointCard.resolve` says."""
+        folder = Path(os.path.expanduser(name))
+        if not os.path.exists(folder) and _is_hub_name(name):
+            raise ModelNotFoundError(
+                f"open model {name!r}",
+                f"there is no such folder under {Path.cwd()}, and no model hub is reached by this driver",
+                "download the model and pass its folder",
+            )
+        return resolve_folder(name, folder)
+
+
+def _is_hub_name(name: str) -> bool:
+    """True for "org/name", which no leading dot, slash or tilde marks as a path."""
+    parts = name.split("/")
+    return len(parts) == 2 and all(parts) and parts[0] not in (".", "..") and not name.startswith("~")

@@ -1,0 +1,23 @@
+"""The card of communicator `gloo`."""
+
+from __future__ import annotations
+
+from engine.interfaces.communicator import CommunicatorCard, CommunicatorNeed
+
+
+class GlooCommunicator(CommunicatorCard):
+    """Collectives in host memory over the loopback device, by torch's gloo: the oracle of faster drivers."""
+
+    framework = "torch"
+    body = "engine_reference.communicator_gloo.body:Gloo"
+
+    @classmethod
+    def unsupported(cls, need: CommunicatorNeed) -> list[str]:
+        reasons = []
+        if need.world_size < 2:
+            reasons.append("one rank has nobody to speak to")
+        if need.device.partition(":")[0] != "cpu":
+            reasons.append(f"it moves host memory, not {need.device}'s")
+        if need.framework != "torch":
+            reasons.append(f"it computes with torch, not with {need.framework}")
+        return reasons

@@ -1,0 +1,26 @@
+"""The card of connector `host`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed
+
+
+class HostConnector(KVConnectorCard):
+    """Keeps the pages of preempted requests in host memory that is allocated once (`--swap-space`)."""
+
+    framework = "torch"
+    swaps = True
+    bodies: ClassVar[Mapping[str, str]] = {
+        "core": "engine_reference.connector_host.scheduler_half:HostScheduler",
+        "worker": "engine_reference.connector_host.worker_half:HostWorker",
+    }
+
+    @classmethod
+    def unsupported(cls, need: KVConnectorNeed) -> list[str]:
+        reasons = super().unsupported(need)
+        if need.swap_space < need.page_bytes:
+            reasons.append(f"a swap space of {need.swap_space:,} bytes holds no page of {need.page_bytes:,} bytes")
+        return reasons

@@ -1,0 +1,86 @@
+"""Which place in host memory holds which page of which request. No torch.
+
+A place that becomes free is given out again from the next plan on: within one plan all copies out come before all
+copies in, so a place must not be filled anew by the plan that still reads it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine_reference.connector_host.metadata import Copies
+from engine.interfaces.kv_connector import SwapUsage
+from engine.types import wire
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import CoreContext
+
+_EMPTY = np.empty(0, np.int32)
+
+
+class HostScheduler:
+    """See `engine.interfaces.kv_connector.KVConnectorScheduler`."""
+
+    def __init__(self, context: CoreContext) -> None:
+        self._total = context.swap_space // context.layout.page_bytes
+        self._free = np.arange(self._total - 1, -1, -1, dtype=np.int32)  # a stack: its end is taken first
+        self._num_free = self._total
+        self._num_used = 0
+        self._places: dict[str, np.ndarray] = {}
+        self._freed: list[np.ndarray] = []
+        self._out: list[tuple[np.ndarray, np.ndarray]] = []
+        self._in: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def swap_out(self, request_id: str, pages: np.ndarray) -> bool:
+        """See the interface."""
+        assert request_id not in self._places
+        if pages.size > self._num_free:
+            return False
+        self._num_free -= pages.size
+        self._num_used += pages.size
+        # From the lowest up, so that places in a row are copied in one piece.
+        places = self._free[self._num_free : self._num_free + pages.size][::-1].copy()
+        self._places[request_id] = places
+        self._out.append((pages, places))
+        return True
+
+    def swap_in(self, request_id: str, places: np.ndarray, pages: np.ndarray) -> None:
+        """See the interface."""
+        self._in.append((pages, self._places[request_id][places]))
+        self.forget(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """See the interface."""
+        self._freed.append(self._places.pop(request_id))
+        self._num_used -= self._freed[-1].size
+
+    def plan_metadata(self) -> bytes | None:
+        """See the interface."""
+        for places in self._freed:
+            self._free[self._num_free : self._num_free + places.size] = places[::-1]
+            self._num_free += places.size
+        self._freed.clear()
+        if not self._out and not self._in:
+            return None
+        (out_page, out_place), (in_page, in_place) = _columns(self._out), _columns(self._in)
+        self._out, self._in = [], []
+        return wire.encode(Copies(out_page=out_page, out_place=out_place, in_page=in_page, in_place=in_place))
+
+    def usage(self) -> SwapUsage:
+        """See the interface."""
+        return SwapUsage(self._num_used, self._total)
+
+    def check_integrity(self) -> None:
+        """See the interface."""
+        everywhere = np.concatenate([self._free[: self._num_free], *self._freed, *self._places.values()])
+        assert np.array_equal(np.sort(everywhere), np.arange(self._total)), "a place is lost or given twice"
+        assert self._num_used == sum(places.size for places in self._places.values())
+
+
+def _columns(copies: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    if not copies:
+        return _EMPTY, _EMPTY
+    pages, places = zip(*copies, strict=True)
+    return np.concatenate(pages), np.concatenate(places)

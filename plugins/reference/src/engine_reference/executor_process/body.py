@@ -1,0 +1,352 @@
+"""The executor: plans out to every rank, answers back, and the end of all where one fails.
+
+Everything happens on the caller's thread: a future that is asked takes in what has come. A step is done when every
+rank has answered it: rank 0 with the result, the others with a checksum of the tokens that they drew. Ranks sample
+each for itself, from logits that are equal bit by bit and with random numbers that depend on nothing but the request,
+so that drawn tokens stand in every rank's table for the next step without another exchange; the checksum proves it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import numpy as np
+
+from engine_reference.executor_process.messages import Answer, Call, Done, Failed, Ready, Sample, Step
+from engine_reference.executor_process.processes import Ranks
+from engine.plugin.hook_calls import sum_failures
+from engine.types.errors import EngineDeadError, EngineError, rebuild_error
+from engine.types.start import WorkerReady, WorkerStart
+
+if TYPE_CHECKING:
+    from engine_reference.executor_process.card import ProcessOptions
+    from engine.interfaces.context import CoreContext
+    from engine.types.plan import Masks, StepPlan, StepResult
+
+WAIT_SECONDS = 0.05
+"""How long one wait lasts before it is looked who lives."""
+BLAME_SECONDS = 1.0
+"""How long is looked for the rank that began, when one only says that another has left it."""
+
+
+class StepUnderWay:
+    """A step that was sent. Implements `engine.interfaces.executor.StepFuture`."""
+
+    def __init__(self, executor: Process, step_id: int, size: int) -> None:
+        self._executor, self.step_id, self._waiting = executor, step_id, set(range(size))
+        self._checksums: set[int] = set()
+        self._result: StepResult | None = None
+        self._failed_pages: list[np.ndarray] = []
+
+    @property
+    def complete(self) -> bool:
+        """Every rank has answered."""
+        return not self._waiting
+
+    @property
+    def told(self) -> bool:
+        """Rank 0 has told the result."""
+        return self._result is not None
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks that have not answered."""
+        return sorted(self._waiting)
+
+    @property
+    def agreed(self) -> bool:
+        """The ranks that have answered drew the same tokens."""
+        return len(self._checksums) < 2
+
+    def take(self, done: Done) -> None:
+        """A rank's answer."""
+        self._waiting.discard(done.rank)
+        self._checksums.add(done.checksum)
+        if done.failed_pages is not None:
+            self._failed_pages.append(done.failed_pages)
+        if done.result is not None:
+            self._result = done.result
+
+    def done(self) -> bool:
+        """True once `result` would not block: the result is there, or the engine is dead."""
+        return self.complete or self._executor.pump(self)
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Wait for every rank. Raises EngineDeadError, and TimeoutError after `timeout` seconds."""
+        self._executor.wait(self, timeout)
+        assert self._result is not None
+        if self._failed_pages:  # what one rank misses, the request has to compute again on all
+            mine = () if self._result.failed_pages is None else (self._result.failed_pages,)
+            failed = np.unique(np.concatenate([*self._failed_pages, *mine]))
+            self._result, self._failed_pages = msgspec.structs.replace(self._result, failed_pages=failed), []
+        return self._result
+
+
+class CallUnderWay:
+    """A call that was sent."""
+
+    def __init__(self, size: int) -> None:
+        self.answers: list[Answer | None] = [None] * size
+
+    @property
+    def complete(self) -> bool:
+        """Every rank has answered."""
+        return None not in self.answers
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks that have not answered."""
+        return [rank for rank, answer in enumerate(self.answers) if answer is None]
+
+
+class Process:
+    """See `engine.interfaces.executor.Executor`."""
+
+    def __init__(self, context: CoreContext) -> None:
+        self._worker, self._options = context.worker, cast("ProcessOptions", context.options)
+        self._ranks: Ranks | None = None
+        self._steps: dict[int, StepUnderWay] = {}
+        self._calls: dict[int, CallUnderWay] = {}
+        self._num_calls = 0
+        self._dead: EngineDeadError | None = None
+        self._looked = 0.0
+
+    def start(self, message: WorkerStart) -> WorkerReady:
+        """See the interface."""
+        size = message.size
+        threads = self._options.threads or max(1, (message.num_threads or _cores()) // size)
+        starts = [msgspec.structs.replace(message, rank=rank, num_threads=threads) for rank in range(size)]
+        ranks = self._ranks = Ranks(self._worker, starts)
+        weakref.finalize(self, ranks.close)  # also at the interpreter's exit
+        try:
+            ready = self._wait_ready(ranks)
+        except BaseException:
+            ranks.close(0)
+            raise
+        return WorkerReady(
+            num_pages=min(answer.num_pages for answer in ready),
+            weight_bytes=sum(answer.weight_bytes for answer in ready),
+            cache_bytes=sum(answer.cache_bytes for answer in ready),
+            num_parameters=sum(answer.num_parameters for answer in ready),
+            load_seconds=max(answer.load_seconds for answer in ready),
+            step_bytes=None
+            if any(answer.step_bytes is None for answer in ready)
+            else sum(answer.step_bytes or 0 for answer in ready),
+            captured=ready[0].captured,
+            not_captured=ready[0].not_captured,
+            broken=tuple(dict.fromkeys(plugin for answer in ready for plugin in answer.broken)),
+            hook_failures=sum_failures(answer.hook_failures for answer in ready),
+        )
+
+    def execute(self, plan: StepPlan) -> StepUnderWay:
+        """See the interface."""
+        ranks = self._living()
+        step = self._steps[plan.step_id] = StepUnderWay(self, plan.step_id, ranks.size)
+        ranks.send(Step(plan))
+        return step
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """See the interface."""
+        self._living().send(Sample(step_id, masks))
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """See the interface. Answers are plain data. Raises the first rank's error, after which the ranks go on."""
+        ranks = self._living()
+        self._num_calls += 1
+        call_id, call = self._num_calls, CallUnderWay(ranks.size)
+        self._calls[call_id] = call
+        ranks.send(Call(call_id, method, list(args)))
+        try:
+            self.wait(call, None)
+        finally:
+            self._calls.pop(call_id, None)
+        answers = [answer for answer in call.answers if answer is not None]
+        for answer in answers:
+            if answer.error is not None:
+                raise rebuild_error(answer.error)
+        return [answer.value for answer in answers]
+
+    def check_health(self) -> None:
+        """See the interface."""
+        self._look_for_the_dead(self._living())
+
+    def shutdown(self) -> None:
+        """See the interface."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.close()
+
+    # -- what futures ask for -----------------------------------------------------------------------------------------
+    def pump(self, step: StepUnderWay) -> bool:
+        """Take in what has come; True where the step is complete or never will be."""
+        if self._dead is None and self._ranks is not None:
+            try:
+                while not step.complete and self._receive(self._ranks, 0):
+                    pass
+                if not step.complete and time.monotonic() - self._looked > WAIT_SECONDS:
+                    self._look_for_the_dead(self._ranks)
+            except EngineError:
+                return True  # `result` raises it
+        return step.complete or self._dead is not None or self._ranks is None
+
+    def wait(self, what: StepUnderWay | CallUnderWay, timeout: float | None) -> None:
+        """Wait until every rank has answered.
+
+        Time is counted in which nothing came while somebody waited here, so a process that was stopped for a while
+        does not take its ranks for hung.
+
+        Raises:
+            EngineDeadError: a rank has died, failed, or gave no answer for `step_timeout` seconds.
+            TimeoutError: after `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waited = 0.0
+        while not what.complete:
+            ranks = self._living()
+            if self._receive(ranks, WAIT_SECONDS):
+                waited = 0.0
+                continue
+            self._look_for_the_dead(ranks)
+            waited += WAIT_SECONDS
+            if waited >= self._options.step_timeout:
+                raise self._hung(ranks, what)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"no answer of ranks {what.waiting} after {timeout} s")
+
+    # -- news ---------------------------------------------------------------------------------------------------------
+    def _receive(self, ranks: Ranks, seconds: float) -> bool:
+        """Take one message in; False where none comes."""
+        try:
+            news = ranks.receive(seconds)
+        except msgspec.DecodeError as error:
+            raise self._die("read what a rank sent", str(error)) from error
+        match news:
+            case None:
+                return False
+            case Ready() | Done() | Answer() | Failed() if not 0 <= news.rank < ranks.size:
+                raise self._die("read what a rank sent", f"a message of rank {news.rank}, where {ranks.size} are")
+            case Done():
+                self._step_done(ranks, news)
+            case Answer():
+                if news.call_id in self._calls:
+                    self._calls[news.call_id].answers[news.rank] = news
+            case Failed():
+                raise self._blame(ranks, [news])
+            case Ready():
+                raise self._die("run the ranks", f"{ranks.describe(news.rank)} started twice")
+        return True
+
+    def _step_done(self, ranks: Ranks, done: Done) -> None:
+        step = self._steps.get(done.step_id)
+        if step is None:
+            who = ranks.describe(done.rank)
+            raise self._die("run the ranks", f"{who} answered step {done.step_id}, which nobody waits for")
+        step.take(done)
+        if not step.agreed:
+            raise self._die(
+                f"compute step {step.step_id}",
+                f"{ranks.describe(done.rank)} drew other tokens than the ranks that answered before it",
+                "ranks must compute alike: use equal devices, and the same versions of every distribution",
+            )
+        if step.complete:
+            del self._steps[done.step_id]
+            if not step.told:
+                raise self._die(f"compute step {step.step_id}", f"{ranks.describe(0)} answered without a result")
+
+    def _wait_ready(self, ranks: Ranks) -> list[WorkerReady]:
+        ready: dict[int, WorkerReady] = {}
+        waited = 0.0
+        while len(ready) < ranks.size:
+            try:
+                news = ranks.receive(WAIT_SECONDS)
+            except msgspec.DecodeError as error:
+                raise self._die("read what a rank sent", str(error)) from error
+            if isinstance(news, Ready):
+                ready[news.rank] = news.worker
+            elif isinstance(news, Failed):
+                raise self._blame(ranks, [news])
+            elif news is None:
+                self._look_for_the_dead(ranks)
+                waited += WAIT_SECONDS
+                if waited >= self._options.start_timeout:
+                    late = ", ".join(ranks.describe(rank) for rank in range(ranks.size) if rank not in ready)
+                    raise self._die(
+                        f"start {ranks.size} ranks",
+                        f"not ready after {self._options.start_timeout:g} s: {late}",
+                        "look at their log, or give them longer: --executor.start_timeout",
+                    )
+        return [ready[rank] for rank in range(ranks.size)]
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+    def _living(self) -> Ranks:
+        if self._dead is not None:
+            raise self._dead
+        if self._ranks is None:
+            raise EngineDeadError("reach the workers", "they were not started, or were shut down", "start a new engine")
+        return self._ranks
+
+    def _look_for_the_dead(self, ranks: Ranks) -> None:
+        self._looked = time.monotonic()
+        if ranks.dead():
+            raise self._blame(ranks, [])
+
+    def _blame(self, ranks: Ranks, failures: list[Failed]) -> EngineError:
+        """The error to raise once a rank has failed or died: that of the rank that began.
+
+        A rank that says a typed error is believed. One that ended without a word comes next, since those that it left
+        fail too, in the middle of a collective. Where there is neither, the first to fail is named.
+        """
+        deadline = time.monotonic() + BLAME_SECONDS
+        while True:
+            try:
+                news = ranks.receive(WAIT_SECONDS)
+            except msgspec.DecodeError:
+                continue
+            if news is not None:
+                failures += [news] if isinstance(news, Failed) else []
+                continue
+            typed = [failed for failed in failures if failed.typed]
+            if typed:
+                return self._die_of(rebuild_error(typed[0].error))
+            silent = sorted({*ranks.dead()} - {failed.rank for failed in failures})
+            if silent:
+                who = ", ".join(ranks.describe(rank) for rank in silent)
+                return self._die("reach the workers", who, "the log may say why")
+            if time.monotonic() >= deadline:
+                return self._die_of(rebuild_error(failures[0].error))
+
+    def _hung(self, ranks: Ranks, what: StepUnderWay | CallUnderWay) -> EngineDeadError:
+        silent = ", ".join(ranks.describe(rank) for rank in what.waiting)
+        return self._die(
+            "wait for the workers",
+            f"no answer for {self._options.step_timeout:g} s from {silent}",
+            "if steps do take that long: --executor.step_timeout",
+        )
+
+    def _die(self, asked: str, found: str, remedy: str = "") -> EngineDeadError:
+        self._dead = EngineDeadError(asked, found, remedy)
+        self._end()
+        return self._dead
+
+    def _die_of(self, error: EngineError) -> EngineError:
+        """A worker's own error, which is raised as it is; later calls are told that the engine has died."""
+        self._dead = error if isinstance(error, EngineDeadError) else EngineDeadError("reach the workers", str(error))
+        self._end()
+        return error
+
+    def _end(self) -> None:
+        """Nothing of a dead engine stays: no process, no socket, no directory."""
+        if self._ranks is not None:
+            self._ranks.close(0)
+        self._steps.clear()
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1

@@ -1,0 +1,166 @@
+"""One rank as a process: `python -m engine_reference.executor_process.rank`, with its start message on standard input.
+
+One thread does everything: a finished step is told first, then the next order is taken, so that on a device with a
+queue the next step is launched while the last one runs.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import time
+import zlib
+from collections import deque
+from typing import TYPE_CHECKING
+
+import zmq
+
+from engine_reference.executor_process.messages import (
+    Answer,
+    Call,
+    Done,
+    Failed,
+    News,
+    Order,
+    RankStart,
+    Ready,
+    Sample,
+    Step,
+    Stop,
+)
+from engine.types import wire
+from engine.types.child_process import take_start
+from engine.types.errors import EngineDeadError, EngineError
+from engine.types.importing import import_object
+from engine.types.json_log import log_as
+from engine.types.plan import StepPlan
+
+if TYPE_CHECKING:
+    from engine.interfaces.executor import StepFuture, Worker
+
+log = logging.getLogger("engine.executor")
+
+POLL_SECONDS = 0.0001
+
+
+def main() -> int:
+    """Run until told to stop, or until the parent dies. Returns the process's exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    faulthandler.enable()  # a crash says where
+    start: RankStart = take_start(RankStart, sys.argv[1])
+    log_as(start.message.log_format)
+    context = zmq.Context()
+    orders, news = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket, address in ((orders, start.orders), (news, start.news)):
+        socket.set_hwm(0)
+        socket.connect(address)
+    try:
+        return Rank(start, orders, news).run()
+    finally:
+        orders.close(linger=0)
+        news.close(linger=2000)
+        context.term()
+
+
+class Rank:
+    """The worker, and the two sockets that it is driven through."""
+
+    def __init__(self, start: RankStart, orders: zmq.Socket[bytes], news: zmq.Socket[bytes]) -> None:
+        self._start, self._rank = start, start.message.rank
+        self._orders, self._news = orders, news
+        self._decode = wire.decoder(Order).decode
+        self._under_way: deque[tuple[StepPlan, StepFuture]] = deque()
+
+    def run(self) -> int:
+        """Start the worker and serve it; the exit code."""
+        try:
+            worker = self._start_worker()
+        except Exception as error:
+            self._failed(error, "start")
+            return 1
+        try:
+            while not isinstance(order := self._next_order(), Stop):
+                if isinstance(order, Step):
+                    self._launch(worker, order.plan)
+                elif isinstance(order, Sample):
+                    self._sample(worker, order)
+                else:
+                    self._tell(self._answer(worker, order))
+            worker.shutdown()
+        except Exception as error:
+            self._failed(error, "run")
+            return 1
+        return 0
+
+    def _start_worker(self) -> Worker:
+        worker: Worker = import_object(self._start.worker)(self._start.message)
+        self._tell(Ready(self._rank, worker.start()))
+        return worker
+
+    def _launch(self, worker: Worker, plan: StepPlan) -> None:
+        try:
+            self._under_way.append((plan, worker.execute(plan)))
+        except Exception as error:
+            self._failed(error, f"compute step {plan.step_id}")
+
+    def _sample(self, worker: Worker, order: Sample) -> None:
+        try:
+            worker.sample(order.step_id, order.masks)
+        except Exception as error:
+            self._failed(error, f"sample step {order.step_id}")
+
+    def _next_order(self) -> Order:
+        """Tell what is done until an order comes."""
+        while self._under_way:
+            if self._under_way[0][1].done():
+                self._finish(*self._under_way.popleft())
+            elif self._orders.poll(0):
+                break
+            else:
+                time.sleep(POLL_SECONDS)
+        order: Order = self._decode(self._orders.recv())
+        return order
+
+    def _finish(self, plan: StepPlan, future: StepFuture) -> None:
+        try:
+            result = future.result()
+            checksum = zlib.crc32(result.tokens.tobytes())
+            if self._rank == 0:
+                self._tell(Done(self._rank, plan.step_id, checksum, result))
+            else:
+                self._tell(Done(self._rank, plan.step_id, checksum, failed_pages=result.failed_pages))
+        except Exception as error:
+            self._failed(error, f"compute step {plan.step_id}")
+
+    def _answer(self, worker: Worker, call: Call) -> Answer:
+        try:
+            answer = Answer(self._rank, call.call_id, getattr(worker, call.method)(*call.args))
+            wire.encode(answer)  # what cannot travel is the call's error, not the process's
+            return answer
+        except EngineError as error:
+            return Answer(self._rank, call.call_id, error=error.parts)
+        except Exception as error:
+            parts = EngineError(f"call {call.method} of rank {self._rank}", f"{type(error).__name__}: {error}").parts
+            return Answer(self._rank, call.call_id, error=parts)
+
+    def _failed(self, error: Exception, what: str) -> None:
+        """Tell, and wait to be ended: nothing can be computed any more."""
+        if isinstance(error, EngineError):
+            return self._tell(Failed(self._rank, error.parts, typed=True))
+        log.error("%s failed", what, exc_info=error)
+        size = self._start.message.size
+        dead = EngineDeadError(f"{what} on rank {self._rank} of {size}", f"{type(error).__name__}: {error}")
+        self._tell(Failed(self._rank, dead.parts, typed=False))
+
+    def _tell(self, message: News) -> None:
+        self._news.send(wire.encode(message))
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of communicators need no farewell

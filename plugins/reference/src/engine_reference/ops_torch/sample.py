@@ -1,0 +1,122 @@
+"""The draw of tokens.
+
+On a processor, what no row asks for is found out and left out. On another device finding out would make the host wait
+for it, so there all of it is done for all rows: the definition of the operation, and no more than that. A driver for
+the device does it in one kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine_reference.ops_torch import asking
+from engine_reference.ops_torch.philox import uniform
+from engine_reference.ops_torch.precision import widened
+from engine.interfaces.ops import PURPOSE_SAMPLE, SamplingRows
+
+_FIRST_CANDIDATES = 256
+"""How many of the most likely tokens are sorted at first; more only where these do not reach a row's top_p."""
+
+
+class Sample:
+    """Temperature, min-p, top-k, top-p and the draw."""
+
+    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+        """Draw one token for each row: int32 [R]. See `engine.interfaces.ops.Ops.sample`."""
+        drawn = rows.temperature > 0
+        if not asking.may_ask(logits):
+            warm = rows._replace(temperature=torch.where(drawn, rows.temperature, 1.0))
+            return torch.where(drawn, _draw(logits, warm), torch.argmax(logits, dim=-1).int())
+        if not bool(drawn.any()):
+            return torch.argmax(logits, dim=-1).int()
+        if bool(drawn.all()):
+            return _draw(logits, rows)
+        tokens = torch.argmax(logits, dim=-1).int()
+        index = drawn.nonzero().squeeze(1)
+        tokens[index] = _draw(logits[index], SamplingRows(*(field[index] for field in rows)))
+        return tokens
+
+
+def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    return draw_from(kept_weights(logits, rows), uniform(rows.seed, rows.position, PURPOSE_SAMPLE))
+
+
+def kept_weights(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """[R, V]; what rows with a temperature above 0 draw from: probabilities, those that the filters drop set to 0 and
+    the others not renormalised."""
+    x = widened(logits)
+    # Taking the maximum away first changes no probability, and keeps a tiny temperature from overflowing.
+    x = (x - x.amax(dim=-1, keepdim=True)) / rows.temperature.to(x.dtype).unsqueeze(1)
+    return _filtered(torch.softmax(x, dim=-1), rows)
+
+
+def draw_from(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """int32 [R]; the first token in order of id at which the running sum of weights [R, V] exceeds u [R] * its sum."""
+    running = torch.cumsum(weights, dim=-1, dtype=torch.float64)
+    target = u * running[:, -1]
+    token = torch.searchsorted(running, target.unsqueeze(1), right=True).squeeze(1)
+    return token.clamp_(max=weights.shape[1] - 1).int()  # only a row of NaN finds no place
+
+
+def _filtered(p: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """p [R, V] with what min_p, top_k and top_p drop set to 0."""
+    if not asking.may_ask(p):
+        return _filtered_for_all(p, rows)
+    vocab = p.shape[1]
+    floor: torch.Tensor | None = None
+    if bool((rows.min_p > 0).any()):
+        floor = rows.min_p.to(p.dtype) * p.amax(dim=-1)
+    limited = (rows.top_k > 0) & (rows.top_k < vocab)
+    top: torch.Tensor | None = None
+    if bool(limited.any()):
+        k = torch.where(limited, rows.top_k, 1).long()
+        top = torch.topk(p, int(k.max()), dim=-1).values
+        kth = torch.where(limited, top.gather(1, (k - 1).unsqueeze(1)).squeeze(1), 0)
+        floor = kth if floor is None else torch.maximum(floor, kth)
+    if floor is not None:
+        p = torch.where(p < floor.unsqueeze(1), 0, p)
+    nucleus = (rows.top_p < 1).nonzero().squeeze(1)
+    if not len(nucleus):
+        return p
+    if len(nucleus) == len(p):
+        return _top_p(p, rows.top_p)
+    p[nucleus] = _top_p(p[nucleus], rows.top_p[nucleus])
+    return p
+
+
+def _filtered_for_all(p: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """As `_filtered`, without asking which rows it is for."""
+    vocab = p.shape[1]
+    limited = (rows.top_k > 0) & (rows.top_k < vocab)
+    place = torch.where(limited, rows.top_k, 1).long().unsqueeze(1) - 1
+    values = torch.sort(p, dim=-1, descending=True).values
+    kth = torch.where(limited, values.gather(1, place).squeeze(1), 0)
+    floor = torch.maximum(rows.min_p.to(p.dtype) * values[:, 0], kth)
+    p = torch.where(p < floor.unsqueeze(1), 0, p)
+    return torch.where((rows.top_p < 1).unsqueeze(1), _top_p(p, rows.top_p), p)
+
+
+def _top_p(p: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Keep each row's shortest prefix, in order of falling p, that holds top_p of its sum; lower ids go first.
+
+    Only values are sorted, and only as many as are needed: the value at which the prefix ends, and how many tokens of
+    exactly that value still belong to it, say the rest.
+    """
+    vocab = p.shape[1]
+    goal = top_p.double() * p.sum(dim=-1, dtype=torch.float64)
+    on_host = asking.may_ask(p)
+    m = min(_FIRST_CANDIDATES, vocab) if on_host else vocab
+    while True:
+        values = torch.topk(p, m, dim=-1).values if m < vocab else torch.sort(p, dim=-1, descending=True).values
+        running = torch.cumsum(values, dim=-1, dtype=torch.float64)
+        if m == vocab or bool((running[:, -1] >= goal).all()):
+            break
+        m = min(m * 16, vocab)
+    length = (running < goal.unsqueeze(1)).sum(dim=-1, keepdim=True).clamp_(max=m - 1) + 1
+    last = values.gather(1, length - 1)
+    above = p > last
+    equal = p == last
+    room = length - above.sum(dim=-1, keepdim=True)
+    if not on_host or bool((equal.sum(dim=-1, keepdim=True) > room).any()):
+        equal &= torch.cumsum(equal, dim=-1) <= room
+    return torch.where(above | equal, p, 0)

@@ -1,0 +1,25 @@
+"""The card of the host platform: what can be known of the processor without torch."""
+
+from __future__ import annotations
+
+from engine.interfaces.host_processor import DTYPES, best_dtypes, cores, processor
+from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
+
+
+class HostPlatform(PlatformCard):
+    """Any machine, through plain torch on its processor: no capture, no padding, ordinary memory."""
+
+    priority = 0
+    framework = "torch"
+    body = "engine_reference.platform_host.body:HostPlatformBody"
+
+    @classmethod
+    def unsupported(cls, need: PlatformNeed) -> list[str]:
+        if need.dtype != "auto" and need.dtype not in DTYPES:
+            return [f"dtype {need.dtype} is not one of {', '.join(DTYPES)}"]
+        return []
+
+    @classmethod
+    def describe(cls) -> PlatformFacts:
+        name, features = processor()
+        return PlatformFacts(device="cpu", name=f"{name}, {cores()} cores", dtypes=best_dtypes(features))

@@ -1,0 +1,117 @@
+"""The body of tokenizer `hf`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine_reference.tokenizer_hf.decoding import Decoder, PieceDecoder, WindowDecoder
+from engine_reference.tokenizer_hf.files import TokenizerFiles, read_files
+from engine_reference.tokenizer_hf.pieces import compile_pieces
+from engine_reference.tokenizer_hf.template import ChatTemplates
+from engine_reference.tokenizer_hf.template_files import find_templates
+from engine.interfaces.context import FrontContext
+from engine.interfaces.tokenizer import TextStream
+from engine.types.errors import TokenizerError
+
+
+class HFTokenizerBody:
+    """tokenizer.json at work. See `engine.interfaces.tokenizer.Tokenizer`.
+
+    `clean_up_tokenization_spaces` is not heeded: it removes spaces that the model wrote, and cannot be streamed.
+
+    Raises TokenizerError where tokenizer.json is missing or broken.
+    """
+
+    def __init__(self, context: FrontContext) -> None:
+        folder = Path(context.folder)
+        files = read_files(folder)
+        self._tokenizer = files.tokenizer
+        self._special_ids = files.special_ids
+        self._decoder = _decoder(files)
+        self._templates = ChatTemplates(find_templates(folder, files.config), files.special, context.folder)
+        eos = files.special.get("eos_token")
+        eos_id = None if eos is None else files.tokenizer.token_to_id(eos)
+        self._eos_token_ids = () if eos_id is None else (int(eos_id),)
+        self._vocab_size = max(
+            files.tokenizer.get_vocab_size(with_added_tokens=False),
+            max(files.tokenizer.get_added_tokens_decoder(), default=-1) + 1,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._eos_token_ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._encoding(text, None, add_special_tokens).ids
+        return ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+        encoding = self._encoding(first, second, True)
+        types: list[int] = encoding.type_ids
+        return encoding.ids, types.index(1) if 1 in types else None
+
+    def _encoding(self, first: str, second: str | None, add_special_tokens: bool) -> Any:
+        try:
+            return self._tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
+        except TypeError:
+            for text in (first, second or ""):
+                try:
+                    text.encode("utf-8")
+                except UnicodeEncodeError as error:
+                    raise TokenizerError(
+                        "tokenise a text",
+                        f"character {error.start} ({text[error.start]!a}) is half a surrogate pair, no Unicode",
+                        "send whole characters",
+                    ) from None
+            raise
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._decoder.decode(ids, self._skip(skip_special_tokens))
+
+    def token(self, token_id: int) -> str:
+        return self._decoder.token(token_id)
+
+    def vocabulary(self) -> Sequence[bytes | None]:
+        decoder = self._decoder
+        if not isinstance(decoder, PieceDecoder):
+            raise TokenizerError(
+                "tell the bytes of each token",
+                "this tokenizer's decoder does not work token by token",
+                "structured outputs need one that does, as those of most language models",
+            )
+        special = self._special_ids
+        return [None if i in special else decoder.piece(i) or None for i in range(self._vocab_size)]
+
+    def stream(self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()) -> TextStream:
+        return self._decoder.stream(self._skip(skip_special_tokens), prompt_token_ids)
+
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        return self._templates.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            template=template,
+            variables=variables,
+        )
+
+    def _skip(self, skip_special_tokens: bool) -> frozenset[int]:
+        return self._special_ids if skip_special_tokens else frozenset()
+
+
+def _decoder(files: TokenizerFiles) -> Decoder:
+    rules = compile_pieces(files.decoder)
+    return WindowDecoder(files.tokenizer) if rules is None else PieceDecoder(files.tokenizer, rules)

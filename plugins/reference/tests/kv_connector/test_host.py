@@ -1,0 +1,85 @@
+"""Connector `host`: pages out and back byte by byte, whatever the two halves are asked in between."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_reference.connector_host.card import HostConnector
+from engine_reference.connector_host.scheduler_half import HostScheduler
+from engine_reference.connector_host.worker_half import HostWorker
+from engine_reference.platform_host.body import HostPlatformBody
+from engine.interfaces.kv_connector import KVConnectorNeed
+from engine.types.errors import KVCacheTooSmallError
+
+PAGE_BYTES = 24
+
+
+def context(places: int, **more: Any) -> Any:
+    layout = SimpleNamespace(page_bytes=PAGE_BYTES)
+    start = SimpleNamespace(layout=layout, swap_space=places * PAGE_BYTES + 7, device="cpu", size=1)
+    return SimpleNamespace(layout=layout, swap_space=start.swap_space, start=start, platform=None, **more)
+
+
+@given(seed=st.integers(0, 2**32), places=st.integers(1, 40), per_chunk=st.sampled_from([1, 3, 8, 100]))
+@settings(deadline=None)
+def test_pages_come_back_byte_by_byte(seed: int, places: int, per_chunk: int) -> None:
+    """Requests go out and come back in parts and in any order, others overwrite their pages, some are forgotten. Memory
+    lies in chunks, as it does where it is pinned for a device."""
+
+    class Chunked(HostWorker):
+        chunk_bytes = per_chunk * PAGE_BYTES + 5
+
+    rng = random.Random(seed)
+    core, worker = HostScheduler(context(places)), Chunked(context(places))
+    pool = torch.zeros(30, PAGE_BYTES, dtype=torch.uint8)
+    worker.register(pool)
+    kept: dict[str, np.ndarray] = {}
+    for step in range(40):
+        pool.copy_(torch.from_numpy(np.random.default_rng(rng.getrandbits(32)).integers(0, 256, pool.shape, np.uint8)))
+        before, expected = pool.numpy().copy(), {}
+        pages = np.array(rng.sample(range(30), 30), np.int32)
+        name = f"r{step}"
+        out = np.sort(pages[: rng.randint(1, 6)]) if rng.random() < 0.5 else pages[: rng.randint(1, 6)]
+        new = before[out] if core.swap_out(name, out) else None
+        for other in [other for other in kept if rng.random() < 0.2]:
+            content = kept.pop(other)
+            if rng.random() < 0.3:
+                core.forget(other)
+                continue
+            some = np.array(sorted(rng.sample(range(len(content)), rng.randint(0, len(content)))), np.int32)
+            free = [page for page in range(30) if page not in expected]
+            targets = np.array(rng.sample(free, some.size), np.int32)
+            core.swap_in(other, some, targets)
+            expected |= dict(zip(targets.tolist(), content[some], strict=True))
+        if new is not None:
+            kept[name] = new
+        core.check_integrity()
+        metadata = core.plan_metadata()
+        assert core.usage() == (sum(map(len, kept.values())), places)
+        if metadata is not None:
+            worker.save(metadata)
+            worker.start_load(step, metadata)
+            assert not worker.step_result(step).failed_pages.size
+        assert all(np.array_equal(pool[page].numpy(), content) for page, content in expected.items())
+        rest = [page for page in range(30) if page not in expected]
+        assert np.array_equal(pool.numpy()[rest], before[rest]), "other pages are left alone"
+
+
+def test_memory_that_is_not_there_is_refused_by_name() -> None:
+    asked = context(2**45)
+    asked.platform = HostPlatformBody(asked)
+    with pytest.raises(KVCacheTooSmallError, match=r"swap space of 35,184,372,088,832 pages.*--swap-space"):
+        HostWorker(asked).register(torch.zeros(4, PAGE_BYTES, dtype=torch.uint8))
+
+
+def test_a_space_that_holds_no_page() -> None:
+    need = KVConnectorNeed(page_bytes=4096, swap_space=4, world_size=1, device="cpu")
+    assert HostConnector.unsupported(need) == ["a swap space of 4 bytes holds no page of 4,096 bytes"]
