@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from engine_reference.models.bert import BertClassifier
 from engine.interfaces.model import ModelContext, State
+from engine_reference.models.bert import BertClassifier
 
 
 class _Bert(BertClassifier):

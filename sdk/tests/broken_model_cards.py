@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from engine_reference.models.card import Llama
 from engine.types.errors import CheckpointError
 from engine.types.model import ModelDescription
+from engine_reference.models.card import Llama
 
 
 class Sound(Llama):

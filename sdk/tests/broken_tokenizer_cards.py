@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine_reference.tokenizer_hf.card import HFTokenizer
 from engine.interfaces.tokenizer import TokenizerNeed
+from engine_reference.tokenizer_hf.card import HFTokenizer
 
 
 class OpensAnything(HFTokenizer):

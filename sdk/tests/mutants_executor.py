@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from mutant_suites import suites_of
 
+from engine.types.errors import EngineDeadError, EngineError
 from engine_reference.executor_inline.body import Inline
 from engine_reference.executor_process.body import Process
-from engine.types.errors import EngineDeadError, EngineError
 from engine_sdk.conformance import ExecutorConformance
 
 

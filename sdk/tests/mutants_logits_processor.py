@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from mutant_suites import suites_of
 
+from engine.interfaces.logits_processor import LogitsRows
+from engine.types.plan import NewSlot
 from engine_reference.logits_processors.allowed_token_ids import AllowedTokenIdsBody
 from engine_reference.logits_processors.bad_words import BadWordsBody
 from engine_reference.logits_processors.card import LogitBias
 from engine_reference.logits_processors.logit_bias import LogitBiasBody
-from engine.interfaces.logits_processor import LogitsRows
-from engine.types.plan import NewSlot
 from engine_sdk.conformance import LogitsProcessorConformance
 
 

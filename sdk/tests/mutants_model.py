@@ -11,10 +11,10 @@ from broken_encoders import ENCODERS
 from broken_model_cards import CARDS, Sound
 from mutant_suites import suites_of
 
-from engine_reference.models.llama import LlamaModel
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import LMHead
 from engine.types.errors import CheckpointError
+from engine_reference.models.llama import LlamaModel
 from engine_sdk.conformance import EncoderModelConformance, ModelConformance
 
 

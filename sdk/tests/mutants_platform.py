@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from mutant_suites import suites_of
 
-from engine_reference.platform_host.body import HostPlatformBody
 from engine.interfaces.platform import CacheMemory
+from engine_reference.platform_host.body import HostPlatformBody
 from engine_sdk.conformance import PlatformConformance
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from mutant_suites import suites_of
 
-from engine_parsers.reasoning_parsers.think import END, Qwen3Parser, ThinkText, opened
 from engine.interfaces.reasoning_parser import ReasoningDelta
+from engine_parsers.reasoning_parsers.think import END, Qwen3Parser, ThinkText, opened
 from engine_sdk.conformance import ReasoningParserConformance
 
 

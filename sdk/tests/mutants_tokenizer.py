@@ -12,9 +12,9 @@ from broken_tokenizer_cards import CARDS
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mutant_suites import suites_of
 
-from engine_reference.tokenizer_hf.body import HFTokenizerBody
 from engine.interfaces.context import FrontContext
 from engine.types.errors import TokenizerError
+from engine_reference.tokenizer_hf.body import HFTokenizerBody
 from engine_sdk.conformance import TokenizerConformance
 
 Ids = Sequence[int]

@@ -7,8 +7,8 @@ from typing import Any
 
 from mutant_suites import suites_of
 
-from engine_parsers.tool_parsers.hermes import HermesParser, HermesText
 from engine.interfaces.tool_parser import BrokenCall, CallForm, ToolCallDelta
+from engine_parsers.tool_parsers.hermes import HermesParser, HermesText
 from engine_sdk.conformance import ToolParserConformance
 
 

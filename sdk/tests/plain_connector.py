@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine_reference.connector_host.metadata import Copies
 from engine.interfaces.kv_connector import KVTransferResult
 from engine.types import wire
+from engine_reference.connector_host.metadata import Copies
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext

@@ -8,9 +8,9 @@ import re._parser as parser  # what re compiles from: a tree of the pattern
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from engine_reference.grammar_choice.body import Choice
 from engine.interfaces.grammar import Matcher
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_reference.grammar_choice.body import Choice
 
 REPEATS = 4
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_reference.quantization_absmax.card import AbsmaxOptions, AbsmaxQuantization
 from engine.interfaces.quantization import QuantizationNeed, Rounding
+from engine_reference.quantization_absmax.card import AbsmaxOptions, AbsmaxQuantization
 
 
 class Overstates(AbsmaxQuantization):

@@ -54,7 +54,7 @@ def test_the_table(program, moon):
     first, head, chosen, *_ = out.splitlines()
     assert code == 0 and first.startswith("evictor, for tiny in ")
     assert head.split() == ["candidate", "distribution", "version", "priority", "verdict", "reasons"]
-    assert chosen.split() == ["lru", "engine", "0.1.0", "0", "chosen", "auto,", "priority", "0"]
+    assert chosen.split() == ["lru", "engine-reference", "0.1.0", "0", "chosen", "auto,", "priority", "0"]
 
 
 def test_kinds_and_operations(program):

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine_reference.logits_processors.card import AllowedTokenIds, BadWords, LogitBias
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.processor_arguments import bad_word_ids
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.types.errors import InvalidRequestError
 from engine.types.params import SamplingParams
+from engine_reference.logits_processors.card import AllowedTokenIds, BadWords, LogitBias
 
 
 class Style(LogitsProcessorCard):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from cores import LAYOUTS
 
-from engine_reference.evictor_lru.body import LRU
 from engine.interfaces.context import CoreContext
+from engine_reference.evictor_lru.body import LRU
 
 
 def lru(num_pages: int) -> LRU:

@@ -9,9 +9,6 @@ from masking import jump_ahead
 from paged_worker import VOCAB, HoldingExecutor, PagedWorker, make_grammar
 from schedules import Settings
 
-from engine_reference.connector_host.scheduler_half import HostScheduler
-from engine_reference.evictor_lru.body import LRU
-from engine_reference.policy_fcfs.body import FCFS
 from engine.interfaces.context import CoreContext
 from engine.interfaces.scheduling_policy import SchedulingPolicy
 from engine.kv.layout import make_layout
@@ -24,6 +21,9 @@ from engine.scheduling.swapping import Swapping
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import WorkerStart
+from engine_reference.connector_host.scheduler_half import HostScheduler
+from engine_reference.evictor_lru.body import LRU
+from engine_reference.policy_fcfs.body import FCFS
 
 FULL = KVSpec(kind="full", num_kv_heads=2, head_size=4)
 

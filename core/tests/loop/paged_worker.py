@@ -20,8 +20,6 @@ import torch
 from drafting import Propose
 from masking import ScriptedGrammar
 
-from engine_reference.connector_host.metadata import Copies
-from engine_reference.connector_host.worker_half import HostWorker
 from engine.interfaces.context import WorkerContext
 from engine.types import wire
 from engine.types.kv import KVGroup, KVLayout
@@ -29,6 +27,8 @@ from engine.types.params import SamplingParams
 from engine.types.plan import LogprobRows, Masks, PageCopies, StepPlan, StepResult
 from engine.types.request import EncoderInput
 from engine.types.start import WorkerReady, WorkerStart
+from engine_reference.connector_host.metadata import Copies
+from engine_reference.connector_host.worker_half import HostWorker
 
 VOCAB = 13
 RowMasks = dict[int, list[set[int]]]

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from paged_worker import VOCAB
 from schedules import Planned, Settings
 
-from engine_reference.policy_fcfs.body import FCFS
-from engine_reference.policy_priority.body import Priority
-from engine_reference.policy_priority.card import PriorityOptions
 from engine.interfaces.context import CoreContext
 from engine.loop.engine_core import EngineCore
 from engine.types.params import SamplingParams
+from engine_reference.policy_fcfs.body import FCFS
+from engine_reference.policy_priority.body import Priority
+from engine_reference.policy_priority.card import PriorityOptions
 
 AGING = 8.0
 STEPS = 60

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from engine_reference.checkpoint_safetensors.card import SafetensorsCheckpoint
-from engine_reference.models import card as cards
-from engine_reference.models import deepseek_card
 from engine.interfaces.model import ModelContext, PagedAttention, PagedLatentAttention, State
 from engine.modeling import DispatchGuard, read_safetensors
 from engine.types.model import ModelDescription
+from engine_reference.checkpoint_safetensors.card import SafetensorsCheckpoint
+from engine_reference.models import card as cards
+from engine_reference.models import deepseek_card
 
 LLAMA_FAMILY = {
     "LlamaForCausalLM": cards.Llama,

@@ -9,9 +9,9 @@ import pytest
 from checkpoints import ARCHITECTURES
 from plain import CARDS, LLAMA_FAMILY
 
-from engine_reference.models.card import Llama, Mistral, Qwen2, Qwen3
 from engine.interfaces.model import ModelNeed
 from engine.types.errors import CheckpointError, UnsupportedModelError
+from engine_reference.models.card import Llama, Mistral, Qwen2, Qwen3
 
 
 def config_of(architecture: str = "LlamaForCausalLM", **more: Any) -> dict[str, Any]:

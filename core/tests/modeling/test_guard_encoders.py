@@ -11,10 +11,10 @@ import pytest
 import torch
 from plain import CARDS, PlainOps, body_of, make_context, plain_walk
 
-from engine_reference.models import bert_card, pooling_cards
 from engine.interfaces.model import State
 from engine.modeling import DispatchGuard, read_safetensors
 from engine.modeling.checkpoint_files import resolve_folder
+from engine_reference.models import bert_card, pooling_cards
 
 ENCODERS = {
     "BertModel": bert_card.Bert,

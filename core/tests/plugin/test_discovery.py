@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from engine.plugin.discovery import Candidate, Registry
+from engine.plugin.plugin_list import own
 from engine.plugin.points import POINTS
 from engine.types.errors import (
     ContractError,
@@ -39,10 +40,10 @@ def test_finds_installed_drivers_with_their_origin_and_imports_nothing(playgroun
     assert playground.imported() == set()
 
 
-def test_the_builtin_drivers_come_through_entry_points():
+def test_each_point_has_a_driver_of_ours_that_comes_through_entry_points():
     registry = Registry.discover()
     for point in POINTS:
-        assert any(c.distribution == "engine" for c in registry.candidates(point)), point
+        assert any(c.distribution in own() for c in registry.candidates(point)), point
     assert not [problem for problem in registry.problems if problem.kind == "broken"]
 
 
@@ -175,13 +176,12 @@ def test_the_table_of_known_drivers_fits_the_points_and_the_first_party_packages
     from engine.plugin.points import POINTS
 
     installed = Registry.discover()
-    for distribution, points in known.DISTRIBUTIONS.items():
-        assert set(points) <= set(POINTS)
-        for point, names in points.items():
-            assert len(set(names)) == len(names)
-            for candidate in installed.candidates(point):
-                if candidate.distribution == distribution:
-                    assert candidate.name in names, f"{candidate.name} of {distribution} is not in the table"
+    table = known.known_drivers()
+    assert set(table) <= set(POINTS)
+    for point, drivers in table.items():
+        for candidate in installed.candidates(point):
+            if candidate.distribution in drivers.values():
+                assert drivers.get(candidate.name) == candidate.distribution, f"{point}: {candidate.name}"
 
 
 def test_not_found_tells_of_a_driver_of_that_name_at_another_point(candidate):

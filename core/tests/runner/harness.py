@@ -13,13 +13,6 @@ import numpy as np
 import torch
 from dense import dense
 
-from engine_reference.attention_torch.body import TorchAttentionBody
-from engine_reference.attention_torch.card import TorchAttention
-from engine_reference.models.card import Qwen2
-from engine_reference.models.llama import Qwen2Model
-from engine_reference.ops_torch.body import TorchOpsBody
-from engine_reference.platform_host.body import HostPlatformBody
-from engine_reference.platform_host.card import HostPlatform
 from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.context import WorkerContext
@@ -35,6 +28,13 @@ from engine.types.model import CheckpointFiles
 from engine.types.params import SamplingParams
 from engine.types.plan import NewBlocks, NewSlot, StepPlan, StepResult
 from engine.types.start import Choice, WorkerStart
+from engine_reference.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch.card import TorchAttention
+from engine_reference.models.card import Qwen2
+from engine_reference.models.llama import Qwen2Model
+from engine_reference.ops_torch.body import TorchOpsBody
+from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.platform_host.card import HostPlatform
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, INNER, WINDOW = 61, 24, 4, 2, 6, 32, 5
 CONFIG: dict[str, Any] = {

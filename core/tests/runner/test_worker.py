@@ -12,9 +12,6 @@ import pytest
 import torch
 from harness import Driver, Request, choice, dense_logits, layout, params, prompt, registry, start_message, started
 
-from engine_reference.ops_torch.body import TorchOpsBody
-from engine_reference.ops_torch.card import TorchOps
-from engine_reference.platform_host.body import HostPlatformBody
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.ops import OPERATIONS, OpsNeed
 from engine.interfaces.platform import CacheMemory
@@ -36,6 +33,9 @@ from engine.types.errors import (
 )
 from engine.types.plan import StepPlan
 from engine.types.start import WorkerReady
+from engine_reference.ops_torch.body import TorchOpsBody
+from engine_reference.ops_torch.card import TorchOps
+from engine_reference.platform_host.body import HostPlatformBody
 
 PAGE = layout().page_bytes
 HEARD: list[WorkerReady] = []

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine_reference.logits_processors.card import AllowedTokenIds, BadWords, LogitBias
-from engine_reference.platform_host.body import HostPlatformBody
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsRows
 from engine.plugin import load_body
 from engine.sampling.processors import Processor, ProcessorChain
 from engine.types.params import SamplingParams
 from engine.types.plan import HostTokens, NewSlot
+from engine_reference.logits_processors.card import AllowedTokenIds, BadWords, LogitBias
+from engine_reference.platform_host.body import HostPlatformBody
 
 VOCAB, SLOTS, LENGTH = 12, 5, 20
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine_reference.ops_torch.body import TorchOpsBody
-from engine_reference.platform_host.body import HostPlatformBody
 from engine.interfaces.ops import OPERATIONS
 from engine.interfaces.philox import uniform
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.sampler import SampledRows, Sampler
 from engine.types.params import SamplingParams
 from engine.types.plan import NewSlot
+from engine_reference.ops_torch.body import TorchOpsBody
+from engine_reference.platform_host.body import HostPlatformBody
 
 VOCAB, SLOTS = 20, 6
 

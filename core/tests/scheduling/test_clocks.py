@@ -10,9 +10,9 @@ import pytest
 from cores import LAYOUTS, make_core
 from steps import SETTINGS, request, run
 
+from engine.frontend.clock import SteadyClock
 from engine_reference.policy_priority.body import Priority
 from engine_reference.policy_priority.card import PriorityOptions
-from engine.frontend.clock import SteadyClock
 
 
 @pytest.mark.parametrize("aging", [None, 10.0])

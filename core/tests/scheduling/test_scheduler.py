@@ -11,12 +11,12 @@ from cores import LAYOUTS, layout_of, make_core, sliding
 from paged_worker import alone
 from steps import SETTINGS, finish, make_scheduler, plan, request, rows, run
 
-from engine_reference.evictor_lru.body import LRU
 from engine.loop.engine_core import EngineCore
 from engine.types.errors import ContractError, InvalidRequestError, PromptTooLongError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import StepResult
 from engine.types.request import FinishReason
+from engine_reference.evictor_lru.body import LRU
 
 
 # -- rows and budget ---------------------------------------------------------------------------------------------------

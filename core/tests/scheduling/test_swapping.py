@@ -9,11 +9,11 @@ import pytest
 from cores import LAYOUTS
 from steps import finish, make_scheduler, plan, request, rows, run
 
-from engine_reference.connector_host.metadata import Copies
 from engine.scheduling.request import Status
 from engine.scheduling.scheduler import Scheduler
 from engine.types import wire
 from engine.types.plan import StepPlan
+from engine_reference.connector_host.metadata import Copies
 
 
 def copies(made: StepPlan) -> Copies | None:

@@ -7,10 +7,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_parsers.reasoning_parsers.think import Qwen3Parser
-from engine_parsers.tool_parsers.hermes import HermesText
 from engine.server.blocks import Blocks
 from engine.server.completion_reader import CompletionReader
+from engine_parsers.reasoning_parsers.think import Qwen3Parser
+from engine_parsers.tool_parsers.hermes import HermesText
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, "x"]}}</tool_call>'
 OTHER = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine_parsers.reasoning_parsers.think import Qwen3Parser
-from engine_parsers.tool_parsers.hermes import HermesText
 from engine.server.chat_choice import ChatChoice
 from engine.server.completion_reader import CompletionReader
+from engine_parsers.reasoning_parsers.think import Qwen3Parser
+from engine_parsers.tool_parsers.hermes import HermesText
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, "x"]}}</tool_call>'
 OTHER = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'

@@ -8,9 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from engine_parsers.tool_parsers.hermes import HermesParser
-from engine_parsers.tool_parsers.mistral import MistralParser
-from engine_parsers.tool_parsers.pythonic import PythonicParser
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.interfaces.grammar import GrammarCard
 from engine.interfaces.tool_parser import whole
@@ -19,6 +16,9 @@ from engine.server.tool_constraint import plan_calls
 from engine.server.tool_request import tool_request
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_parsers.tool_parsers.hermes import HermesParser
+from engine_parsers.tool_parsers.mistral import MistralParser
+from engine_parsers.tool_parsers.pythonic import PythonicParser
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [

@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from engine_parsers.reasoning_parsers.card import Qwen3
-from engine_parsers.reasoning_parsers.think import Qwen3Parser
-from engine_parsers.tool_parsers.card import Hermes, Mistral
-from engine_parsers.tool_parsers.hermes import HermesText
 from engine.server.tool_constraint import Plan
 from engine.server.turn import after_thoughts, with_tools
 from engine.types.params import SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_parsers.reasoning_parsers.card import Qwen3
+from engine_parsers.reasoning_parsers.think import Qwen3Parser
+from engine_parsers.tool_parsers.card import Hermes, Mistral
+from engine_parsers.tool_parsers.hermes import HermesText
 
 CONSTRAINT = StructuredOutputsParams(json_object=True, asked_as="tools")
 

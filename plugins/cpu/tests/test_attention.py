@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_reference.attention_torch.body import TorchAttentionBody
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
 from engine.types.errors import ConfigError
 from engine.types.kv import KVGroup
+from engine_reference.attention_torch.body import TorchAttentionBody
 
 pytest.importorskip("engine_cpu.attention_cpu.card", reason="engine-cpu is not installed")
 

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_reference.ops_torch.body import TorchOpsBody
 from engine.interfaces.ops import OpsNeed
 from engine.types.errors import ConfigError
+from engine_reference.ops_torch.body import TorchOpsBody
 
 card = pytest.importorskip("engine_cpu.ops_cpu.card", reason="engine-cpu is not installed")
 

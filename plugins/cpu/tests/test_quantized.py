@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_reference.quantization_absmax.body import dequantize, quantize
 from engine.interfaces.quantization import QuantizationNeed
 from engine.types.errors import ConfigError
+from engine_reference.quantization_absmax.body import dequantize, quantize
 
 pytest.importorskip("engine_cpu", reason="engine-cpu is not installed")
 

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from engine import LLM, SamplingParams
-from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
 from engine.types.errors import UnfitDriverError
+from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
 
 SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_pages": 60, "block_size": 4}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2, prompt_logprobs=1)

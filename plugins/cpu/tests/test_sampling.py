@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_reference.ops_torch.body import TorchOpsBody
 from engine.interfaces import philox
 from engine.interfaces.ops import SamplingRows
+from engine_reference.ops_torch.body import TorchOpsBody
 
 card = pytest.importorskip("engine_cpu.ops_cpu.card", reason="engine-cpu is not installed")
 

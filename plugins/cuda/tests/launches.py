@@ -23,10 +23,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
-from engine_reference.models.card import Llama, Qwen3
-from engine_reference.platform_host.body import HostPlatformBody
-from engine_reference.platform_host.card import HostPlatform
 from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.context import WorkerContext
@@ -43,6 +39,10 @@ from engine.types.start import Choice, WorkerStart
 from engine_cuda.attention_triton import body as attention_body
 from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOptions
 from engine_cuda.ops_triton.card import TritonOps
+from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
+from engine_reference.models.card import Llama, Qwen3
+from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.platform_host.card import HostPlatform
 
 PROMPT, BLOCK = 4, 16
 COSTS_NOTHING = frozenset(

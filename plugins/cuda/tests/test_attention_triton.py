@@ -20,7 +20,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_reference.attention_torch.body import TorchAttentionBody
 from engine.interfaces.attention import AttentionNeed, LayerCache
 from engine_cuda import attention_reasons
 from engine_cuda.attention_mla.card import TritonLatentAttention
@@ -29,6 +28,7 @@ from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOp
 from engine_cuda.attention_triton.items import FIELDS
 from engine_cuda.attention_triton.plan import TritonPlan
 from engine_cuda.interpreter import interpreted
+from engine_reference.attention_torch.body import TorchAttentionBody
 from engine_sdk.conformance.attention.case import Case, Form, whole_rows
 
 DEVICE = "cpu" if interpreted() else "cuda"

@@ -98,7 +98,11 @@ class PluginList:
             denying = next((entry for entry in entries if entry.denies and entry.names(candidate)), None)
             if denying is not None:
                 denied[candidate] = f"'{denying.text}' denies it"
-            elif allowing and normal(candidate.distribution) not in always and not any(e.names(candidate) for e in allowing):
+            elif (
+                allowing
+                and normal(candidate.distribution) not in always
+                and not any(e.names(candidate) for e in allowing)
+            ):
                 denied[candidate] = "no entry allows it"
         for entry in allowing:
             named = [candidate for candidate in found if entry.names(candidate)]
@@ -167,10 +171,10 @@ class PluginList:
 
 @cache
 def own() -> frozenset[str]:
-    """The distributions whose drivers a list allows without naming them: the core's, and those of its extra."""
+    """The distributions that a list allows without naming them: `engine`, the core's, and those of its extra."""
     needs = requires(CORE) or []
     extra = [need for need in needs if re.search(rf"""extra\s*==\s*['"]{REFERENCE}['"]""", need)]
-    return frozenset({CORE, *(normal(re.split(r"[^\w.-]", need, maxsplit=1)[0]) for need in extra)})
+    return frozenset({"engine", CORE, *(normal(re.split(r"[^\w.-]", need, maxsplit=1)[0]) for need in extra)})
 
 
 def normal(distribution: str) -> str:

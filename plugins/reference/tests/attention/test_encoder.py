@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine_reference.attention_torch import encoder as encoder_module
-from engine_reference.attention_torch.body import TorchAttentionBody
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
 from engine.interfaces.context import WorkerContext
 from engine.types.kv import KVGroup
+from engine_reference.attention_torch import encoder as encoder_module
+from engine_reference.attention_torch.body import TorchAttentionBody
 
 SIZE = 6
 

@@ -9,12 +9,12 @@ from dense import Case, Shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.interfaces.attention import AttentionNeed
+from engine.interfaces.context import WorkerContext
 from engine_reference.attention_torch import body as body_module
 from engine_reference.attention_torch import plan as plan_module
 from engine_reference.attention_torch.body import TorchAttentionBody
 from engine_reference.attention_torch.card import TorchAttention
-from engine.interfaces.attention import AttentionNeed
-from engine.interfaces.context import WorkerContext
 
 
 def check(case: Case, tolerance: float = 1e-13) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine.types.errors import CheckpointError, EngineError, ModelNotFoundError
 from engine_reference.checkpoint_safetensors.card import SafetensorsCheckpoint as Card
 from engine_reference.checkpoint_safetensors.reader import SafetensorsReader
-from engine.types.errors import CheckpointError, EngineError, ModelNotFoundError
 
 
 @pytest.fixture

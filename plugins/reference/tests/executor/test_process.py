@@ -22,9 +22,6 @@ import zmq
 from cores import LAYOUTS, worker_start
 from schedules import Settings
 
-from engine_reference.executor_process.body import Process
-from engine_reference.executor_process.card import ProcessExecutor, ProcessOptions
-from engine_reference.executor_process.messages import Done
 from engine.interfaces.context import CoreContext
 from engine.interfaces.executor import ExecutorNeed
 from engine.types import wire
@@ -32,6 +29,9 @@ from engine.types.errors import EngineDeadError, EngineError, InvalidRequestErro
 from engine.types.params import SamplingParams
 from engine.types.plan import Masks, NewBlocks, NewSlot, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
+from engine_reference.executor_process.body import Process
+from engine_reference.executor_process.card import ProcessExecutor, ProcessOptions
+from engine_reference.executor_process.messages import Done
 
 HERE = Path(__file__).parent
 SETTINGS = Settings(

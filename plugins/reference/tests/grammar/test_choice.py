@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine_reference.grammar_choice.body import Choice
-from engine_reference.grammar_choice.card import ChoiceGrammar
 from engine.interfaces.context import GrammarContext
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_reference.grammar_choice.body import Choice
+from engine_reference.grammar_choice.card import ChoiceGrammar
 
 
 def grammar(vocabulary: Sequence[bytes | None], vocab_size: int | None = None) -> Choice:

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.interfaces.kv_connector import KVConnectorNeed
+from engine.types.errors import KVCacheTooSmallError
 from engine_reference.connector_host.card import HostConnector
 from engine_reference.connector_host.scheduler_half import HostScheduler
 from engine_reference.connector_host.worker_half import HostWorker
 from engine_reference.platform_host.body import HostPlatformBody
-from engine.interfaces.kv_connector import KVConnectorNeed
-from engine.types.errors import KVCacheTooSmallError
 
 PAGE_BYTES = 24
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sampling_ops import rows_of
 
-from engine_reference.ops_torch import asking
-from engine_reference.ops_torch.body import TorchOpsBody
 from engine.interfaces import ops as ops_interface
 from engine.interfaces.philox import uniform
+from engine_reference.ops_torch import asking
+from engine_reference.ops_torch.body import TorchOpsBody
 
 OPS = TorchOpsBody(None)  # type: ignore[arg-type]
 VOCAB = 11

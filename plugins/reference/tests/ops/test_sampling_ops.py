@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.interfaces import philox
+from engine.interfaces.ops import SamplingRows
 from engine_reference.ops_torch import asking
 from engine_reference.ops_torch import philox as torch_philox
 from engine_reference.ops_torch import sample as sample_module
 from engine_reference.ops_torch.body import TorchOpsBody
-from engine.interfaces import philox
-from engine.interfaces.ops import SamplingRows
 
 OPS = TorchOpsBody(None)  # type: ignore[arg-type]
 GREEDY = (0.0, 0, 1.0, 0.0)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 from cores import LAYOUTS
 
-from engine_reference.policy_fcfs.body import FCFS
 from engine.interfaces.context import CoreContext
+from engine_reference.policy_fcfs.body import FCFS
 
 
 class Waiting(NamedTuple):

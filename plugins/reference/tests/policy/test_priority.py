@@ -14,10 +14,10 @@ from outcomes import check_outcome
 from paged_worker import VOCAB
 from schedules import Planned, Schedule, Settings, run_schedule, schedules
 
-from engine_reference.policy_priority.body import Priority
-from engine_reference.policy_priority.card import PriorityOptions
 from engine.interfaces.context import CoreContext
 from engine.types.params import SamplingParams
+from engine_reference.policy_priority.body import Priority
+from engine_reference.policy_priority.card import PriorityOptions
 
 
 class Waiting(NamedTuple):

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.interfaces.quantization import QuantizationNeed
 from engine_reference.quantization_absmax.body import AbsmaxBody, dequantize, quantize
 from engine_reference.quantization_absmax.card import AbsmaxOptions, AbsmaxQuantization
-from engine.interfaces.quantization import QuantizationNeed
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine_reference.models.card import Llama
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
 from engine.interfaces.quantization import QuantizationCard, QuantizationNeed
 from engine.plugin import Candidate, Registry
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, UnfitDriverError
+from engine_reference.models.card import Llama
 
 MODEL = "dummy:tiny"
 

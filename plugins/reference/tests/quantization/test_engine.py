@@ -14,10 +14,10 @@ from plain import body_of, describe, make_context, plain_walk
 from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
-from engine_reference.quantization_absmax.body import AbsmaxBody, dequantize, quantize
-from engine_reference.quantization_absmax.card import AbsmaxOptions
 from engine.interfaces.model import State
 from engine.modeling import DispatchGuard, read_safetensors
+from engine_reference.quantization_absmax.body import AbsmaxBody, dequantize, quantize
+from engine_reference.quantization_absmax.card import AbsmaxOptions
 
 SETTINGS = {"dtype": "float64", "max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_pages": 60, "block_size": 4}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from engine_reference.tokenizer_hf.body import HFTokenizerBody
-from engine_reference.tokenizer_hf.card import HFTokenizer
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tokenizer import TokenizerNeed
 from engine.types.errors import TokenizerError
+from engine_reference.tokenizer_hf.body import HFTokenizerBody
+from engine_reference.tokenizer_hf.card import HFTokenizer
 
 TEXTS = ["Hello, world!", "", " a", "<|eos|>x", "Grüße 你好 <tool call> \n"]
 

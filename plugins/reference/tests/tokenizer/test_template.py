@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine_reference.tokenizer_hf.body import HFTokenizerBody
 from engine.interfaces.context import FrontContext
 from engine.types.errors import TokenizerError
+from engine_reference.tokenizer_hf.body import HFTokenizerBody
 
 USER = {"role": "user", "content": "What's the weather in Köln <now> & tomorrow?"}
 SYSTEM = {"role": "system", "content": "Be brief. "}

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 from engine_parallel.routers.load import load_of
 
 if TYPE_CHECKING:
-    from engine_parallel.routers.card import LoadOptions
     from engine.interfaces.context import RouterContext
     from engine.interfaces.router import RankLoad
     from engine.types.request import EngineRequest
+    from engine_parallel.routers.card import LoadOptions
 
 
 class LeastLoaded:

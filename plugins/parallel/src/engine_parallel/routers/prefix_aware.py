@@ -28,10 +28,10 @@ from xxhash import xxh3_64_intdigest
 from engine_parallel.routers.load import load_of
 
 if TYPE_CHECKING:
-    from engine_parallel.routers.card import PrefixOptions
     from engine.interfaces.context import RouterContext
     from engine.interfaces.router import RankLoad
     from engine.types.request import EngineRequest
+    from engine_parallel.routers.card import PrefixOptions
 
 
 class PrefixIndex:

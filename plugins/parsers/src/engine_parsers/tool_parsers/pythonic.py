@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from engine_parsers.tool_parsers.python_arguments import PythonArguments
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tool_parser import CallForm, ToolStream
 from engine.interfaces.tool_text import ToolText, literal, skip
 from engine.types.tools import FunctionTool
+from engine_parsers.tool_parsers.python_arguments import PythonArguments
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine_parsers.tool_parsers.hermes import BEGIN, END, hermes_form
 from engine.interfaces.call_object import CallObject
 from engine.interfaces.context import FrontContext
 from engine.interfaces.json_stream import JsonStream, escaped
 from engine.interfaces.tool_parser import CallForm, ToolStream
 from engine.interfaces.tool_text import ToolText, begun, literal, skip
 from engine.types.tools import FunctionTool
+from engine_parsers.tool_parsers.hermes import BEGIN, END, hermes_form
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import torch
 
-from engine_reference.attention_torch.scores import scores_of, weights_of
 from engine.interfaces.attention import AttentionLayer
+from engine_reference.attention_torch.scores import scores_of, weights_of
 
 MAX_SCORES = 1 << 24
 """Most scores that are held at once; longer rows are computed in chunks of queries."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine_reference.attention_torch.card import DTYPES, FP8
 from engine.interfaces.attention import AttentionCard, AttentionNeed
+from engine_reference.attention_torch.card import DTYPES, FP8
 
 
 class TorchLatentAttention(AttentionCard):

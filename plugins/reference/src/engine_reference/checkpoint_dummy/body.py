@@ -7,8 +7,8 @@ from zlib import crc32
 
 import torch
 
-from engine_reference.checkpoint_dummy.sizes import shapes_of
 from engine.interfaces.context import WorkerContext
+from engine_reference.checkpoint_dummy.sizes import shapes_of
 
 
 class DummyWeights:

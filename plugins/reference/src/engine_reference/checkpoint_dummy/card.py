@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine_reference.checkpoint_dummy.sizes import PREFIX, config_of
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.types.model import CheckpointFiles
+from engine_reference.checkpoint_dummy.sizes import PREFIX, config_of
 
 
 class DummyCheckpoint(CheckpointCard):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_reference.checkpoint_dummy import latent_sizes
 from engine.types.errors import ModelNotFoundError
+from engine_reference.checkpoint_dummy import latent_sizes
 
 PREFIX = "dummy:"
 LEAST_VOCABULARY = 258

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine_reference.connector_host.metadata import Copies
 from engine.interfaces.kv_connector import SwapUsage
 from engine.types import wire
+from engine_reference.connector_host.metadata import Copies
 
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext

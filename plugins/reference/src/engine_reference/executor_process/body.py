@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import numpy as np
 
-from engine_reference.executor_process.messages import Answer, Call, Done, Failed, Ready, Sample, Step
-from engine_reference.executor_process.processes import Ranks
 from engine.plugin.hook_calls import sum_failures
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 from engine.types.start import WorkerReady, WorkerStart
+from engine_reference.executor_process.messages import Answer, Call, Done, Failed, Ready, Sample, Step
+from engine_reference.executor_process.processes import Ranks
 
 if TYPE_CHECKING:
-    from engine_reference.executor_process.card import ProcessOptions
     from engine.interfaces.context import CoreContext
     from engine.types.plan import Masks, StepPlan, StepResult
+    from engine_reference.executor_process.card import ProcessOptions
 
 WAIT_SECONDS = 0.05
 """How long one wait lasts before it is looked who lives."""

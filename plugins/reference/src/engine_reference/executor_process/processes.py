@@ -14,11 +14,11 @@ import msgspec
 import psutil
 import zmq
 
-from engine_reference.executor_process.messages import News, Order, RankStart, Stop
 from engine.types import wire
 from engine.types.errors import EngineDeadError
 from engine.types.private_directory import make_private_directory
 from engine.types.start import WorkerStart
+from engine_reference.executor_process.messages import News, Order, RankStart, Stop
 
 MODULE = "engine_reference.executor_process.rank"
 

@@ -18,6 +18,12 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from engine.types import wire
+from engine.types.child_process import take_start
+from engine.types.errors import EngineDeadError, EngineError
+from engine.types.importing import import_object
+from engine.types.json_log import log_as
+from engine.types.plan import StepPlan
 from engine_reference.executor_process.messages import (
     Answer,
     Call,
@@ -31,12 +37,6 @@ from engine_reference.executor_process.messages import (
     Step,
     Stop,
 )
-from engine.types import wire
-from engine.types.child_process import take_start
-from engine.types.errors import EngineDeadError, EngineError
-from engine.types.importing import import_object
-from engine.types.json_log import log_as
-from engine.types.plan import StepPlan
 
 if TYPE_CHECKING:
     from engine.interfaces.executor import StepFuture, Worker

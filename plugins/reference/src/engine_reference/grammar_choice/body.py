@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
+from engine.types.errors import InvalidRequestError
 from engine_reference.grammar_choice.pieces import Pieces
 from engine_reference.grammar_choice.tree import Node, build
-from engine.types.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from engine_reference.models.bert_card import ACTIVATIONS, behind_padding
 from engine.interfaces.model import ModelContext, State, Walk
 from engine.modeling import (
     Body,
@@ -24,6 +23,7 @@ from engine.modeling import (
     Table,
 )
 from engine.modeling.describe import integer, number
+from engine_reference.models.bert_card import ACTIVATIONS, behind_padding
 
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """LayerNorm's, in checkpoints that were converted from TensorFlow."""

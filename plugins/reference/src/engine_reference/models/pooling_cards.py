@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from engine_reference.models.card import Llama, Mistral, Qwen2, Qwen3
 from engine.interfaces.model import ModelCard
 from engine.modeling.describe_pooling import classifier, embedder
 from engine.types.model import ModelDescription
+from engine_reference.models.card import Llama, Mistral, Qwen2, Qwen3
 
 
 class _Embedder(ModelCard):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine_reference.ops_torch.precision import widened
 from engine.types.plan import BROKEN
+from engine_reference.ops_torch.precision import widened
 
 
 class Logits:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from engine.interfaces.ops import PURPOSE_ACCEPT, PURPOSE_RESIDUAL, SamplingRows
 from engine_reference.ops_torch import asking
 from engine_reference.ops_torch.philox import uniform
 from engine_reference.ops_torch.sample import Sample, draw_from, kept_weights
-from engine.interfaces.ops import PURPOSE_ACCEPT, PURPOSE_RESIDUAL, SamplingRows
 
 
 class Reject:

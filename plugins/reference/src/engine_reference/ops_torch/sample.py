@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
+from engine.interfaces.ops import PURPOSE_SAMPLE, SamplingRows
 from engine_reference.ops_torch import asking
 from engine_reference.ops_torch.philox import uniform
 from engine_reference.ops_torch.precision import widened
-from engine.interfaces.ops import PURPOSE_SAMPLE, SamplingRows
 
 _FIRST_CANDIDATES = 256
 """How many of the most likely tokens are sorted at first; more only where these do not reach a row's top_p."""

@@ -11,9 +11,9 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine_reference.policy_priority.card import PriorityOptions
     from engine.interfaces.context import CoreContext
     from engine.interfaces.scheduling_policy import Schedulable
+    from engine_reference.policy_priority.card import PriorityOptions
 
 _Place = tuple[float, float]
 

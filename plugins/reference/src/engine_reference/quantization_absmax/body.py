@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from engine_reference.quantization_absmax.card import AbsmaxOptions
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.quantization import check_layer
+from engine_reference.quantization_absmax.card import AbsmaxOptions
 
 
 class Rounded(NamedTuple):

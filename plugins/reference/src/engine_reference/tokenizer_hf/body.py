@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.interfaces.context import FrontContext
+from engine.interfaces.tokenizer import TextStream
+from engine.types.errors import TokenizerError
 from engine_reference.tokenizer_hf.decoding import Decoder, PieceDecoder, WindowDecoder
 from engine_reference.tokenizer_hf.files import TokenizerFiles, read_files
 from engine_reference.tokenizer_hf.pieces import compile_pieces
 from engine_reference.tokenizer_hf.template import ChatTemplates
 from engine_reference.tokenizer_hf.template_files import find_templates
-from engine.interfaces.context import FrontContext
-from engine.interfaces.tokenizer import TextStream
-from engine.types.errors import TokenizerError
 
 
 class HFTokenizerBody:

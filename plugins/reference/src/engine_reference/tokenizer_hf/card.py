@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine_reference.tokenizer_hf.template_files import template_of
 from engine.interfaces.tokenizer import TokenizerCard, TokenizerNeed
+from engine_reference.tokenizer_hf.template_files import template_of
 
 
 class HFTokenizer(TokenizerCard):

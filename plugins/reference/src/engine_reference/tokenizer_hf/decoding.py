@@ -16,8 +16,8 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from engine_reference.tokenizer_hf.pieces import PieceRules, gpt2_alphabet
 from engine.interfaces.tokenizer import TextStream
+from engine_reference.tokenizer_hf.pieces import PieceRules, gpt2_alphabet
 
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _MAX_HELD = 8

@@ -19,8 +19,8 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from engine_reference.tokenizer_hf.sandbox import Sandbox, TemplateTimeoutError
 from engine.types.errors import TokenizerError
+from engine_reference.tokenizer_hf.sandbox import Sandbox, TemplateTimeoutError
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names under which clients pass a message's reasoning; templates read the first, gpt-oss' the second."""
