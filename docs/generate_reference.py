@@ -50,11 +50,11 @@ EXTRA_MODULES = (
 """Modules beside the interfaces that plugin authors and users meet by name."""
 
 REQUEST_MODULES = (
-    "engine.server.protocol",
-    "engine.server.responses_protocol",
-    "engine.server.messages_protocol",
-    "engine.server.pooling_protocol",
-    "engine.server.tokenization_protocol",
+    "engine_server.protocol",
+    "engine_server.responses_protocol",
+    "engine_server.messages_protocol",
+    "engine_server.pooling_protocol",
+    "engine_server.tokenization_protocol",
 )
 """Where the bodies of requests are declared."""
 
@@ -275,7 +275,7 @@ def error_classes() -> list[type[EngineError]]:
 
 def errors_page() -> str:
     """Defined in `engine.types.errors`; the status is what the server's own `describe` answers."""
-    from engine.server.errors import describe
+    from engine_server.errors import describe
 
     logging.getLogger("engine.server").disabled = True  # it logs the errors that are only described here
     lines = ["# Errors", "", prose(sys.modules["engine.types.errors"].__doc__), ""]
@@ -354,7 +354,7 @@ def requests_page() -> str:
 def metrics_page() -> str:
     """What the server's own exposition says of an engine that has done nothing yet."""
     from engine.frontend.measures import Measures
-    from engine.server.prometheus import Exposition
+    from engine_server.prometheus import Exposition
 
     idle: Any = SimpleNamespace(
         ranks=[],

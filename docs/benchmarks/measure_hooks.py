@@ -17,7 +17,6 @@ import time
 from dataclasses import replace
 from types import ModuleType
 
-from engine.bench.null_core import VOCABULARY, NullSizes, null_core
 from engine.config.settings import EngineConfig
 from engine.frontend.assemble import assemble_frontend
 from engine.frontend.client import InProcessClient
@@ -28,6 +27,7 @@ from engine.plugin import HookRelay, PluginList, Registry, hookimpl
 from engine.plugin.discovery import Candidate
 from engine.plugin.hookspecs import HOOKSPECS
 from engine.types.params import SamplingParams
+from engine_bench.null_core import VOCABULARY, NullSizes, null_core
 
 RUNNING, STEPS, REQUESTS = 256, 300, 4000
 

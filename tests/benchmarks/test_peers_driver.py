@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.bench.probe import Machine
+from engine_bench.probe import Machine
 from tests.benchmarks.conftest import TINY
 from tests.benchmarks.peers import registry
 from tests.benchmarks.peers.__main__ import main, parser

@@ -13,7 +13,8 @@ from fastapi import FastAPI
 
 from engine.config.names import resolve
 from engine.config.sources import CONFIG_VARIABLE, name_of
-from engine.server.routes import (
+from engine.types import errors
+from engine_server.routes import (
     administration,
     chat,
     completions,
@@ -24,7 +25,6 @@ from engine.server.routes import (
     responses,
     tokenization,
 )
-from engine.types import errors
 from tests.docs import commands
 from tests.docs.markdown import ROOT, blocks, links, name, pages, spans
 

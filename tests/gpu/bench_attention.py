@@ -10,9 +10,9 @@ import gc
 from typing import Any
 
 from engine import EngineConfig
-from engine.bench.session import open_session
 from engine.plugin import Registry
 from engine.types.errors import EngineError
+from engine_bench.session import open_session
 from tests.gpu.bench_engine import PROMPT, Bench, wait
 from tests.gpu.rows import Row, tell
 

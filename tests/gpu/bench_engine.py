@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from engine import LLM, EngineConfig, SamplingParams
-from engine.bench.session import Session, open_session
 from engine.frontend.output_processor import OutputKind
 from engine.types.errors import EngineError
+from engine_bench.session import Session, open_session
 from tests.gpu.device_time import busy_seconds
 from tests.gpu.roofline import decode_operations, least_seconds
 from tests.gpu.rows import Row, tell

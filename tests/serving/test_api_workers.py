@@ -29,7 +29,7 @@ KEYS = """
 """
 LONG: dict[str, Any] = {"model": "tiny", "input": "Tell me a story.", "temperature": 1.9, "extra_body": {"seed": 1}}
 """Goes on and on."""
-CHILD = "engine.server.processes.child"
+CHILD = "engine_server.processes.child"
 
 
 def workers(server: Server) -> list[int]:

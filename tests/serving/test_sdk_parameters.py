@@ -26,7 +26,7 @@ from openai.types.responses import response_create_params, response_text_config_
 from openai.types.shared_params import reasoning
 from pydantic import BaseModel, ValidationError
 
-from engine.server import messages_protocol, pooling_protocol, protocol, responses_protocol
+from engine_server import messages_protocol, pooling_protocol, protocol, responses_protocol
 
 from .conftest import Server
 

@@ -78,10 +78,3 @@ def make_engine(doubles):
         return LLMEngine(Frontend(tokenizer, inputs, OutputProcessor(tokenizer), None), InProcessClient(core))
 
     return make
-
-
-@pytest.fixture
-def server():
-    """A server that says what it is told; see `stub_server.Stub`."""
-    with load_beside("cli", "stub_server").serving() as stub:
-        yield stub

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from engine.bench.probe import probe
+from engine_bench.probe import probe
 from tests.benchmarks.peers.checkpoint import checkpoint
 from tests.benchmarks.peers.compare import Bench, Engine, compare
 from tests.benchmarks.peers.dimensions import MODELS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.bench.probe import Machine
+from engine_bench.probe import Machine
 from tests.benchmarks.peers.dimensions import Dimensions
 from tests.benchmarks.peers.peer import Peer
 from tests.benchmarks.peers.process import PeerProcess, WorkerError, forget_compiled

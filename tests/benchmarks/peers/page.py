@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from engine.bench.statistics import median
+from engine_bench.statistics import median
 from tests.benchmarks.peers.bars import BEST, verdicts
 from tests.benchmarks.peers.dimensions import MODELS
 from tests.benchmarks.peers.registry import OURS, PEERS

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.bench.probe import Machine
-from engine.bench.statistics import median
+from engine_bench.probe import Machine
+from engine_bench.statistics import median
 from tests.benchmarks.peers.workloads import WORKLOADS, Workload
 
 START = "start"

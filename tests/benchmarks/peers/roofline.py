@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from engine.bench.probe import Machine
-from engine.bench.statistics import median
+from engine_bench.probe import Machine
+from engine_bench.statistics import median
 from tests.benchmarks.peers.dimensions import BF16_BYTES, Dimensions
 from tests.benchmarks.peers.results import Comparison
 

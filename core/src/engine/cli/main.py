@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("engine.cli.generate:Generate", "generate text from a prompt, streamed to the terminal"),
-    "chat": ("engine.cli.chat.command:ChatCommand", "talk to a model, loaded here or behind a server"),
-    "serve": ("engine.cli.serve:Serve", "serve a model over HTTP, as OpenAI's clients expect it"),
-    "run-batch": ("engine.cli.run_batch:RunBatch", "answer a file of requests in OpenAI's batch format"),
     "config": ("engine.cli.config:Config", "print every setting, and where it was set"),
-    "bench": ("engine.cli.bench:Bench", "measure latency, throughput, serving under load, or the scheduler alone"),
     "plugins": ("engine.cli.plugins:Plugins", "list points, drivers, where they come from, and what is configured"),
     "plugins doctor": ("engine.cli.doctor:Doctor", "look for plugins that are broken, duplicate, outdated or slow"),
     "plugins why": ("engine.cli.why:Why", "explain who serves a point: candidate, verdict, reasons"),
@@ -130,6 +126,7 @@ def _find(name: str, arguments: Sequence[str] = ()) -> Command:
         return command()
     from engine.plugin.command import Command
     from engine.plugin.discovery import Registry
+    from engine.plugin.known import distribution_of
     from engine.plugin.loading import load_entry_point
 
     registry = Registry.discover(plugins=_plugin_list(arguments))
@@ -137,7 +134,7 @@ def _find(name: str, arguments: Sequence[str] = ()) -> Command:
     known = name in names or any(c.name == name for c in registry.outdated("commands"))
     if not known and not registry.denies("commands", name):
         first, _, action = name.partition(" ")
-        offers = ACTIONS.get(first, {}).get(action)
+        offers = ACTIONS.get(first, {}).get(action) or distribution_of("commands", name)
         hint = f"pip install {offers}" if offers else did_you_mean(name, names)
         hint = hint or f"the commands are: {', '.join(names)}"
         found = "no installed distribution offers this command" if offers else "there is no such command"

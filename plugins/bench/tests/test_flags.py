@@ -1,0 +1,30 @@
+"""`engine bench serve` hands the engine's flags on to its server."""
+
+from __future__ import annotations
+
+import argparse
+
+from engine.cli.flags import canonical
+from engine_bench.command import Bench, server_flags
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    Bench().add_arguments(parser)
+    return parser.parse_args(canonical(arguments))
+
+
+def test_every_kind_of_flag_comes_through():
+    flags = server_flags(
+        parsed("serve", "--rate", "3", "--dtype", "float32", "--no-enable-prefix-caching", "--config", "c.yaml",
+               "--evictor=lru", "--load-format", "tiny", "--attention.num_splits", "4", "--max_num_seqs=9",
+               "--api-key", "k")
+    )  # fmt: skip
+    assert sorted(flags) == sorted(
+        ["--dtype=float32", "--no-enable-prefix-caching", "--config=c.yaml", "--evictor=lru", "--load-format=tiny",
+         "--option=attention.num_splits=4", "--max-num-seqs=9", "--api-key=k"]
+    )  # fmt: skip
+
+
+def test_measurements_flags_are_not_the_servers():
+    assert server_flags(parsed("serve", "--num-requests", "3", "--plot", "x.png", "--slo-ttft", "9")) == []

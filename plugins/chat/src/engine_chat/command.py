@@ -1,0 +1,135 @@
+"""`engine chat [MODEL]`: the command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from engine.cli.flags import (
+    add_engine_flags,
+    add_positional_model,
+    add_server_flags,
+    command_settings,
+    name_positional_model,
+    warn,
+)
+from engine.cli.sampling_flags import add_sampling_flags, sampling_keywords
+from engine.plugin.command import Command
+from engine.types.errors import ConfigError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from engine.config.sources import Merged
+    from engine_chat.backend import Backend
+
+HISTORY = "chat_history"
+_OF_THE_CLIENT = frozenset({"model", "seed", "api_key"})
+"""The settings that mean something when a server answers."""
+
+
+class ChatCommand(Command):
+    """Talk to a model: to one that is loaded here, or to a server's."""
+
+    help = "Talk to a model in the terminal: loaded in this process, or behind a server's --url."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_positional_model(parser)
+        chat = parser.add_argument_group("chat")
+        chat.add_argument("--system", metavar="TEXT", help="the system prompt")
+        chat.add_argument("--url", metavar="URL", help="talk to this server, e.g. http://127.0.0.1:8000/v1")
+        add_server_flags(chat, only=("api_key",))
+        add_sampling_flags(parser, max_tokens=None)
+        add_engine_flags(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        name_positional_model(arguments, "chat with")
+        merged = command_settings(arguments)
+        for warning in merged.warnings:
+            warn(warning)
+        url: str | None = getattr(arguments, "url", None)
+        interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        keywords = sampling_keywords(arguments)
+        if url is None:
+            backend = _embedded(merged, keywords, interactive)
+        else:
+            backend = _remote(url, merged, keywords, interactive)
+        try:
+            return _talk(backend, arguments, backend.limited, interactive)
+        finally:
+            backend.close()
+
+
+def _talk(backend: Backend, arguments: argparse.Namespace, limited: bool, interactive: bool) -> int:
+    from engine_chat.conversation import Conversation
+    from engine_chat.loop import COMMANDS, Chat
+
+    conversation = Conversation(getattr(arguments, "system", "").strip())
+    if interactive:
+        from engine.cli.terminal import LineReader
+        from engine.config.folders import state_folder
+
+        try:
+            history = state_folder() / HISTORY
+        except RuntimeError:  # no home
+            history = None
+        print("Ask something; /help lists the commands.", flush=True)
+        reader = LineReader(history, list(COMMANDS))
+        Chat(backend, conversation, sys.stdout, sys.stdout, reader, limited=limited).interact()
+        return 0
+    chat = Chat(backend, conversation, sys.stdout, sys.stderr, None, limited=limited)
+    try:
+        for line in sys.stdin:
+            if not chat.take(line):
+                break
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("read standard input", f"it is no UTF-8 text: {error}", "convert it") from error
+    return 2 if chat.failed else 0
+
+
+def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Backend:
+    _refuse_flags(merged, {"api_key"}, "it is for talking to a server", "name the server with --url")
+
+    # Only now is anything heavy imported: mistakes in the command line are answered at once.
+    from engine.config.settings import EngineConfig
+    from engine.types.params import SamplingParams
+
+    config = EngineConfig.from_merged(merged)
+    unlimited = {"max_tokens": None}
+    SamplingParams(**(unlimited | keywords)).verify()
+    from engine.llm import LLMEngine
+    from engine_chat.embedded import EmbeddedBackend
+
+    engine = LLMEngine.from_engine_args(config)
+    try:
+        backend = EmbeddedBackend(engine, SamplingParams(**(unlimited | engine.sampling_defaults.params | keywords)))
+    except BaseException:
+        engine.shutdown()
+        raise
+    if interactive and engine.plan is not None:
+        from engine.frontend.banner import render
+
+        print(render(engine.plan, engine.client.worker, None) + "\n", flush=True)
+    return backend
+
+
+def _remote(url: str, merged: Merged, keywords: dict[str, Any], interactive: bool) -> Backend:
+    names = {key.name for key in merged.values if key.section != "server"} - _OF_THE_CLIENT
+    _refuse_flags(merged, names, "that is the server's own affair when --url is given", "leave it out")
+    from engine.config.server import ServerConfig
+    from engine_chat.remote import RemoteBackend
+
+    settings = merged.section("settings")
+    if "seed" in settings:
+        keywords["seed"] = int(settings["seed"])
+    keys = ServerConfig.from_merged(merged).api_key or (None,)
+    backend = RemoteBackend(url, settings.get("model"), keys[0], keywords)
+    if interactive:
+        print(f"{backend.model} at {backend.url}", flush=True)
+    return backend
+
+
+def _refuse_flags(merged: Merged, names: set[str], found: str, remedy: str) -> None:
+    """Refuse flags that would do nothing. Files and the environment may hold settings of other programs."""
+    for key, origin in merged.origins.items():
+        if key.name in names and origin.startswith("flag "):
+            raise ConfigError(f"engine chat with {origin.removeprefix('flag ')}", found, remedy)

@@ -1,0 +1,136 @@
+"""The application over an `AsyncLLM`: the routes, and around them what every request passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fastapi import FastAPI, Request, Response
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+import engine
+from engine.config.server import ServerConfig
+from engine.frontend.async_llm import AsyncLLM
+from engine_server import errors
+from engine_server.background import Background
+from engine_server.body import BodyLimit
+from engine_server.disconnect import ClientGone
+from engine_server.engine_view import AsyncEngineView
+from engine_server.gate import Gate
+from engine_server.keys import AdminKey, KeyRing
+from engine_server.lifecycle import Lifecycle
+from engine_server.openapi import describe_api
+from engine_server.plugins import add_routes, wrap
+from engine_server.prometheus import Exposition
+from engine_server.request_id import RequestIds
+from engine_server.response_store import OwnResponses, Responses, ResponseStore
+from engine_server.routes import (
+    administration,
+    chat,
+    completions,
+    messages,
+    models,
+    operations,
+    pooling,
+    responses,
+    tokenization,
+)
+from engine_server.shortcut import Shortcut
+from engine_server.sse import Direct
+from engine_server.state import Others, ServerState
+
+
+class Shared(NamedTuple):
+    """What several API processes have together.
+
+    Args:
+        responses: those that are kept.
+        background: what is computed while nobody waits.
+        others: the processes.
+        on_metrics: is given this process's own.
+    """
+
+    responses: Responses
+    background: Background
+    others: Others | None = None
+    on_metrics: Callable[[Exposition], None] | None = None
+
+
+def create_app(
+    llm: AsyncLLM,
+    model_names: tuple[str, ...],
+    settings: ServerConfig,
+    lifecycle: Lifecycle,
+    keys: KeyRing,
+    admin: AdminKey | None = None,
+    shared: Shared | None = None,
+) -> ASGIApp:
+    """The app. It neither starts nor stops the engine; `engine_server.run` does.
+
+    Args:
+        llm: the engine.
+        model_names: the first is what answers carry.
+        settings: of the server.
+        lifecycle: whether requests are taken.
+        keys: those that let in.
+        admin: the administrator's.
+        shared: what several API processes have together; None: this is the only one.
+
+    A request passes, in this order: its id is found or made; what browsers ask first, where other origins are allowed;
+    the gate (is the server serving, is the key valid, may it ask for more); its body is read, within limits; the
+    middleware of hook plugins; the route.
+    """
+    app = FastAPI(title="Engine", version=engine.__version__)
+    errors.install(app)
+
+    async def on_gone(_: Request, __: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it; the access log does
+
+    app.add_exception_handler(ClientGone, on_gone)
+    # Asked in this order for every request: those that somebody waits for come first.
+    modules = (chat, completions, messages, responses, pooling, tokenization, operations, administration, models)
+    routers = [routes.router for routes in modules]
+    for router in routers:
+        app.include_router(router)
+    pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
+    describe_api(app, keys=bool(keys), administered=bool(admin))
+    inside = wrap(Direct(Shortcut(app, routers), alone=not llm.hooks.http_middleware), llm.hooks)
+    limited = BodyLimit(inside, max_body=settings.max_body, timeout=settings.body_timeout)
+    gate = Gate(
+        limited,
+        lifecycle=lifecycle,
+        keys=keys,
+        shutdown_timeout=settings.shutdown_timeout,
+        pages=pages,
+        admin=admin,
+    )
+    inner: ASGIApp = gate
+    if settings.allowed_origins:
+        inner = CORSMiddleware(
+            gate,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    requests = RequestIds(inner, access_log=settings.access_log)
+    metrics = Exposition(llm, model_names[0], requests, llm.hooks)
+    if shared is None:
+        own = OwnResponses(ResponseStore(settings.response_store_size, settings.response_store_time))
+        shared = Shared(own, Background(lifecycle))
+    app.state.server = ServerState(
+        llm,
+        model_names,
+        lifecycle,
+        metrics,
+        settings.max_queue,
+        settings.share_prefix_cache,
+        settings,
+        shared.responses,
+        shared.background,
+        shared.others,
+    )
+    if shared.on_metrics is not None:
+        shared.on_metrics(metrics)
+    return requests

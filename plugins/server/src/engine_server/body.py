@@ -1,0 +1,85 @@
+"""Reads a request's body before the application sees the request: never more than a limit, never longer than a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine_server.errors import APIError
+from engine_server.refusal import refuse
+
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class BodyLimit:
+    """ASGI middleware. The application gets the whole body in one message.
+
+    A body whose declared length is over the limit is refused without being read; one of undeclared length as soon as
+    it has grown too long.
+
+    Args:
+        app: what comes after.
+        max_body: bytes.
+        timeout: seconds for the whole body.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_body: int, timeout: float) -> None:
+        self._app, self._max_body, self._timeout = app, max_body, timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; see ASGI."""
+        if scope["type"] != "http" or scope["method"] in _WITHOUT_BODY:
+            return await self._app(scope, receive, send)
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), None)
+        if declared is not None and int(declared) > self._max_body:
+            return await refuse(scope, receive, send, self._too_large(f"has {int(declared)} bytes"), close=True)
+        try:
+            async with asyncio.timeout(self._timeout):
+                body = await self._read(receive)
+        except TimeoutError:
+            return await refuse(scope, receive, send, self._too_slow(), close=True)
+        except APIError as error:
+            return await refuse(scope, receive, send, error, close=True)
+        if body is not None:
+            await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body; None where the client left before it was complete."""
+        chunks: list[bytes] = []
+        length = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            length += len(chunk)
+            if length > self._max_body:
+                raise self._too_large("goes on")
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _too_large(self, found: str) -> APIError:
+        return APIError(
+            413,
+            f"the body {found}; this server takes up to {self._max_body} bytes (--max-body); send a smaller request",
+            code="body_too_large",
+        )
+
+    def _too_slow(self) -> APIError:
+        return APIError(
+            408,
+            f"the body was not complete after {self._timeout:g} s (--body-timeout); send it faster, or a smaller one",
+            code="body_timeout",
+        )
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body, and then what the real one gives: the client's leaving."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replayed

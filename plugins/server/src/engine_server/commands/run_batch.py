@@ -1,0 +1,75 @@
+"""`engine run-batch IN OUT`: a file of requests in OpenAI's batch format, and a file of their results."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from engine.cli.flags import add_engine_flags, command_settings, warn
+from engine.plugin.command import Command
+from engine.types.errors import InvalidRequestError
+
+_EPILOG = """\
+Each line of IN is an object {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions", "body": {...}}; url
+is any route of the server that takes a POST. OUT gets a line for each as it is done: "custom_id", and "response" with
+"status_code" and "body", or "error" for a line that could not be read. Where OUT is there, the requests whose results
+it holds are passed over: the same command goes on where it was stopped. The exit code is 2 where requests failed."""
+
+
+class RunBatch(Command):
+    """Answer a file of requests."""
+
+    help = "Answer a file of requests in OpenAI's batch format; a run that was stopped goes on where it was."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.epilog = _EPILOG
+        parser.add_argument("input", metavar="IN", help="the requests, one JSON object a line")
+        parser.add_argument("output", metavar="OUT", help="the results, one JSON object a line; added to what is there")
+        add_engine_flags(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        merged = command_settings(arguments)
+        for warning in merged.warnings:
+            warn(warning)
+
+        # Only now is anything heavy imported: mistakes in the command line are answered at once.
+        from engine.config.settings import EngineConfig
+        from engine_server.batch_file import Results, left, read_requests
+
+        config = EngineConfig.from_merged(merged)
+        requests = read_requests(_data(arguments.input, arguments.output), arguments.input)
+        with Results(arguments.output) as results:
+            todo = left(requests, results)
+            skipped, failed, postponed = len(requests) - len(todo), results.failed, 0
+            if skipped:
+                print(f"{skipped} of {len(requests)} requests are done already", file=sys.stderr)
+            if todo:
+                from tqdm import tqdm
+
+                from engine_server.batch import run_batch
+
+                bar = tqdm(total=len(requests), initial=skipped, desc="Requests", dynamic_ncols=True, disable=None)
+                try:
+                    count = run_batch(config, todo, results, bar.update)
+                except KeyboardInterrupt:
+                    print("\nstopped; the same command goes on from here", file=sys.stderr)
+                    raise
+                finally:
+                    bar.close()
+                failed, postponed = failed + count.failed, count.postponed
+        done = len(requests) - postponed
+        print(f"{done} of {len(requests)} requests are done, {failed} of them failed", file=sys.stderr)
+        if postponed:
+            print(f"{postponed} could not be taken; run the same command again", file=sys.stderr)
+        return 2 if failed or postponed else 0
+
+
+def _data(path: str, output: str) -> bytes:
+    asked = f"read the batch {path!r}"
+    try:
+        if Path(output).exists() and Path(output).samefile(path):
+            raise InvalidRequestError(asked, "the results would be written to the same file", "name another")
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(asked, error.strerror or str(error), "check the path") from error

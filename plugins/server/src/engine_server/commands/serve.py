@@ -1,0 +1,40 @@
+"""`engine serve [MODEL]`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+
+from engine.cli.flags import (
+    add_engine_flags,
+    add_positional_model,
+    add_server_flags,
+    command_settings,
+    name_positional_model,
+    warn,
+)
+from engine.plugin.command import Command
+
+
+class Serve(Command):
+    """Serve a model over HTTP until SIGTERM or Ctrl-C."""
+
+    help = "Serve a model over HTTP, as OpenAI's clients expect it."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_positional_model(parser)
+        add_server_flags(parser)
+        add_engine_flags(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        name_positional_model(arguments, "serve")
+        merged = command_settings(arguments)
+        for warning in merged.warnings:
+            warn(warning)
+
+        # Only now is anything heavy imported: mistakes in the command line are answered at once.
+        from engine.config.server import ServerConfig
+        from engine.config.settings import EngineConfig
+        from engine_server.run import serve
+
+        config, server = EngineConfig.from_merged(merged), ServerConfig.from_merged(merged)
+        return serve(config, server)

@@ -1,0 +1,154 @@
+"""An API process, as the first process sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from engine.types import wire
+from engine.types.errors import EngineDeadError, EngineError
+from engine.types.private_directory import make_private_directory
+from engine_server.processes.channel import Channel, Handler
+from engine_server.processes.gathering import Snapshot, Told
+from engine_server.processes.signs_of_life import until_silent
+from engine_server.processes.start import ApiStart
+
+MODULE = "engine_server.processes.child"
+ANSWER_SECONDS = 1.0
+"""How long a process may take to tell what it has counted; then what it told last counts."""
+LEAVE_SECONDS = 2.0
+"""How long a process whose channel has ended gets to end too."""
+
+
+class ApiProcess:
+    """One of them: its process, its channel, and what it holds.
+
+    Args:
+        number: from 0 on; one that comes in a dead one's place has the same.
+        client: its number for the cores.
+        handlers: of what it asks and tells, by name; each gets this object first.
+        on_end: called once, with this object, when it has gone.
+
+    Attributes:
+        up: it is ready to serve.
+        error: why it could not start, where it said so.
+        held: by digest of API keys, its requests that are counted in.
+        began: when it was started, by a clock that only grows.
+        hung_for: seconds of silence, where these were why it was killed.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        client: int,
+        handlers: Mapping[str, Handler],
+        on_end: Callable[[ApiProcess], None],
+    ) -> None:
+        self.number, self.client = number, client
+        self.up = asyncio.Event()
+        self.error: EngineError | None = None
+        self.held: Counter[bytes] = Counter()
+        self.began = time.monotonic()
+        self.hung_for: float | None = None
+        self.last = Told(number, 0, 0, Snapshot())
+        self._gone = False
+        own = {name: self._bound(handler) for name, handler in handlers.items()}
+        self.channel = Channel(own, lambda: on_end(self))
+        self.directory = make_private_directory("engine-api-", len("requests-000-000000"), "an API process")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _bound(self, handler: Handler) -> Handler:
+        return lambda *values: handler(self, *values)
+
+    async def start(self, make: Callable[[int], ApiStart], listener: int) -> None:
+        """Start the process; `make` is told the descriptor of its channel.
+
+        Raises EngineDeadError where the system refuses.
+        """
+        try:
+            ours, its = socket.socketpair()
+            with its:
+                # A session of its own: Ctrl-C in a terminal reaches the first process alone.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", MODULE, self.directory],
+                    stdin=subprocess.PIPE,
+                    start_new_session=True,
+                    pass_fds=(its.fileno(), listener),
+                )
+                message = wire.encode(make(its.fileno()))
+            await self.channel.open(ours)
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and its channel says so
+                wire.write_frame(self._process.stdin, message)
+        except OSError as error:
+            raise EngineDeadError(
+                "start an API process", str(error), "the system's limits may say why; or fewer --api-workers"
+            ) from error
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return 0 if self._process is None else self._process.pid
+
+    def addresses(self, rank: int, generation: int) -> tuple[str, str]:
+        """Where it binds its sockets for a core; each core of a rank has others."""
+        requests, outputs = (f"ipc://{self.directory}/{name}-{rank}-{generation}" for name in ("requests", "outputs"))
+        return requests, outputs
+
+    async def watch(self, seconds: float) -> None:
+        """Ask it for signs of life, from when it is up until it has gone. Kill it where it gives none for `seconds`;
+        its channel then ends, as with any death."""
+        await self.up.wait()
+        if await until_silent(lambda: self.channel.ask("alive"), seconds) and not self._gone:
+            assert self._process is not None
+            self.hung_for = seconds
+            self._process.kill()  # a process that is stopped heeds no other signal
+
+    async def drain(self) -> int:
+        """Tell it to leave in order. Returns how many requests it still has; 0 where it does not answer."""
+        if self.up.is_set():
+            with contextlib.suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    count: int = await self.channel.ask("drain")
+                    return count
+        return 0
+
+    async def told(self) -> Told:
+        """What it has counted."""
+        if self.up.is_set() and not self._gone:
+            with contextlib.suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    self.take(*await self.channel.ask("snapshot"))
+        return self.last
+
+    def take(self, active: int, snapshot: object) -> None:
+        """It told what it has counted."""
+        found = Snapshot() if snapshot is None else msgspec.convert(snapshot, Snapshot, strict=False)
+        self.last = Told(self.number, self.pid, active, found)
+
+    async def end(self, seconds: float) -> int:
+        """Wait until the process has ended, `seconds` at most, then end it. Returns its exit code. Idempotent."""
+        self._gone = True
+        process = self._process
+        code = 0
+        if process is not None:
+            try:
+                code = await asyncio.to_thread(process.wait, seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = await asyncio.to_thread(process.wait)
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        self.channel.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        return code

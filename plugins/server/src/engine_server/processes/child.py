@@ -1,0 +1,212 @@
+"""An API process: `python -m engine_server.processes.child`, with its start message on standard input.
+
+It listens on the port that all share, talks to the engine cores by sockets of its own, and asks the first process for
+what they have together. It leaves when that one says so, or has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.config.server import ServerConfig
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.attached import Attached, CorePlace
+from engine.types import wire
+from engine.types.child_process import PARENT_DIED, take_start
+from engine.types.errors import EngineError, rebuild_error
+from engine.types.json_log import log_as
+from engine_server.app import Shared
+from engine_server.certificate import CertificateWatch, tls_context
+from engine_server.drain import drain, spare_the_collector
+from engine_server.keys import AdminKey
+from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase
+from engine_server.process_life import loop_factory
+from engine_server.processes.channel import Channel
+from engine_server.processes.gathering import Gathered, told_of
+from engine_server.processes.limits import SharedKeys
+from engine_server.processes.responses import SharedBackground, SharedResponses
+from engine_server.processes.start import ApiStart
+from engine_server.prometheus import Exposition
+from engine_server.uvicorn_server import Server, make_server
+
+SNAPSHOT_SECONDS = 1.0
+"""How often the first process is told of what was counted, where that is new: what a process had counted since it told
+last is lost when it dies."""
+
+
+class Child:
+    """One API process's life in its event loop.
+
+    Args:
+        start: what it was started with.
+    """
+
+    def __init__(self, start: ApiStart) -> None:
+        self._start = start
+        self._config = EngineConfig(**json.loads(start.config))
+        self._settings = ServerConfig(**json.loads(start.settings))
+        self._lifecycle = Lifecycle()
+        self._attached = Attached(start.client, start.core, start.num_ranks, first=start.number == 0)
+        self._channel = Channel(
+            {
+                "ready": lambda place: self._attached.ready(msgspec.convert(place, CorePlace)),
+                "died": lambda rank, parts: self._attached.died(rank, rebuild_error(tuple(parts))),
+                "serve": self._serve,
+                "drain": self._drain,
+                "stop": self._end_now,
+                "keys": lambda table: self._keys.replace(table),
+                "alive": lambda: None,
+                "snapshot": self._snapshot,
+                "cancel": lambda identity: self._background.cancel_here(identity),
+                "cache_reset": lambda: self._llm.forget_cached(),
+            },
+            self._orphaned,
+        )
+        admin = AdminKey(self._settings.admin_key)
+        self._admin = admin
+        self._keys = SharedKeys(start.asks_for_key, admin, self._channel)
+        self._background = SharedBackground(self._lifecycle, self._channel)
+        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        self._metrics: Exposition | None = None
+        self._llm: AsyncLLM
+        self._server: Server
+
+    @property
+    def writes_access_log(self) -> bool:
+        """Whether a line is written for each request."""
+        return self._settings.access_log
+
+    async def run(self) -> int:
+        """Serve until told to leave; the exit code."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)  # this one alone; another comes in its place
+        await self._channel.open(socket.socket(fileno=self._start.channel))
+        try:
+            self._llm = AsyncLLM(self._config, self._attached)
+        except EngineError as error:
+            await self._channel.ask("failed", error.parts)
+            return 1
+        with socket.socket(fileno=self._start.listener) as listener:
+            return await self._run(listener)
+
+    async def _run(self, listener: socket.socket) -> int:
+        responses = SharedResponses(self._settings.response_store_size, self._channel)
+        self._server = make_server(
+            self._llm,
+            self._settings,
+            self._lifecycle,
+            self._keys,
+            self._admin,
+            Shared(responses, self._background, self, self._take_metrics),
+        )
+        serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
+        telling = asyncio.ensure_future(self._tell_snapshots())
+        settings, server = self._settings, self._server
+        certificate = CertificateWatch(settings.ssl_certfile, settings.ssl_keyfile, lambda: tls_context(server))
+        renewing = asyncio.ensure_future(certificate.run())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        starting = asyncio.ensure_future(self._llm.start())
+        try:
+            await asyncio.wait((starting, stopped, serving), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and not self._stop.is_set():
+                starting.result()
+                spare_the_collector()
+                self._channel.tell("up")
+                await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
+                await drain(
+                    self._llm, self._lifecycle, self._settings.shutdown_timeout, self._stop_now, lambda text: None
+                )
+            return 0
+        except EngineError as error:
+            await self._channel.ask("failed", error.parts)
+            return 1
+        finally:
+            telling.cancel()
+            renewing.cancel()
+            stopped.cancel()
+            self._server.should_exit = True
+            await serving
+            self._channel.tell("snapshot", *self._snapshot())
+            await asyncio.to_thread(self._llm.shutdown)
+            await asyncio.gather(starting, return_exceptions=True)
+            self._channel.close()
+            await asyncio.sleep(0)
+
+    # -- `engine_server.state.Others` ----------------------------------------------------------------------------------
+    async def gather(self) -> Gathered:
+        """What all processes have counted."""
+        told, parent = await self._channel.ask("gather")
+        return Gathered(told_of(told), parent)
+
+    def cache_reset(self) -> None:
+        """Let the others know."""
+        self._channel.tell("cache_reset")
+
+    # -- what the first process says -----------------------------------------------------------------------------------
+    def _serve(self) -> None:
+        self._lifecycle.phase = Phase.SERVING
+
+    def _drain(self) -> int:
+        """Leave in order. Returns how many requests are in progress."""
+        self._lifecycle.phase = Phase.DRAINING
+        self._stop.set()
+        return self._lifecycle.active
+
+    def _end_now(self) -> None:
+        self._stop.set()
+        self._stop_now.set()
+        with contextlib.suppress(AttributeError):  # it has not begun to serve
+            self._server.force_exit = True
+
+    def _orphaned(self) -> None:
+        if not self._stop.is_set():
+            os._exit(PARENT_DIED)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    def _take_metrics(self, metrics: Exposition) -> None:
+        self._metrics = metrics
+
+    def _snapshot(self) -> tuple[int, Any]:
+        """Requests in progress, and what was counted."""
+        return self._lifecycle.active, None if self._metrics is None else self._metrics.snapshot()
+
+    async def _tell_snapshots(self) -> None:
+        before = b""
+        while True:
+            await asyncio.sleep(SNAPSHOT_SECONDS)
+            told = self._snapshot()
+            if (now := wire.encode(told)) != before:
+                before = now
+                self._channel.tell("snapshot", *told)
+
+
+def main() -> int:
+    """Serve; the process's exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's business
+    start: ApiStart = take_start(ApiStart, sys.argv[1])
+    number = start.number
+    logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s %(name)s [api {number}]: %(message)s")
+    log_as(start.core.worker.log_format, api_worker=number)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        child = Child(start)
+        if child.writes_access_log:
+            logging.getLogger(ACCESS_LOG).setLevel(logging.INFO)
+        return runner.run(child.run())
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that wait on sockets need no farewell

@@ -1,0 +1,399 @@
+"""The first of several: it starts the engine cores and the API processes, and holds what these have together.
+
+It serves nobody itself. Its event loop has little to do: requests and tokens go between the API processes and cores.
+uvicorn's own processes would not do: each would start an engine of its own, they cannot be told of one that a parent
+has, and nothing is held together for them: neither limits, nor responses, nor counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.config.server import ServerConfig
+from engine.frontend import banner
+from engine.frontend.assemble import build_router
+from engine.frontend.attached import CorePlace
+from engine.frontend.core_ranks import CoreRanks, RankNews, Revived
+from engine.frontend.launch import launch
+from engine.frontend.merged_stats import merge_ready
+from engine.frontend.plugin_record import record_start
+from engine.frontend.rank_starts import rank_starts
+from engine.frontend.statistics import StatisticsLog
+from engine.types.errors import ConfigError, EngineDeadError, EngineError, rebuild_error
+from engine.types.messages import Attach, Detach
+from engine.types.outputs import StepStats
+from engine.types.start import WorkerReady
+from engine_server.drain import FAREWELL_SECONDS
+from engine_server.keys import AdminKey, KeyRing
+from engine_server.lifecycle import Phase
+from engine_server.process_life import (
+    BACKLOG,
+    DEATH_NOTICE_SECONDS,
+    address_of,
+    greet,
+    loop_factory,
+    read_keys_at_signal,
+    say,
+    statistics_writer,
+)
+from engine_server.processes.api_process import LEAVE_SECONDS, ApiProcess
+from engine_server.processes.gathering import Told, past
+from engine_server.processes.responses import KeptResponses
+from engine_server.processes.start import ApiStart
+from engine_server.response_store import ResponseStore
+
+SHORT_LIFE = 10.0
+"""Seconds. One that dies sooner is started again after a pause, each twice as long as the last."""
+LONGEST_PAUSE = 30.0
+
+
+def serve_several(
+    config: EngineConfig,
+    settings: ServerConfig,
+    listener: socket.socket,
+    keys: KeyRing,
+    admin: AdminKey,
+    early: Sequence[int],
+) -> int:
+    """See `engine_server.run.serve`; with `settings.api_workers` processes."""
+    if not hasattr(socket, "SO_REUSEPORT") or not hasattr(socket, "AF_UNIX"):
+        raise ConfigError(
+            f"start {settings.api_workers} API processes",
+            "on this system several processes cannot listen on one port",
+            "leave --api-workers out",
+        )
+    with _reserved(listener) as place, asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(Parent(config, settings, place, keys, early).serve())
+
+
+def _reserved(listener: socket.socket) -> socket.socket:
+    """The listener's address, that others can share. That it was free is known by now; from here on sockets that want
+    it alone are refused."""
+    address = listener.getsockname()
+    listener.close()
+    return _sharing(listener.family, address)
+
+
+def _sharing(family: int, address: Any) -> socket.socket:
+    """A socket bound to an address that several have: the system divides connections among those that listen.
+
+    Each process has one of its own. One socket for all would give four of five connections to the same process, as
+    soon as they do not come all at once; and with one of its own, who dies is given no more connections.
+    """
+    one = socket.socket(family, socket.SOCK_STREAM)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    one.bind(address)
+    return one
+
+
+class Parent:
+    """The first process's life in its event loop. See `serve_several`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        settings: ServerConfig,
+        place: socket.socket,
+        keys: KeyRing,
+        early: Sequence[int],
+    ) -> None:
+        self._config, self._settings, self._place = config, settings, place
+        self._keys, self._early = keys, early
+        self._plan = plan = launch(config)
+        self._cores = CoreRanks(
+            rank_starts(plan.start, config.data_parallel_size),
+            lambda workers: build_router(plan, workers),
+            config.data_parallel_restarts,
+        )
+        self._responses = KeptResponses(ResponseStore(settings.response_store_size, settings.response_store_time))
+        self._phase = Phase.STARTING
+        self._processes: dict[int, ApiProcess] = {}
+        self._past: Told | None = None
+        self._pauses = [0.0] * settings.api_workers
+        self._clients = itertools.count(1)
+        self._workers: list[WorkerReady] = []
+        self._generation = [0] * config.data_parallel_size
+        self._dead: EngineError | None = None
+        self._failed: EngineError | None = None
+        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- what `StatisticsLog` looks at ---------------------------------------------------------------------------------
+    @property
+    def last_stats(self) -> StepStats | None:
+        """What the cores told last."""
+        return self._cores.stats()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences of all API processes."""
+        return self._cores.num_others
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+    async def serve(self) -> int:
+        """Serve until a signal, or until the last core dies; the exit code."""
+        loop = asyncio.get_running_loop()
+        for signal_ in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_, self._on_signal)
+        read_keys_at_signal(loop, self._keys)
+        if self._early:
+            self._on_signal()
+        self._keys.on_change.append(self._tell_keys)
+        statistics = asyncio.ensure_future(StatisticsLog(self, statistics_writer()).run())
+        watching = asyncio.ensure_future(self._keys.watch())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            if not await self._start(stopped):
+                return 0
+            self._phase = Phase.SERVING
+            for process in self._processes.values():
+                process.channel.tell("serve")
+            worker, address = merge_ready(self._workers), address_of(self._place, self._settings)
+            greet(banner.render(self._plan, worker, address, len(self._processes)), address)
+            record_start(self._plan, worker, "engine serve")
+            await stopped
+            return 0 if self._dead is None else 1
+        finally:
+            statistics.cancel()
+            watching.cancel()
+            await self._leave()
+            await asyncio.to_thread(self._cores.shutdown)
+
+    async def _start(self, stopped: asyncio.Future[Any]) -> bool:
+        """Start everything, at once; False where a signal came first. Raises the first error."""
+        for number in range(self._settings.api_workers):
+            await self._start_process(number)
+        standing = asyncio.ensure_future(asyncio.to_thread(self._cores.wait_ready))
+        await asyncio.wait((standing, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not standing.done() or self._failed is not None:
+            await asyncio.to_thread(self._cores.shutdown)
+            await asyncio.gather(standing, return_exceptions=True)
+            if self._failed is not None:
+                raise self._failed
+            return False
+        self._workers = standing.result()
+        self._cores.listen_in(asyncio.get_running_loop(), self._take)
+        for process in self._processes.values():
+            self._attach_all(process)
+        up = asyncio.gather(*(process.up.wait() for process in self._processes.values()))
+        await asyncio.wait((up, stopped), return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        if self._failed is not None:
+            raise self._failed
+        return not stopped.done()
+
+    async def _leave(self) -> None:
+        """Let every process finish what it does, cut off what is left, and end."""
+        served, self._phase = self._phase is Phase.SERVING, Phase.DRAINING
+        processes = list(self._processes.values())
+        timeout = self._settings.shutdown_timeout
+        if served and self._dead is None:
+            counts = await asyncio.gather(*(process.drain() for process in processes))
+            if active := sum(counts):
+                say(f"finishing {active} requests, for {timeout:g} s at most; a second signal ends them at once")
+        for process in processes:
+            if not process.up.is_set() or self._dead is not None:
+                process.channel.tell("stop")
+        hurry = asyncio.ensure_future(self._hurry(processes))
+        longest = timeout + 2 * FAREWELL_SECONDS + LEAVE_SECONDS if served else 0.0
+        await asyncio.gather(*(process.end(longest) for process in processes))
+        hurry.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _hurry(self, processes: Sequence[ApiProcess]) -> None:
+        await self._stop_now.wait()
+        for process in processes:
+            process.channel.tell("stop")
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+    # -- API processes -------------------------------------------------------------------------------------------------
+    async def _start_process(self, number: int) -> None:
+        process = ApiProcess(number, next(self._clients), self._handlers(), self._on_end)
+        self._processes[number] = process
+        listener = _sharing(self._place.family, self._place.getsockname())
+        listener.listen(BACKLOG)
+
+        def start(channel: int) -> ApiStart:
+            return ApiStart(
+                number=number,
+                client=process.client,
+                core=self._plan.start,
+                num_ranks=self._config.data_parallel_size,
+                config=self._config.model_dump_json(exclude_unset=True),
+                settings=self._settings.model_dump_json(exclude_unset=True),
+                listener=listener.fileno(),
+                channel=channel,
+                asks_for_key=bool(self._keys),
+            )
+
+        with listener:  # the process has it by then
+            await process.start(start, listener.fileno())
+        process.channel.tell("keys", self._key_table())
+        self._keep(process.watch(self._settings.api_worker_timeout))
+        self._attach_all(process)
+
+    def _handlers(self) -> dict[str, Any]:
+        kept = self._responses
+        return {
+            "failed": self._on_failure,
+            "up": self._on_up,
+            "snapshot": ApiProcess.take,
+            "gather": self._gather,
+            "cache_reset": self._cache_reset,
+            "enter": self._enter,
+            "hold": self._hold,
+            "leave": self._release,
+            "put": lambda process, *values: kept.put(process.number, *values),
+            "get": lambda process, *values: kept.get(*values),
+            "delete": lambda process, *values: kept.delete(*values),
+            "event": lambda process, *values: kept.event(*values),
+            "events_end": lambda process, *values: kept.events_end(*values),
+            "events": lambda process, *values: kept.events(*values),
+            "cancel": self._cancel,
+        }
+
+    def _attach_all(self, process: ApiProcess) -> None:
+        """Bring a process and all cores that live together."""
+        if self._workers:
+            for rank in self._cores.living:
+                self._attach(process, rank)
+
+    def _attach(self, process: ApiProcess, rank: int) -> None:
+        requests, outputs = process.addresses(rank, self._generation[rank])
+        pid = self._cores.attach(rank, Attach(process.client, requests, outputs))
+        place = CorePlace(rank=rank, pid=pid, requests=requests, outputs=outputs, worker=self._workers[rank])
+        process.channel.tell("ready", place)
+
+    def _on_failure(self, process: ApiProcess, parts: Sequence[str]) -> None:
+        process.error = rebuild_error((parts[0], parts[1], parts[2], parts[3]))
+
+    def _on_up(self, process: ApiProcess) -> None:
+        process.up.set()
+        if self._phase is Phase.SERVING:
+            process.channel.tell("serve")
+            say(f"API process {process.number} serves again (process {process.pid})")
+
+    def _on_end(self, process: ApiProcess) -> None:
+        self._keep(self._bury(process))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it beside all else, until the end."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bury(self, process: ApiProcess) -> None:
+        """A process has gone: free what it held; start another in its place, if this is not the end."""
+        code = await process.end(LEAVE_SECONDS)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if process.hung_for is not None:
+            how = f"no sign of life for {process.hung_for:g} s (--api-worker-timeout), so it was ended"
+        self._cores.detach(Detach(process.client))
+        for digest, count in process.held.items():
+            for _ in range(count):
+                self._usage_left(digest)
+        process.held.clear()
+        self._responses.died(process.number)
+        left = [process.last.snapshot] if self._past is None else [self._past.snapshot, process.last.snapshot]
+        self._past = Told(None, 0, 0, past(left))
+        if self._phase is Phase.DRAINING:
+            return
+        if self._phase is Phase.STARTING:
+            self._failed = process.error or EngineDeadError(
+                f"start API process {process.number}", how, "its log says why"
+            )
+            return self._stop.set()
+        active = process.last.active
+        lost = f", and up to {active} requests with it" if active else ""
+        say(f"API process {process.number} (process {process.pid}) has died: {how}{lost}; another takes its place")
+        await self._replace(process)
+
+    async def _replace(self, process: ApiProcess) -> None:
+        number, lived = process.number, asyncio.get_running_loop().time() - process.began
+        pause = self._pauses[number]
+        self._pauses[number] = 0.0 if lived > SHORT_LIFE else min(LONGEST_PAUSE, 2 * pause or 1.0)
+        await asyncio.sleep(self._pauses[number])
+        while self._phase is Phase.SERVING:
+            try:
+                return await self._start_process(number)
+            except EngineError as error:
+                say(str(error))
+                await asyncio.sleep(LONGEST_PAUSE)
+
+    # -- cores ---------------------------------------------------------------------------------------------------------
+    def _take(self, several: Sequence[RankNews]) -> None:
+        for item in several:
+            before = self._cores.living
+            news = self._cores.take(item)
+            for rank in set(before) - set(self._cores.living):
+                error = item.news if isinstance(item.news, EngineError) else EngineDeadError("run the engine core", "")
+                for process in self._processes.values():
+                    process.channel.tell("died", rank, error.parts)
+            if isinstance(item.news, Revived) and item.rank in self._cores.living:
+                self._generation[item.rank] += 1
+                for process in self._processes.values():
+                    self._attach(process, item.rank)
+            if isinstance(news, EngineError) and self._dead is None:
+                self._dead = news
+                say(str(news))
+                asyncio.get_running_loop().call_later(DEATH_NOTICE_SECONDS, self._stop.set)
+
+    def _cache_reset(self, process: ApiProcess) -> None:
+        for other in self._processes.values():
+            if other is not process:
+                other.channel.tell("cache_reset")
+
+    # -- what the processes have together ------------------------------------------------------------------------------
+    async def _gather(self, process: ApiProcess) -> tuple[list[Told], int]:
+        told = await asyncio.gather(*(one.told() for one in self._processes.values()))
+        return [*told, *([] if self._past is None else [self._past])], os.getpid()
+
+    async def _cancel(self, process: ApiProcess, identity: str) -> bool:
+        number = self._responses.runs(identity)
+        if number is None or number == process.number:
+            return False
+        cancelled: bool = await self._processes[number].channel.ask("cancel", identity)
+        return cancelled
+
+    def _key_table(self) -> list[tuple[bytes, str, bool]]:
+        return [(key.digest, key.name, bool(usage.limits)) for key, usage in self._keys.known()]
+
+    def _tell_keys(self) -> None:
+        for process in self._processes.values():
+            process.channel.tell("keys", self._key_table())
+
+    def _enter(self, process: ApiProcess, digest: bytes) -> tuple[int, str, str | None, dict[str, str]] | None:
+        usage = self._keys.usage(digest)
+        if usage is None:
+            return 401, "this API key is not valid any more", "invalid_api_key", {"WWW-Authenticate": "Bearer"}
+        if (refused := usage.enter()) is not None:
+            return refused.status, str(refused), refused.code, refused.headers
+        process.held[digest] += 1
+        return None
+
+    def _hold(self, process: ApiProcess, digest: bytes) -> None:
+        if (usage := self._keys.usage(digest)) is not None:
+            usage.hold()
+            process.held[digest] += 1
+
+    def _release(self, process: ApiProcess, digest: bytes) -> None:
+        if process.held[digest] > 0:
+            process.held[digest] -= 1
+            self._usage_left(digest)
+
+    def _usage_left(self, digest: bytes) -> None:
+        if (usage := self._keys.usage(digest)) is not None:
+            usage.leave()

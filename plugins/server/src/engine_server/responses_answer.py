@@ -1,0 +1,187 @@
+"""Completions as OpenAI's responses, whole and as events."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+from engine.types.outputs import CompletionOutput, RequestOutput
+from engine_server import errors, sse
+from engine_server.blocks import Block, BlockNews, Blocks
+from engine_server.completion_reader import new_id
+
+Event = tuple[str, dict[str, Any]]
+_PREFIXES = {"thoughts": "rs_", "text": "msg_", "call": "fc_"}
+_CUT = {"reason": "max_output_tokens"}
+
+
+def _error(error: Exception, request_id: str) -> bytes:
+    told = errors.describe(error, request_id)[1]["error"]
+    fields = {name: told[name] for name in ("code", "message", "param")}
+    return sse.named_event("error", {"type": "error", **fields, "sequence_number": 0})
+
+
+DIALECT = sse.Dialect(_error, b"")
+
+
+class ResponseMaker:
+    """Makes one response.
+
+    Args:
+        head: the fields that are known from the request.
+        blocks: reads the completion.
+        count: how many tokens a text has.
+        finish: is told of the finished response, before the client is.
+    """
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        blocks: Blocks,
+        count: Callable[[str], int],
+        finish: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        self._head, self._blocks, self._count, self._finish = head, blocks, count, finish
+        self._numbers = itertools.count()
+        self._num_tokens = 0
+        self._cut = False
+        self._ids: list[str] = []
+        self._call_ids: list[str] = []
+
+    def begun(self) -> dict[str, Any]:
+        """The response before it is computed."""
+        return self._response("in_progress")
+
+    def cancelled(self) -> dict[str, Any]:
+        """The response that nobody wants any more."""
+        return self._response("cancelled")
+
+    def failed(self, error: Exception, request_id: str) -> dict[str, Any]:
+        """The response that could not be computed."""
+        told = errors.describe(error, request_id)[1]["error"]
+        return self._response("failed", error={"code": told["code"] or "server_error", "message": told["message"]})
+
+    async def whole(self, output: RequestOutput) -> dict[str, Any]:
+        """The response to a finished request."""
+        (completion,) = output.outputs
+        self._blocks.whole(completion.text)
+        return await self._end(output, completion)
+
+    async def events(self, outputs: AsyncIterator[RequestOutput], request_id: str) -> AsyncGenerator[bytes]:
+        """The response as it comes. What goes wrong on the way is told as a failed response."""
+        yield self._event("response.created", response=self.begun())
+        yield self._event("response.in_progress", response=self.begun())
+        try:
+            async for output in outputs:
+                for completion in output.outputs:
+                    for name, fields in self._told(completion):
+                        yield self._event(name, **fields)
+                    if completion.finished:
+                        made = await self._end(output, completion)
+                        yield self._event(f"response.{made['status']}", response=made)
+        except Exception as error:
+            made = self.failed(error, request_id)
+            if self._head["background"]:  # nobody else may hear of it
+                await self._finish(made)
+            yield self._event("response.failed", response=made)
+
+    def _told(self, completion: CompletionOutput) -> Iterator[Event]:
+        self._num_tokens += len(completion.token_ids)
+        self._cut = completion.finish_reason == "length"
+        for news in self._blocks.push(completion.text, completion.finished):
+            yield from self._call_events(news) if news.block.kind == "call" else self._text_events(news)
+
+    def _text_events(self, news: BlockNews) -> Iterator[Event]:
+        block = news.block
+        place = {"item_id": self._id(block), "output_index": block.index, "content_index": 0}
+        name = "response.reasoning_text" if block.kind == "thoughts" else "response.output_text"
+        more: dict[str, Any] = {} if block.kind == "thoughts" else {"logprobs": []}
+        match news.step:
+            case "start":
+                item = {**self._item(block), "content": [], "status": "in_progress"}
+                yield "response.output_item.added", {"output_index": block.index, "item": item}
+                yield "response.content_part.added", {**place, "part": _part(block, "")}
+            case "more":
+                yield f"{name}.delta", {**place, "delta": news.text, **more}
+            case "stop":
+                yield f"{name}.done", {**place, "text": block.text, **more}
+                yield "response.content_part.done", {**place, "part": _part(block, block.text)}
+                yield "response.output_item.done", {"output_index": block.index, "item": self._item(block)}
+
+    def _call_events(self, news: BlockNews) -> Iterator[Event]:
+        block = news.block
+        place = {"item_id": self._id(block), "output_index": block.index}
+        match news.step:
+            case "start":
+                item = {**self._item(block), "arguments": "", "status": "in_progress"}
+                yield "response.output_item.added", {"output_index": block.index, "item": item}
+            case "more":
+                yield "response.function_call_arguments.delta", {**place, "delta": news.text}
+            case "stop":
+                done = {**place, "name": block.name, "arguments": block.text}
+                yield "response.function_call_arguments.done", done
+                yield "response.output_item.done", {"output_index": block.index, "item": self._item(block)}
+
+    def _event(self, name: str, /, **fields: Any) -> bytes:
+        return sse.named_event(name, {"type": name, "sequence_number": next(self._numbers), **fields})
+
+    async def _end(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        self._cut = completion.finish_reason == "length"
+        num_tokens = self._num_tokens or len(completion.token_ids)
+        thoughts = "".join(block.text for block in self._blocks.row if block.kind == "thoughts")
+        prompt = len(output.prompt_token_ids)
+        made = self._response(
+            "incomplete" if self._cut else "completed",
+            completed_at=None if self._cut else int(time.time()),
+            incomplete_details=_CUT if self._cut else None,
+            output=[self._item(block) for block in self._blocks.row],
+            usage={
+                "input_tokens": prompt,
+                "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
+                "output_tokens": num_tokens,
+                "output_tokens_details": {
+                    "reasoning_tokens": min(num_tokens, self._count(thoughts)) if thoughts else 0
+                },
+                "total_tokens": prompt + num_tokens,
+            },
+        )
+        await self._finish(made)
+        return made
+
+    def _response(self, status: str, **fields: Any) -> dict[str, Any]:
+        blank: dict[str, Any] = {
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+        return {**self._head, **blank, "status": status, **fields}
+
+    def _item(self, block: Block) -> dict[str, Any]:
+        """The block as it stands; where the answer was cut off, its last one is incomplete."""
+        cut = not block.complete or (self._cut and block is self._blocks.row[-1])
+        item: dict[str, Any] = {"id": self._id(block), "status": "incomplete" if cut else "completed"}
+        match block.kind:
+            case "thoughts":
+                parts = [_part(block, block.text)]
+                return {**item, "type": "reasoning", "summary": [], "content": parts, "encrypted_content": None}
+            case "text":
+                return {**item, "type": "message", "role": "assistant", "content": [_part(block, block.text)]}
+        call = {"call_id": self._call_ids[block.index], "name": block.name, "arguments": block.text}
+        return {**item, "type": "function_call", **call}
+
+    def _id(self, block: Block) -> str:
+        """One for each block, and for each call one more, by which its result is known."""
+        for one in self._blocks.row[len(self._ids) : block.index + 1]:
+            self._ids.append(new_id(_PREFIXES[one.kind]))
+            self._call_ids.append(one.call_id or new_id())
+        return self._ids[block.index]
+
+
+def _part(block: Block, text: str) -> dict[str, Any]:
+    if block.kind == "thoughts":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

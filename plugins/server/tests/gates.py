@@ -1,0 +1,44 @@
+"""A gate around a small application, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from engine_server.gate import Gate
+from engine_server.keys import AdminKey, KeyRing
+from engine_server.lifecycle import Lifecycle
+
+
+class Echo:
+    """Answers with the body; waits for `go` first."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.go.set()
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.go.wait()
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message.get("more_body", False)
+        self.bodies.append(body)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+
+def gate(
+    echo: Echo,
+    lifecycle: Lifecycle,
+    keys: KeyRing | None = None,
+    pages: Collection[str] = (),
+    admin: str | None = None,
+) -> httpx.AsyncClient:
+    keys = keys or KeyRing()
+    app = Gate(echo, lifecycle=lifecycle, keys=keys, shutdown_timeout=7.5, pages=pages, admin=AdminKey(admin))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")

@@ -1,0 +1,109 @@
+"""The gate and the body's limits around a small application, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from gates import Echo, gate
+from starlette.types import Message
+
+from engine_server.body import BodyLimit
+from engine_server.gate import OPEN_PATHS
+from engine_server.keys import KeyRing
+from engine_server.lifecycle import Lifecycle, Phase
+
+
+@pytest.mark.parametrize(
+    ("phase", "code", "seconds"), [(Phase.STARTING, "starting", 5), (Phase.DRAINING, "shutting_down", 8)]
+)
+async def test_only_a_serving_server_takes_requests(phase: Phase, code: str, seconds: int) -> None:
+    lifecycle = Lifecycle()
+    async with gate(Echo(), lifecycle) as client:
+        lifecycle.phase = phase
+        answer = await client.post("/v1/completions", content=b"x")
+        assert answer.status_code == 503 and answer.headers["retry-after"] == str(seconds)
+        assert answer.json()["error"]["code"] == code and answer.headers["connection"] == "close"
+        for path in OPEN_PATHS:
+            assert (await client.get(path)).status_code == 200
+        lifecycle.phase = Phase.SERVING
+        assert (await client.post("/v1/completions", content=b"x")).content == b"x"
+
+
+async def test_pages_are_for_everybody_to_get_and_no_more() -> None:
+    lifecycle = Lifecycle()
+    keys = KeyRing(("secret",))
+    async with gate(Echo(), lifecycle, keys, pages=("/", "/page.css")) as client:
+        for phase in (Phase.STARTING, Phase.SERVING, Phase.DRAINING):
+            lifecycle.phase = phase
+            for path in ("/", "/page.css"):
+                assert (await client.get(path)).status_code == 200
+                assert (await client.post(path)).status_code == 401
+            for path in ("/page.css/", "/page", "/v1/models"):
+                assert (await client.get(path)).status_code == 401
+
+
+async def test_requests_in_progress_are_counted() -> None:
+    lifecycle, echo = Lifecycle(), Echo()
+    lifecycle.phase = Phase.SERVING
+    await lifecycle.idle()
+    echo.go.clear()
+    async with gate(echo, lifecycle) as client:
+        asking = [asyncio.ensure_future(client.post("/v1/x", content=b"x")) for _ in range(3)]
+        while lifecycle.active < 3:
+            await asyncio.sleep(0)
+        idle = asyncio.ensure_future(lifecycle.idle())
+        await asyncio.sleep(0)
+        assert not idle.done()
+        asking[0].cancel()
+        echo.go.set()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.wait_for(idle, 5)
+    assert lifecycle.active == 0
+
+
+async def limited(*messages: Message, length: int | None = None) -> tuple[list[Message], list[bytes]]:
+    """What a body limit of 10 bytes answers to these messages, and what the application got."""
+    echo, sent, pending = Echo(), [], list(messages)
+
+    async def receive() -> Message:
+        if not pending:
+            await asyncio.Event().wait()  # the client sends no more
+        return pending.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [] if length is None else [(b"content-length", str(length).encode())]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
+    await BodyLimit(echo, max_body=10, timeout=0.05)(scope, receive, send)
+    return sent, echo.bodies
+
+
+def part(body: bytes, more: bool = True) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_a_body_arrives_whole() -> None:
+    sent, bodies = await limited(part(b"12345"), part(b""), part(b"67890", False))
+    assert bodies == [b"1234567890"] and sent[0]["status"] == 200
+
+
+@pytest.mark.parametrize(
+    ("messages", "length", "status"),
+    [
+        ([part(b"1")], 11, 413),
+        ([part(b"12345"), part(b"678901"), part(b"2", False)], None, 413),
+        ([part(b"12345678901", False)], None, 413),
+        ([part(b"1")], 5, 408),
+    ],
+)
+async def test_a_body_that_is_refused(messages: list[Message], length: int | None, status: int) -> None:
+    sent, bodies = await limited(*messages, length=length)
+    assert not bodies and sent[0]["status"] == status
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert [message.get("more_body") for message in sent[1:]] == [True, False]
+
+
+async def test_a_client_that_leaves_gets_no_answer() -> None:
+    assert await limited(part(b"1"), {"type": "http.disconnect"}) == ([], [])

@@ -1,0 +1,66 @@
+"""Anthropic's messages as chat templates take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine_server.errors import APIError
+from engine_server.messages_input import conversation
+from engine_server.messages_protocol import CountTokensBody
+
+USER = {"role": "user", "content": "Hello"}
+CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": "é"}}
+
+
+def said(*messages: dict[str, Any], **more: Any) -> Any:
+    return conversation(CountTokensBody(messages=list(messages), **more))
+
+
+def test_roles_in_a_row_become_one() -> None:
+    read = said(USER, {"role": "user", "content": [{"type": "text", "text": "there"}]}, system="Be brief.")
+    assert read.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello\nthere"}]
+    assert read.prefill == "" and read.tools.choice == "none"
+
+
+def test_thoughts_calls_and_results() -> None:
+    """In one assistant message, however the blocks stand; each result is a message of its own."""
+    blocks = [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "Let me see."}, CALL]
+    results = [
+        {"type": "tool_result", "tool_use_id": "t1", "content": "no", "is_error": True},
+        {"type": "tool_result", "tool_use_id": "t1"},
+        {"type": "text", "text": "Go on."},
+    ]
+    read = said(USER, {"role": "assistant", "content": blocks}, {"role": "user", "content": results})
+    function = {"name": "f", "arguments": '{"a":"é"}'}
+    assert read.messages[1] == {
+        "role": "assistant",
+        "content": "Let me see.",
+        "reasoning_content": "Hm.",
+        "tool_calls": [{"id": "t1", "type": "function", "function": function}],
+    }
+    tool = {"role": "tool", "tool_call_id": "t1", "name": "f"}
+    assert read.messages[2:] == [
+        {**tool, "content": "Error: no"},
+        {**tool, "content": ""},
+        {"role": "user", "content": "Go on."},
+    ]
+
+
+def test_the_beginning_of_an_answer() -> None:
+    read = said(USER, {"role": "assistant", "content": "The"}, {"role": "assistant", "content": "answer"})
+    assert read.messages == [USER] and read.prefill == "The\nanswer"
+    with pytest.raises(APIError, match=r"messages\.1 ends .* tool_use"):
+        said(USER, {"role": "assistant", "content": [CALL]})
+
+
+def test_tools_as_templates_take_them() -> None:
+    schema = {"type": "object", "properties": {}}
+    tool = {"type": "custom", "name": "f", "description": "Does f", "input_schema": schema, "strict": True}
+    read = said(USER, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True}).tools
+    function = {"name": "f", "description": "Does f", "parameters": schema}
+    assert read.given == ({"type": "function", "function": function},)
+    assert (read.choice, read.parallel, read.tools[0].strict) == ("required", False, True)
+    with pytest.raises(APIError, match=r"tools\.1\.name .* once more"):
+        said(USER, tools=[tool, tool])

@@ -1,0 +1,245 @@
+"""What hook plugins add to a server, and that what is broken in them costs nobody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client import Counter
+
+from engine.plugin import HookRelay, Registry, hookimpl, without_key
+from engine.plugin.discovery import Candidate
+from engine.types.errors import RequestRefusedError
+from engine.types.page_map import PageMap
+from engine_server import errors
+from engine_server.plugin_metrics import PluginMetrics
+from engine_server.plugins import add_routes, origin, wrap
+from engine_server.request_id import RequestIds
+
+
+class Good:
+    @hookimpl
+    def http_routes(self, router):
+        @router.get("/mine")
+        async def mine():
+            return "mine"
+
+    @hookimpl
+    def metrics(self, registry):
+        Counter("good_things", "Good.", registry=registry)
+
+    @hookimpl
+    def http_middleware(self, app):
+        async def layer(scope, receive, send):
+            if scope["type"] == "http" and scope["path"] == "/late":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                raise LookupError("too late to say so")
+            if scope["type"] == "http" and scope["path"] == "/no":
+                raise RequestRefusedError("no", status=451, retry_after=1.2)
+            await app(scope, receive, send)
+
+        return layer
+
+
+class Page:
+    @hookimpl
+    def http_routes(self, router, engine):
+        @router.get("/page")
+        @without_key
+        def page():
+            return "page"
+
+        @router.get("/behind")
+        async def behind():
+            return [len(pages.holders) for pages in await engine.page_maps()]
+
+
+class OpensTooMuch:
+    @hookimpl
+    def http_routes(self, router):
+        @router.post("/post")
+        @without_key
+        def post():
+            return "never"
+
+
+class OpensAFolder:
+    @hookimpl
+    def http_routes(self, router):
+        @router.get("/files/{name}")
+        @without_key
+        def files(name: str):
+            return "never"
+
+
+class TakesARoute:
+    @hookimpl
+    def http_routes(self, router):
+        @router.get("/another")
+        async def another():
+            return "never"
+
+        @router.get("/own")
+        async def own():
+            return "stolen"
+
+
+class Raises:
+    @hookimpl
+    def http_routes(self, router):
+        @router.get("/half")
+        async def half():
+            return "never"
+
+        raise LookupError("routes")
+
+    @hookimpl
+    def metrics(self, registry):
+        raise LookupError("metrics")
+
+    @hookimpl
+    def http_middleware(self, app):
+        raise LookupError("middleware")
+
+
+class BadCollector:
+    @hookimpl
+    def metrics(self, registry):
+        Counter("bad_things", "Bad.", registry=registry)
+        registry.register(self)
+
+    def describe(self):
+        return []
+
+    def collect(self):
+        raise LookupError("collect")
+
+
+class SameName:
+    @hookimpl
+    def metrics(self, registry):
+        Counter("good_things", "The same.", registry=registry)
+
+
+def relay_of(*names):
+    found = [Candidate("hooks.frontend", n.lower(), 0, f"dist-{n}", "1.0", f"{__name__}:{n}") for n in names]
+    registry = Registry(found)
+    return HookRelay("frontend", registry), registry
+
+
+def application(relay, engine=None):
+    app = FastAPI()
+    errors.install(app)
+
+    @app.get("/own")
+    async def own():
+        return "own"
+
+    add_routes(app, relay, engine)
+    return RequestIds(wrap(app, relay))
+
+
+def ask(app, *paths, headers=None):
+    async def get():
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return [await client.get(path, headers=headers) for path in paths]
+
+    return asyncio.run(get())
+
+
+def test_without_plugins_nothing_is_in_the_way():
+    relay, _ = relay_of()
+    app = FastAPI()
+    assert wrap(app, relay) is app
+    assert PluginMetrics(relay).text(b"") == b""
+
+
+def test_routes_and_middleware():
+    relay, registry = relay_of("Good")
+    mine, own, refused, late = ask(application(relay), "/mine", "/own", "/no", "/late")
+    assert (mine.json(), own.json()) == ("mine", "own")
+    assert refused.status_code == 451 and refused.headers["retry-after"] == "2"
+    assert refused.json()["error"]["code"] == "request_refused"
+    assert late.status_code == 200  # what began cannot be taken back
+    assert not registry.quarantine
+
+
+class Pages:
+    def stats(self):
+        return None
+
+    async def page_maps(self):
+        return [PageMap(holders=b"\0\1", cached=b"\0\0")]
+
+
+def test_routes_look_at_the_engine_and_are_open_only_where_marked():
+    relay, _ = relay_of("Page", "Good")
+    app = FastAPI()
+    assert add_routes(app, relay, Pages()) == {"/page"}
+    page, behind = ask(app, "/page", "/behind")
+    assert (page.json(), behind.json()) == ("page", [2])
+
+
+@pytest.mark.parametrize(("name", "said"), [("OpensTooMuch", "POST /post"), ("OpensAFolder", "GET /files/{name}")])
+def test_only_a_page_can_be_without_a_key(name, said, caplog):
+    relay, registry = relay_of("Page", name)
+    app = FastAPI()
+    assert add_routes(app, relay, Pages()) == {"/page"}
+    post, folder = ask(app, "/post", "/files/a")
+    assert (post.status_code, folder.status_code) == (404, 404)
+    [error] = registry.quarantine.values()
+    assert f"its route {said} cannot be without_key" in str(error)
+
+
+@pytest.mark.parametrize("name", ["TakesARoute", "Raises"])
+def test_broken_routes_are_left_out_whole(name, caplog):
+    relay, registry = relay_of("Good", name)
+    relay.http_middleware = None
+    mine, own, another, half = ask(application(relay), "/mine", "/own", "/another", "/half")
+    assert (mine.json(), own.json(), another.status_code, half.status_code) == ("mine", "own", 404, 404)
+    [(candidate, error)] = registry.quarantine.items()
+    assert candidate.name == name.lower() and "http_routes" in str(error)
+    assert f"dist-{name}" in caplog.text and relay.failures[name.lower(), "http_routes"] == 1
+
+
+def test_middleware_that_cannot_be_set_up_refuses_everything_but_for_monitors():
+    relay, _ = relay_of("Raises", "Good")
+    own, health = ask(application(relay), "/own", "/health")
+    assert own.status_code == 503 and own.json()["error"]["code"] == "hook_failed"
+    assert "dist-Raises" in own.text and "LookupError" not in own.text
+    assert health.status_code == 404  # this small app has none; but it was asked
+
+
+def test_metrics_of_a_broken_plugin_cost_only_its_own(caplog):
+    relay, _ = relay_of("Good", "BadCollector", "SameName", "Raises")
+    metrics = PluginMetrics(relay)
+    for count in (1, 2):
+        text = metrics.text(b"# TYPE own gauge\n").decode()
+        # registered by name: badcollector, good, raises, samename; the last registered is called first
+        assert text.count("# TYPE good_things_total counter") == 1 and "The same." in text
+        assert "bad_things" not in text
+        assert metrics.failures[("badcollector", "metrics")] == metrics.failures[("good", "metrics")] == count
+    assert metrics.failures[("raises", "metrics")] == 1
+    assert "somebody has the metric good_things" in caplog.text
+
+
+def test_what_hooks_are_told_holds_no_secret():
+    from starlette.requests import Request
+
+    secret = [
+        "authorization",
+        "proxy-authorization",
+        "cookie",
+        "x-api-key",
+        "api-key",
+        "x-auth-token",
+        "x-client-secret",
+    ]
+    headers = [(name.encode(), b"hush") for name in secret] + [(b"x-user", b"ann"), (b"x-user", b"bob")]
+    scope = {"type": "http", "method": "POST", "path": "/p", "query_string": b"key=hush", "headers": headers}
+    told = origin(Request({**scope, "client": ("1.2.3.4", 5), "server": ("x", 80), "scheme": "http"}))
+    assert "hush" not in repr(told)
+    assert (told.method, told.path, told.client, told.headers) == ("POST", "/p", "1.2.3.4", {"x-user": "ann, bob"})

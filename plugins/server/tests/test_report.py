@@ -1,0 +1,16 @@
+"""What a server says of itself holds no secret."""
+
+from __future__ import annotations
+
+from engine_server.report import HIDDEN, without_secrets
+
+
+def test_options_that_may_be_secrets_are_hidden() -> None:
+    options = {
+        "kv_connector": {"url": "redis://me:pw@store:6379/0", "Password": "pw", "api_key": None, "ttl": 3},
+        "x": {"nested": {"auth_header": ["pw"], "hosts": ["http://a:pw@b/", "c"]}, "on": True, "path": "/a@b"},
+    }
+    assert without_secrets(options) == {
+        "kv_connector": {"url": f"redis://{HIDDEN}@store:6379/0", "Password": HIDDEN, "api_key": None, "ttl": 3},
+        "x": {"nested": {"auth_header": HIDDEN, "hosts": [f"http://{HIDDEN}@b/", "c"]}, "on": True, "path": "/a@b"},
+    }
