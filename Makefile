@@ -1,4 +1,4 @@
-# make help | install | test | test-all | soak | lint | format | serve | bench | bench-peers | gpu-check | gpu-wheels |
+# make help | install | test | test-all | soak | lint | size | format | serve | bench | bench-peers | gpu-check | gpu-wheels |
 # gpu-rehearsal | docs | clean
 PYTHON ?= python3
 VENV := .venv
@@ -17,10 +17,15 @@ BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 scikit-build-core==1.1.2 nanobin
 PYPROJECTS := $(wildcard pyproject.toml core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml sdk/pyproject.toml)
 PACKAGES := . $(patsubst %/pyproject.toml,%,$(filter-out pyproject.toml,$(PYPROJECTS)))
 NATIVE := $(wildcard plugins/*/CMakeLists.txt plugins/*/native/*.* plugins/*/native/*/*.*)
+# What `pip install engine` brings; the stamps say when these, and when all packages with their tests' needs, were installed.
+SERVING := . core $(addprefix plugins/,reference server parsers parallel chat bench cpu tiny xgrammar)
+SERVING_STAMP := $(VENV)/.serving-stamp
 STAMP := $(VENV)/.install-stamp
 
 # Whole systems and suites of suites first: what takes seconds must not be left to one core at the end.
-TEST_PATHS := tests $(wildcard sdk/tests) core/tests $(wildcard plugins/*/tests contrib/*/tests)
+# P=plugins/server, say, runs the tests of one package.
+P ?=
+TEST_PATHS := $(or $(wildcard $(P)/tests),$(P),tests $(wildcard sdk/tests) core/tests $(wildcard plugins/*/tests contrib/*/tests))
 # One pytest worker a core: each keeps to one thread, or they fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup
@@ -47,14 +52,15 @@ GPU_FLAGS ?=
 GPU_PLATFORMS := --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none \
 	--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform any
 
-.PHONY: help install test test-all soak lint style types tests format serve bench bench-peers gpu-check gpu-wheels \
+.PHONY: help install test test-all soak lint size style types tests format serve bench bench-peers gpu-check gpu-wheels \
 	gpu-rehearsal docs clean
 help:
 	@echo "make install    .venv with pinned torch and tools, every package editable; a second call takes no time"
-	@echo "make test       set-up if needed, lint, and every test that CI runs"
+	@echo "make test       set-up if needed, lint, and every test that CI runs; P=plugins/server: those of one package"
 	@echo "make test-all   the slow tests too, half an hour of make soak among them"
 	@echo "make soak       a server under mixed load for SOAK_SECONDS=$(SOAK_SECONDS)"
 	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make size       how big each room of the core is"
 	@echo "make format     ruff format and the fixes that ruff can make"
 	@echo "make bench      latency, throughput, serving and the engine core, measured on this machine"
 	@echo "make bench-peers  beside other engines: PEER=$(PEER) PEER_MODEL=$(PEER_MODEL) WORKLOAD=$(WORKLOAD) PAIRS=$(PAIRS)"
@@ -67,19 +73,24 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): requirements-dev.txt $(PYPROJECTS) $(NATIVE)
+$(SERVING_STAMP): requirements.txt $(PYPROJECTS) $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Engine needs Python 3.11 or newer: make install PYTHON=python3.11")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(INSTALL) $(BUILD_TOOLS) "$(TORCH)"
-	$(INSTALL) -r requirements-dev.txt
-	$(INSTALL) --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)"
-# Builds and tests start hundreds of processes, and some environments keep Python from writing what it has compiled: it
-# is done here, on all cores, where pip takes one. Some libraries bring files that are not meant to be compiled.
+	$(INSTALL) $(BUILD_TOOLS) "$(TORCH)" -r requirements.txt
+# Some environments keep Python from writing what it has compiled: it is done here, on all cores, where pip takes one.
+# Some libraries bring files that are not meant to be compiled.
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
-	$(INSTALL) --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
-	@$(BIN)/python -m compileall -q -j 0 $(addsuffix /src,$(filter-out .,$(PACKAGES)))
+	$(INSTALL) --no-deps --no-build-isolation $(addprefix -e ./,$(SERVING))
 	@why=$$(cat plugins/cpu/build/*/native_note.txt 2>/dev/null); \
 		[ -z "$$why" ] || echo "engine-cpu has no native code ($$why): the reference drivers serve in its place"
+	@touch $@
+
+$(STAMP): $(SERVING_STAMP) requirements-dev.txt
+	$(INSTALL) -r requirements-dev.txt
+	$(INSTALL) --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)"
+	$(INSTALL) --no-deps --no-build-isolation $(addprefix -e ./,$(filter-out $(SERVING),$(PACKAGES)))
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@$(BIN)/python -m compileall -q -j 0 $(addsuffix /src,$(filter-out .,$(PACKAGES)))
 	@touch $@
 
 lint: style types
@@ -88,6 +99,10 @@ style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/size.py --check >/dev/null || $(BIN)/python .ci/size.py --check
+
+size:
+	@$(PYTHON) .ci/size.py
 
 types: install
 	nice $(BIN)/mypy
@@ -141,7 +156,7 @@ gpu-wheels:
 		--dest $(WHEELS) -r requirements-gpu.txt $(GPU_EXTRAS)
 	@du -sh $(WHEELS)
 
-serve: install
+serve: $(SERVING_STAMP)
 	$(BIN)/engine serve $(MODEL) --port $(PORT)
 
 docs: install

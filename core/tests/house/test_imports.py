@@ -12,8 +12,11 @@ import pytest
 from engine.plugin import Registry
 from engine.plugin.points import POINTS
 
+OURS = ("engine", "engine_bench", "engine_chat", "engine_server")
+
 TORCH_FREE = (
-    *("types", "plugin", "config", "interfaces", "kv", "scheduling", "loop", "frontend", "bench", "cli", "server"),
+    *(f"engine.{room}" for room in ("types", "plugin", "config", "interfaces", "kv", "scheduling", "loop", "frontend")),
+    *("engine.cli", "engine_bench", "engine_chat", "engine_server"),
 )
 """Packages in which nothing imports torch, directly or through others, whatever module is taken."""
 
@@ -25,6 +28,9 @@ LIGHT_CARD = {"pydantic", "pydantic_core", "msgspec", "numpy"} | {
     "typing_inspection",
 }
 """The third-party packages that a card may bring with it, and what these bring."""
+
+LIGHT = ("engine_cpu", "engine_parallel", "engine_parsers", "engine_reference", "engine_tiny")
+"""Our packages whose cards are looked at."""
 
 
 def import_all(modules: list[str], *, one_process_each: bool = False) -> dict[str, list[str]]:
@@ -46,7 +52,7 @@ def import_all(modules: list[str], *, one_process_each: bool = False) -> dict[st
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("engine", cache_dir=None, exclude_type_checking_imports=True)
+    return grimp.build_graph(*OURS, cache_dir=None, exclude_type_checking_imports=True)
 
 
 def modules_of(graph: grimp.ImportGraph, package: str) -> list[str]:
@@ -56,7 +62,7 @@ def modules_of(graph: grimp.ImportGraph, package: str) -> list[str]:
 
 @pytest.mark.parametrize("package", TORCH_FREE)
 def test_every_module_of_a_torch_free_package_leaves_torch_alone(graph, package):
-    modules = modules_of(graph, f"engine.{package}")
+    modules = modules_of(graph, package)
     assert len(modules) > 1
     for module, loaded in import_all(modules).items():
         assert "torch" not in loaded, f"{module} has torch imported"
@@ -83,14 +89,14 @@ def test_the_plugin_host_is_light():
 def builtin_cards() -> list[str]:
     registry = Registry.discover()
     found = (c.value.partition(":")[0] for point in POINTS for c in registry.candidates(point))
-    return sorted({module for module in found if module.startswith(("engine.", "engine_cpu.", "engine_tiny."))})
+    return sorted({module for module in found if module.startswith(LIGHT)})
 
 
 @pytest.mark.parametrize("module", builtin_cards())
 def test_cards_are_light(module):
     """DESIGN section 5: under 20 ms beyond pydantic, msgspec and numpy; held by what they import, not by a clock."""
     loaded = third_party(import_all([module])[module])
-    extra = loaded - LIGHT_CARD - {"engine_cpu", "engine_tiny"}
+    extra = loaded - LIGHT_CARD - {*LIGHT}
     assert not extra, f"the card {module} imports {sorted(extra)}"
 
 
