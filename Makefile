@@ -14,18 +14,18 @@ INSTRUCTOR := instructor==1.17.0
 BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 scikit-build-core==1.1.2 nanobind==3.1.0 cmake==4.4.4 ninja==1.13.2
 
 # Every folder with a pyproject is a package; one without is not a package yet.
-PYPROJECTS := $(wildcard pyproject.toml core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml sdk/pyproject.toml)
+PYPROJECTS := $(wildcard pyproject.toml core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml sdk/*/pyproject.toml)
 PACKAGES := . $(patsubst %/pyproject.toml,%,$(filter-out pyproject.toml,$(PYPROJECTS)))
 NATIVE := $(wildcard plugins/*/CMakeLists.txt plugins/*/native/*.* plugins/*/native/*/*.*)
 # What `pip install engine` brings; the stamps say when these, and when all packages with their tests' needs, were installed.
-SERVING := . core $(addprefix plugins/,reference server parsers parallel chat bench cpu tiny xgrammar)
+SERVING := . core sdk/kit $(addprefix plugins/,reference server parsers parallel chat bench cpu tiny xgrammar)
 SERVING_STAMP := $(VENV)/.serving-stamp
 STAMP := $(VENV)/.install-stamp
 
 # Whole systems and suites of suites first: what takes seconds must not be left to one core at the end.
 # P=plugins/server, say, runs the tests of one package.
 P ?=
-TEST_PATHS := $(or $(wildcard $(P)/tests),$(P),tests $(wildcard sdk/tests) core/tests $(wildcard plugins/*/tests contrib/*/tests))
+TEST_PATHS := $(or $(wildcard $(P)/tests),$(P),tests $(wildcard sdk/*/tests) core/tests $(wildcard plugins/*/tests contrib/*/tests))
 # One pytest worker a core: each keeps to one thread, or they fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup

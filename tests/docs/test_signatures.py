@@ -192,7 +192,7 @@ def test_the_guide_names_what_cards_have(point: str) -> None:
     assert not unnamed, f"methods of {card} that the guide does not name"
 
 
-@pytest.mark.parametrize("page", ["docs/plugins/prove.md", "sdk/README.md"])
+@pytest.mark.parametrize("page", ["docs/plugins/prove.md", "sdk/testing/README.md"])
 def test_the_tables_of_suites(page: str) -> None:
     rows = re.findall(r"^\| (\w+) \| `(\w+)` \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert dict(rows) == {point: suite for point, (suite, *_) in SUITES.items()}

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from engine.interfaces.ops import OPERATIONS
-from engine.interfaces.philox import uniform
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.sampler import SampledRows, Sampler
 from engine.types.params import SamplingParams
 from engine.types.plan import NewSlot
+from engine_kit.philox import uniform
 from engine_reference.ops_torch.body import TorchOpsBody
 from engine_reference.platform_host.body import HostPlatformBody
 

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 
 from engine.interfaces.ops import StepInputs, StepTables
-from engine.interfaces.philox import uniform
 from engine_cuda.interpreter import interpreted
 from engine_cuda.ops_triton.body import TritonOpsBody
 from engine_cuda.ops_triton.candidates import CAPACITY
 from engine_cuda.ops_triton.inputs import ENTRIES, TOKENS
 from engine_cuda.ops_triton.logits import TOKENS as COUNTED
 from engine_cuda.ops_triton.philox import random_bits, share_of
+from engine_kit.philox import uniform
 from engine_sdk.conformance.ops.definition import SLACK, Setting, penalise, reject, rows_of, sample
 
 DEVICE = "cpu" if interpreted() else "cuda"

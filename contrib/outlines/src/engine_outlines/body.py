@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from outlines_core import Index
 
-from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
-from engine.types.spelling import unspeakable
+from engine_kit.bounded_cache import BoundedCache
+from engine_kit.spelling import unspeakable
 from engine_outlines.compiler import Compiler, Source
 from engine_outlines.matcher import OutlinesMatcher
 

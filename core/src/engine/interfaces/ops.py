@@ -11,7 +11,7 @@ easy as 1, 2, 3", SC 2011) with
     counter = (position, purpose, 0, 0)                              position: of the token in the output, from 0
     uniform = ((x0 >> 5) * 2**26 + (x1 >> 6)) / 2**53                from output words x0, x1: in [0, 1), 53 bits
 
-`engine.interfaces.philox` computes it with numpy for tests and for drivers to compare with.
+`engine_kit.philox` computes it with numpy for tests and for drivers to compare with.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Text arrives in pieces of any size, a character or a megabyte, so a parser is a 
 text again that it has taken, and holds back only what it cannot tell yet (half a marker). What the pieces were makes
 no difference to what is told all in all. Text that begins like a call and is none is content, to the last character.
 
-`engine.interfaces.tool_text` has the parts from which such parsers are made; nobody has to use them.
+`engine_kit.tool_text` has the parts from which such parsers are made; nobody has to use them.
 """
 
 from __future__ import annotations

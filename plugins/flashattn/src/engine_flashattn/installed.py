@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.interfaces.host_gpus import capabilities
+from engine_kit.host_gpus import capabilities
 
 DISTRIBUTIONS = {"fa2": "flash-attn", "fa3": "flash-attn-3", "fa4": "flash-attn-4", "torch": "torch"}
 """Of each implementation. The registry's flash-attn-3 0.0.0 is empty: what counts is its major version."""

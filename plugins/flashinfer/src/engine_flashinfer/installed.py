@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.interfaces.host_gpus import capabilities
+from engine_kit.host_gpus import capabilities
 
 TESTED = (0, 7)
 """The version whose functions were read; older ones lack arguments that are needed."""

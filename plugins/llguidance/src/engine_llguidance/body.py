@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
-from engine.types.spelling import unspeakable
+from engine_kit.bounded_cache import BoundedCache
+from engine_kit.spelling import unspeakable
 from engine_llguidance.grammars import lark
 from engine_llguidance.matcher import LLGuidanceMatcher, reason
 from engine_llguidance.vocabulary import tokenizer

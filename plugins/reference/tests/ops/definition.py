@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.interfaces.philox import uniform
+from engine_kit.philox import uniform
 
 
 def distribution(

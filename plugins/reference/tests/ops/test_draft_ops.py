@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_sampling_ops import rows_of
 
 from engine.interfaces import ops as ops_interface
-from engine.interfaces.philox import uniform
+from engine_kit.philox import uniform
 from engine_reference.ops_torch import asking
 from engine_reference.ops_torch.body import TorchOpsBody
 

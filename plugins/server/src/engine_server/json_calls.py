@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.interfaces.call_object import CallObject
-from engine.interfaces.tool_text import ToolText, skip
 from engine.types.tools import FunctionTool
+from engine_kit.call_object import CallObject
+from engine_kit.tool_text import ToolText, skip
 
 
 def schema_of(tool: FunctionTool) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import xgrammar as xgr
 
-from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
-from engine.types.spelling import unspeakable
+from engine_kit.bounded_cache import BoundedCache
+from engine_kit.spelling import unspeakable
 from engine_xgrammar.compiler import Compiler, Source
 from engine_xgrammar.matcher import SLOW_SECONDS, XGrammarMatcher
 from engine_xgrammar.schemas import rewritten

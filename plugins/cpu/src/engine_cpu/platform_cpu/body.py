@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from engine.interfaces.host_memory import cache_memory, zeroed_pool
 from engine.interfaces.platform import CacheMemory, Trial
 from engine.types.errors import ContractError
 from engine_cpu._native import keep_freed_memory
 from engine_cpu.platform_cpu.capture import capture
+from engine_kit.host_memory import cache_memory, zeroed_pool
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -77,7 +77,7 @@ class CpuPlatformBody:
             return fn
 
     def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
-        """See `engine.interfaces.host_memory.cache_memory`."""
+        """See `engine_kit.host_memory.cache_memory`."""
         return cache_memory(largest_step, utilization, self._start.size * self._start.data_parallel_size)
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:

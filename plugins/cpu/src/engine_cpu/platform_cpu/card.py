@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.interfaces.host_processor import DTYPES, best_dtypes, cores, processor
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
 from engine_cpu.native import TAPE, why_not_built
+from engine_kit.host_processor import DTYPES, best_dtypes, cores, processor
 
 
 class CpuPlatformOptions(BaseModel):

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def random_bits(seed, position, purpose):
-    """uint64: 53 random bits, u * 2^53 for the u of `engine.interfaces.philox.uniform`. seed, position: int64.
+    """uint64: 53 random bits, u * 2^53 for the u of `engine_kit.philox.uniform`. seed, position: int64.
 
     Philox4x32-10 (Salmon et al., SC 2011): words of 32 bits, held in 64.
     """

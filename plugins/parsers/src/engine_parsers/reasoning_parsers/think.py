@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.interfaces.context import FrontContext
 from engine.interfaces.reasoning_parser import ReasoningDelta, ReasoningStream
-from engine.interfaces.tool_text import begun
+from engine_kit.tool_text import begun
 
 BEGIN, END = "<think>", "</think>"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tool_parser import CallForm, CallTag, ToolStream
-from engine.interfaces.tool_text import ToolText, literal, skip
 from engine.types.tools import FunctionTool
+from engine_kit.tool_text import ToolText, literal, skip
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

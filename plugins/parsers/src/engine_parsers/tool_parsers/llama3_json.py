@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from engine.interfaces.call_object import CallObject
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tool_parser import CallForm, CallTag, ToolStream
-from engine.interfaces.tool_text import ToolText, literal, skip
 from engine.types.tools import FunctionTool
+from engine_kit.call_object import CallObject
+from engine_kit.tool_text import ToolText, literal, skip
 
 PYTHON_TAG = "<|python_tag|>"
 _OTHER_KEYS = ("type", "id")

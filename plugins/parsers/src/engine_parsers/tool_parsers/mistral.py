@@ -7,11 +7,11 @@ import secrets
 import string
 from collections.abc import Sequence
 
-from engine.interfaces.call_object import CallObject
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tool_parser import CallForm, ToolStream
-from engine.interfaces.tool_text import MAX_NAME, ToolText, literal, skip
 from engine.types.tools import FunctionTool
+from engine_kit.call_object import CallObject
+from engine_kit.tool_text import MAX_NAME, ToolText, literal, skip
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from engine.interfaces.json_stream import MAX_DEPTH, escaped
+from engine_kit.json_stream import MAX_DEPTH, escaped
 
 MAX_TOKEN = 512
 """Characters of a name, of a number or of a key."""

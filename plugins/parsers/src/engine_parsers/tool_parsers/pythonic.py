@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tool_parser import CallForm, ToolStream
-from engine.interfaces.tool_text import ToolText, literal, skip
 from engine.types.tools import FunctionTool
+from engine_kit.tool_text import ToolText, literal, skip
 from engine_parsers.tool_parsers.python_arguments import PythonArguments
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"

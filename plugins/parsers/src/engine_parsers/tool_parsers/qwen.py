@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.interfaces.call_object import CallObject
 from engine.interfaces.context import FrontContext
-from engine.interfaces.json_stream import JsonStream, escaped
 from engine.interfaces.tool_parser import CallForm, ToolStream
-from engine.interfaces.tool_text import ToolText, begun, literal, skip
 from engine.types.tools import FunctionTool
+from engine_kit.call_object import CallObject
+from engine_kit.json_stream import JsonStream, escaped
+from engine_kit.tool_text import ToolText, begun, literal, skip
 from engine_parsers.tool_parsers.hermes import BEGIN, END, hermes_form
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"

@@ -1,4 +1,4 @@
-"""Philox4x32-10 in torch's int64 arithmetic: the numbers of `engine.interfaces.philox`, on any device."""
+"""Philox4x32-10 in torch's int64 arithmetic: the numbers of `engine_kit.philox`, on any device."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from engine.interfaces.host_memory import cache_memory, zeroed_pool
 from engine.interfaces.platform import CacheMemory, Trial
+from engine_kit.host_memory import cache_memory, zeroed_pool
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -49,7 +49,7 @@ class HostPlatformBody:
         return fn
 
     def kv_cache_memory(self, largest_step: Callable[[], None], utilization: float | None) -> CacheMemory:
-        """See `engine.interfaces.host_memory.cache_memory`."""
+        """See `engine_kit.host_memory.cache_memory`."""
         return cache_memory(largest_step, utilization, self._start.size * self._start.data_parallel_size)
 
     def allocate_pool(self, num_pages: int, page_bytes: int) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.interfaces.host_processor import DTYPES, best_dtypes, cores, processor
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
+from engine_kit.host_processor import DTYPES, best_dtypes, cores, processor
 
 
 class HostPlatform(PlatformCard):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from engine.interfaces.ops import PURPOSE_SAMPLE
-from engine.interfaces.philox import uniform
 from engine.types.plan import BROKEN
+from engine_kit.philox import uniform
 from engine_sdk.conformance.ops.definition import SLACK, Setting, distribution, penalise, rows_of, sample
 from engine_sdk.conformance.ops.subject import OpsSubject, plain
 from engine_sdk.conformance.statistics import RARE, chi_square_tail

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from engine.interfaces.call_object import CallObject
-from engine.interfaces.json_stream import JsonStream
 from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta, ToolEvent
+from engine_kit.call_object import CallObject
+from engine_kit.json_stream import JsonStream
 
 State = Callable[[str, int], int]
 MAX_NAME = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 
-from engine.interfaces.json_stream import JsonStream
+from engine_kit.json_stream import JsonStream
 
 _OPEN, _KEY_OR_END, _KEY, _READ_KEY, _COLON, _VALUE, _READ_VALUE, _NEXT = range(8)
 _BLANK = " \t\n\r"

@@ -19,7 +19,7 @@ def test_every_suite_has_mutants():
 
 @each_point
 def test_the_page_names_every_mutant(point):
-    """`python sdk/tests/mutants.py` writes it."""
+    """`python sdk/testing/tests/mutants.py` writes it."""
     assert {name: fault for name, (fault, _) in mutants.page()[point].items()} == mutants.faults(point)
 
 

@@ -67,7 +67,7 @@ def test_it_passes_its_suite_as_it_is(kind: str, tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("kind", kinds())
 def test_it_keeps_our_own_rules(kind: str, tmp_path: Path) -> None:
     assert main(["plugins", "new", kind, "fresh", "--folder", str(tmp_path)]) == 0
-    settings = Path(__file__).parents[2] / "pyproject.toml"
+    settings = Path(__file__).parents[3] / "pyproject.toml"
     ruff = [sys.executable, "-m", "ruff"]
     for command in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
         ended = subprocess.run(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine.interfaces.ops import PURPOSE_ACCEPT, PURPOSE_RESIDUAL, PURPOSE_SAMPLE, SamplingRows
-from engine.interfaces.philox import uniform
+from engine_kit.philox import uniform
 
 SLACK = {"float32": 1e-5, "float64": 1e-12}
 """How far rounding of logits of a dtype may move a running sum of probabilities."""

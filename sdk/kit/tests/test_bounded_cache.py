@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.types.bounded_cache import BoundedCache
+from engine_kit.bounded_cache import BoundedCache
 
 
 def test_it_keeps_what_was_used_last() -> None:
