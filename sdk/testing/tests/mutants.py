@@ -1,4 +1,4 @@
-"""The table of mutants in the documentation: `python sdk/testing/tests/mutants.py` runs every suite against every mutant.
+"""The table of mutants in the documentation: `python sdk/testing/tests/mutants.py` runs each suite against each mutant.
 
 Each `mutants_<point>.py` beside this file holds drivers with one planted fault each, and a test class for each. The
 page says which test of the suite caught it; `test_mutants.py` runs just those tests, and all of them when it is slow.
@@ -16,8 +16,8 @@ PAGE = HERE.parents[2] / "docs" / "plugins" / "mutants.md"
 HEAD = """# Mutants
 
 A suite is worth what it catches. For each suite of [the conformance kit](prove.md) there are drivers with one planted
-fault each, in `sdk/testing/tests/`; the suite is run against every one of them, and stops at the first test that fails. This
-page is written by `python sdk/testing/tests/mutants.py`, and a test keeps it true.
+fault each, in `sdk/testing/tests/`; the suite is run against every one of them, and stops at the first test that fails.
+This page is written by `python sdk/testing/tests/mutants.py`, and a test keeps it true.
 """
 ROW = re.compile(r"^\| `(\w+)` \| (.+) \| `(.+)` \|$", re.MULTILINE)
 
