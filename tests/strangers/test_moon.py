@@ -30,6 +30,11 @@ class Listener:
 """
 pytestmark = pytest.mark.xdist_group("moon")
 
+REFERENCE = ("core", "sdk/kit", "plugins/reference", "plugins/tiny")
+"""Enough for `LLM` offline."""
+OURS = (*REFERENCE, "plugins/server", "plugins/parsers", "plugins/parallel")
+"""Enough to serve the bundled model."""
+
 
 class House:
     """A virtual environment with our wheels, and the libraries that they need but nothing else of ours."""
@@ -41,11 +46,13 @@ class House:
         self.site = next((folder / "venv" / "lib").iterdir()) / "site-packages"
         self._share_libraries()
         self.home.mkdir()
-        for package in ("core", "plugins/tiny"):
+        copies = []
+        for package in OURS:
             # Built from a copy: setuptools writes beside its sources.
-            copy = folder / "sources" / package.replace("/", "-")
-            shutil.copytree(ROOT / package, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-            self.install(self.build(copy))
+            copies.append(folder / "sources" / package.replace("/", "-"))
+            ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "tests")
+            shutil.copytree(ROOT / package, copies[-1], ignore=ignored)
+        self.install(*self.build(*copies))
 
     def _share_libraries(self) -> None:
         shared = self.folder / "libraries"
@@ -61,15 +68,17 @@ class House:
         command = [sys.executable, "-m", "pip", "--python", str(self.python), "--quiet", *arguments]
         subprocess.run(command, check=True, cwd=self.home, stdin=subprocess.DEVNULL)
 
-    def build(self, sources: Path) -> Path:
+    def build(self, *sources: Path) -> list[Path]:
+        """The wheels of these folders."""
         before = set(self.wheels.glob("*.whl"))
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-        subprocess.run([*command, "-w", str(self.wheels), str(sources)], check=True, cwd=self.home)
-        (wheel,) = set(self.wheels.glob("*.whl")) - before
-        return wheel
+        subprocess.run([*command, "-w", str(self.wheels), *map(str, sources)], check=True, cwd=self.home)
+        made = set(self.wheels.glob("*.whl")) - before
+        assert len(made) == len(sources)
+        return sorted(made)
 
-    def install(self, wheel: Path) -> None:
-        self.pip("install", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
+    def install(self, *wheels: Path) -> None:
+        self.pip("install", "--no-deps", "--no-index", "--force-reinstall", *map(str, wheels))
 
     def run(self, *arguments: str) -> tuple[int, str]:
         """(exit code, output) of a command of the program."""
@@ -98,7 +107,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
 @pytest.fixture(scope="module")
 def first_moon(house: House, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of version 1.0."""
-    return house.build(write(tmp_path_factory.mktemp("stranger") / "moon", "1.0"))
+    (wheel,) = house.build(write(tmp_path_factory.mktemp("stranger") / "moon", "1.0"))
+    return wheel
 
 
 @pytest.fixture
@@ -128,7 +138,9 @@ def test_nothing_of_ours_comes_from_the_sources(house: House) -> None:
     assert all(path.startswith(str(house.site)) for path in said.split()), said
     code_, listed = house.run("plugins", "--json")
     assert code_ == 0
-    assert {row["distribution"] for row in json.loads(listed)["drivers"]} == {"engine", "engine-tiny"}
+    assert {row["distribution"] for row in json.loads(listed)["drivers"]} == {
+        f"engine-{name}" for name in ("parallel", "parsers", "reference", "server", "tiny")
+    }
 
 
 def test_it_is_selected_and_serves(house: House, moon: Path) -> None:
@@ -148,7 +160,7 @@ def test_it_is_selected_and_serves(house: House, moon: Path) -> None:
 
 @pytest.mark.slow
 def test_it_is_upgraded_and_removed(house: House, moon: Path, first_moon: Path, tmp_path: Path) -> None:
-    house.install(house.build(write(tmp_path / "later", "2.0")))
+    house.install(*house.build(write(tmp_path / "later", "2.0")))
     server = house.serve("tiny", "--scheduling-policy=moon")
     says(server)
     assert server.stop() == 0 and "the moon of version 2.0 is full" in "".join(server.lines)

@@ -71,7 +71,7 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
         workers = f", divided over {start.size} processes each" if start.size > 1 else ""
         facts.insert(2, ("ranks", f"{ranks} engine cores, each with the whole model{workers}"))
     drivers = [(_label(chosen), f"{chosen.driver}: {chosen.why}") for chosen in chosen_drivers(launch.selections)]
-    text = [f"Engine {version('engine')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
+    text = [f"Engine {version('engine-base')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
     broken = broken_plugins(launch, worker)
     if hooks := _hooks(launch, {(plugin.point, plugin.driver) for plugin in broken}):
         text += ["  hooks", *_columns(hooks, 4)]
