@@ -12,28 +12,49 @@ import time
 import psutil
 import pytest
 
+from engine.cli.main import main
+
 SMALL = ("--max-model-len", "256", "--max-num-seqs", "8", "--kv-cache-memory", "16MiB")
 
 MARK = f"--served-model-name=of-{os.getpid()}"
 """On the command line of the server that a measurement starts."""
 
 
-def bench(*arguments: str, code: int = 0) -> tuple[list[str], dict]:
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("ENGINE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("ENGINE_GRAMMAR_WARM_UP", "false")
+
+
+@pytest.fixture
+def program(monkeypatch, capsys):
+    """`engine bench` in this process, which has imported what it needs: exit code, standard output, standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["engine", "bench", *arguments])
+        try:
+            code = main()
+        except SystemExit as left:  # argparse's
+            code = int(left.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def bench(program):
     """The lines, and the figures of the last one."""
-    command = [sys.executable, "-m", "engine", "bench", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment())
-    assert done.returncode == code, done.stderr + done.stdout
-    lines = done.stdout.splitlines()
-    figures = json.loads(lines[-1])
-    assert figures and all(isinstance(value, (int, float, str, bool)) for value in figures.values())
-    return lines, figures
 
+    def run(*arguments: str, code: int = 0) -> tuple[list[str], dict]:
+        ended, out, err = program(*arguments, "--json")
+        assert ended == code, err + out
+        lines = out.splitlines()
+        figures = json.loads(lines[-1])
+        assert figures and all(isinstance(value, (int, float, str, bool)) for value in figures.values())
+        return lines, figures
 
-def refused(*arguments: str) -> str:
-    command = [sys.executable, "-m", "engine", "bench", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
-    assert done.returncode == 2, done.stdout
-    return done.stderr
+    return run
 
 
 def environment() -> dict[str, str]:
@@ -46,7 +67,7 @@ def ordered(figures: dict, name: str, *quantiles: int) -> None:
     assert values == sorted(values) and values[0] >= 0, (name, values)
 
 
-def test_latency():
+def test_latency(bench):
     _, figures = bench("latency", "tiny", "--input-len", "40", "--output-len", "6", "--repeats", "2", *SMALL)
     assert (figures["bench"], figures["model"], figures["output_tokens"]) == ("latency", "tiny", 12)
     for name in ("ttft_ms", "itl_ms", "e2e_ms"):
@@ -58,7 +79,7 @@ def test_latency():
 
 
 @pytest.mark.slow
-def test_throughput():
+def test_throughput(bench):
     _, figures = bench(
         "throughput", "--num-requests", "5", "--input-len", "8:20", "--output-len", "3:9", "--seed", "4", *SMALL
     )
@@ -69,7 +90,7 @@ def test_throughput():
     assert figures["requests_per_s"] == pytest.approx(5 / figures["seconds"], rel=1e-3)
 
 
-def test_scheduler_with_drafts_and_kv_groups():
+def test_scheduler_with_drafts_and_kv_groups(bench):
     """An own figure for what is asked, and every step has drafts: half of them come back as tokens."""
     _, figures = bench("scheduler", "--running", "12", "--waiting", "5", "--steps", "40", "--drafts", "3",
                        "--kv-groups", "3")  # fmt: skip
@@ -79,7 +100,7 @@ def test_scheduler_with_drafts_and_kv_groups():
 
 
 @pytest.mark.parametrize(("running", "waiting"), [(1, 0), (12, 30)])
-def test_scheduler(running, waiting):
+def test_scheduler(bench, running, waiting):
     _, figures = bench("scheduler", "--running", str(running), "--waiting", str(waiting), "--steps", "40")
     assert (figures["running"], figures["waiting"], figures["steps"]) == (running, waiting, 40)
     assert figures["step_ms"] == figures["step_ms_p50"]
@@ -89,7 +110,7 @@ def test_scheduler(running, waiting):
     assert running * 2 <= figures["evicted_pages"] <= running * 3
 
 
-def test_scheduler_prints_all_in_one_table():
+def test_scheduler_prints_all_in_one_table(bench):
     lines, figures = bench("scheduler", "--all", "--steps", "4", "--input-len", "20")
     for case in ("one", "full", "queue", "drafts"):
         for name in ("step_ms", "cpu_ms", "core_step_ms", "engine_step_ms"):
@@ -99,7 +120,7 @@ def test_scheduler_prints_all_in_one_table():
     assert figures["evictor"] == "lru" and any("256 + 10000, drafts" in line for line in lines)
 
 
-def test_overhead():
+def test_overhead(bench):
     """Almost all of a step is the model's, and the parts make the whole."""
     _, figures = bench("overhead", "tiny", "--running", "3", "--steps", "8", *SMALL)
     assert (figures["bench"], figures["running"], figures["steps"]) == ("overhead", 3, 8)
@@ -110,7 +131,7 @@ def test_overhead():
 
 
 @pytest.mark.parametrize("flags", [(), ("--drafts", "3", "--kv-groups", "3"), ("--evictor", "prefix")])
-def test_soak(flags):
+def test_soak(bench, flags):
     _, figures = bench("soak", "--requests", "800", "--running", "12", *flags)
     assert figures["ended_length"] + figures["ended_abort"] == 800 and figures["ended_abort"] > 0
     # Between 1 and 24 tokens each, sometimes up to 128; those that are aborted get fewer.
@@ -118,7 +139,7 @@ def test_soak(flags):
     assert figures["num_preemptions"] > 0 and figures["evicted_pages"] > 0 and figures["prefix_hit_rate"] > 0.05
 
 
-def test_serve_starts_a_server_loads_it_and_stops_it():
+def test_serve_starts_a_server_loads_it_and_stops_it(bench):
     lines, figures = bench(
         "serve", "--num-requests", "12", "--rate", "40", "--burstiness", "0.5", "--input-len", "4:12",
         "--output-len", "2:8", "--slo-ttft", "100000", "--slo-itl", "100000", *SMALL, MARK,
@@ -134,7 +155,7 @@ def test_serve_starts_a_server_loads_it_and_stops_it():
 
 
 @pytest.mark.slow
-def test_conversations_that_are_drawn():
+def test_conversations_that_are_drawn(bench):
     """Each turn finds what was said before it; those with one system prompt share it."""
     lines, figures = bench(
         "serve", "--turns", "3", "--num-requests", "5", "--rate", "inf", "--max-concurrency", "2",
@@ -156,7 +177,7 @@ def test_conversations_that_are_drawn():
     assert any(line.split()[:2] == ["3", "5"] for line in lines), "a line for each turn"
 
 
-def test_conversations_of_a_file(tmp_path):
+def test_conversations_of_a_file(bench, tmp_path):
     """Both forms; a conversation that grows too long ends there, and is counted."""
     entries = [
         {"conversations": [{"from": "gpt", "value": "left out"}, {"from": "human", "value": "Hello"},
@@ -179,7 +200,7 @@ def test_conversations_of_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("route", ["chat", pytest.param("completions", marks=pytest.mark.slow)])
-def test_api_counts_an_event_a_token(route: str):
+def test_api_counts_an_event_a_token(bench, route: str):
     _, figures = bench(
         "api", "tiny", "--connections", "6", "--output-len", "30", "--repeats", "1", "--requests", "5",
         "--rate", "600", "--route", route, MARK,
@@ -257,5 +278,6 @@ def test_a_server_that_dies_is_counted(tmp_path):
         (["nonsense"], "nonsense"),
     ],
 )
-def test_mistakes_are_told(arguments, message):
-    assert message in refused(*arguments)
+def test_mistakes_are_told(program, arguments, message):
+    code, _, err = program(*arguments)
+    assert code == 2 and message in err
