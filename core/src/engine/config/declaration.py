@@ -125,9 +125,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "grammar_warm_up",
         "boolean",
-        None,
-        "load the library of the first grammar, and start its process, before a request needs them "
-        "(default: where `engine serve` starts it)",
+        False,
+        "load the library of the first grammar, and start its process, before a request needs them",
     ),
     Setting(
         "step_timeout",

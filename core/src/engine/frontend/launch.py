@@ -278,7 +278,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         preemption_mode=preemption_mode(config),
         tokenizer_folder=tokenizer_folder,
         step_timeout=config.step_timeout,
-        grammar_warm_up=bool(config.grammar_warm_up),
+        grammar_warm_up=config.grammar_warm_up,
     )
     return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder, chat_template)
 

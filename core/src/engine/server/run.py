@@ -69,8 +69,6 @@ def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -
         )
     check_certificate(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
     listener = _listen(settings.host, settings.port)
-    if config.grammar_warm_up is None:
-        config = config.model_copy(update={"grammar_warm_up": True})
     if settings.api_workers > 1:
         from engine.server.processes.parent import serve_several
 
