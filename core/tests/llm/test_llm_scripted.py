@@ -93,8 +93,9 @@ def test_one_that_cannot_be_served_stands_in_its_place_where_errors_are_to_be_re
 
 def test_a_conversation_that_the_template_refuses_stands_in_its_place_too(doubles: ModuleType, make_llm: Make) -> None:
     llm = make_llm(doubles.ScriptedCore())
-    talks = [[{"role": "user", "content": text}] for text in ("Hi", "x" * 100)]
-    first, second, third = llm.chat([*talks, [{"role": "user", "content": [{"type": "image_url"}]}]], LONG, use_tqdm=False, return_errors=True)
+    contents: list[Any] = ["Hi", "x" * 100, [{"type": "image_url"}]]
+    talks = [[{"role": "user", "content": content}] for content in contents]
+    first, second, third = llm.chat(talks, LONG, use_tqdm=False, return_errors=True)
     assert first.error is None and first.outputs[0].text
     assert isinstance(second.error, PromptTooLongError) and isinstance(third.error, EngineError)
 

@@ -54,8 +54,8 @@ OWN_SIGNALS = frozenset(
         signal.SIGXCPU,
     }
 )
-"""What a process that compiles brings upon itself. Other signals come from outside: from an operator, a supervisor, or a
-system that is short of memory, for which no source is to blame: what one may take is limited."""
+"""What a process that compiles brings upon itself. Other signals come from outside: from an operator, a supervisor, or
+a system that is short of memory, for which no source is to blame: what one may take is limited."""
 
 
 class _Ended(Exception):
@@ -304,8 +304,8 @@ class CompilerProcesses:
         return child.kill()
 
     def _died(self, child: _Child) -> EngineError:
-        """A child that leaves by itself in the middle of a compilation has run out of memory or stack, as far as one can
-        know. Raises _Ended for one that somebody else ended."""
+        """A child that leaves by itself in the middle of a compilation has run out of memory or stack, as far as one
+        can know. Raises _Ended for one that somebody else ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(1.0)
         code = self._drop(child)
