@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 
 from engine.config.server import ServerConfig
+from engine.frontend.banner import show
 from engine.server.keys import KeyRing
 from engine.types.json_log import logs_json, tell
 
@@ -39,7 +40,7 @@ def greet(text: str, address: str) -> None:
     if logs_json():
         tell("engine.server", text, "", logging.INFO, address=address)
     else:
-        print(text, flush=True)
+        show(text)
 
 
 def address_of(listener: socket.socket, settings: ServerConfig) -> str:

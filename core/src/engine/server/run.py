@@ -129,7 +129,8 @@ class _Run:
             self._lifecycle.phase = Phase.SERVING
             assert self._llm.worker is not None
             address = address_of(listener, self._settings)
-            greet(banner.render(self._llm.plan, self._llm.worker, address), address)
+            told = banner.greeting(self._llm.plan, self._llm.worker, address, verbose=self._settings.verbose)
+            greet(told, address)
             record_start(self._llm.plan, self._llm.worker, "engine serve")
             await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
             if self._dead is None:

@@ -37,7 +37,7 @@ class ChatCommand(Command):
         chat = parser.add_argument_group("chat")
         chat.add_argument("--system", metavar="TEXT", help="the system prompt")
         chat.add_argument("--url", metavar="URL", help="talk to this server, e.g. http://127.0.0.1:8000/v1")
-        add_server_flags(chat, only=("api_key",))
+        add_server_flags(chat, only=("api_key", "verbose"))
         add_sampling_flags(parser, max_tokens=None)
         add_engine_flags(parser)
 
@@ -106,15 +106,17 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
         engine.shutdown()
         raise
     if interactive and engine.plan is not None:
-        from engine.frontend.banner import render
+        from engine.config.server import ServerConfig
+        from engine.frontend.banner import greeting, show
 
-        print(render(engine.plan, engine.client.worker, None) + "\n", flush=True)
+        verbose = ServerConfig.from_merged(merged).verbose
+        show(greeting(engine.plan, engine.client.worker, None, verbose=verbose))
     return backend
 
 
 def _remote(url: str, merged: Merged, keywords: dict[str, Any], interactive: bool) -> Backend:
     names = {key.name for key in merged.values if key.section != "server"} - _OF_THE_CLIENT
-    _refuse_flags(merged, names, "that is the server's own affair when --url is given", "leave it out")
+    _refuse_flags(merged, names | {"verbose"}, "that is the server's own affair when --url is given", "leave it out")
     from engine.cli.chat.remote import RemoteBackend
     from engine.config.server import ServerConfig
 
