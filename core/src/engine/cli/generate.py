@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from engine.cli.flags import add_engine_flags, command_settings, warn
+from engine.cli.flags import add_engine_flags, command_settings
 from engine.cli.sampling_flags import DEFAULT_MAX_TOKENS, add_sampling_flags, sampling_keywords
 from engine.cli.terminal import printable
 from engine.plugin.command import Command
@@ -58,8 +58,6 @@ class Generate(Command):
         lines = _batch(arguments)
         prompt = _prompt(arguments, sys.stdin) if lines is None else ""
         merged = command_settings(arguments)
-        for warning in merged.warnings:
-            warn(warning)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
         from engine.config.settings import EngineConfig

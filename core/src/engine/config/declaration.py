@@ -226,6 +226,7 @@ SERVER_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("max_connections", "integer", 16384, "most connections that are open; what comes then is refused (503)"),
     Setting("access_log", "boolean", False, "write one line to standard error for each request"),
+    Setting("log_stats", "boolean", True, "while there is work, write a line of statistics every 10 seconds"),
     Setting("verbose", "boolean", False, "tell at the start all that was decided: the drivers at work, and why"),
     Setting("shutdown_timeout", "number", 10.0, "seconds that requests in progress get to finish after SIGTERM"),
 )

@@ -30,8 +30,10 @@ def say(text: str) -> None:
     tell("engine.server", text, f"engine: {text}")
 
 
-def statistics_writer() -> Callable[[str], None] | None:
+def statistics_writer(settings: ServerConfig) -> Callable[[str], None] | None:
     """Who writes the lines of statistics; None: they are printed."""
+    if not settings.log_stats:
+        return lambda line: None
     return (lambda line: tell("engine.statistics", line, "", logging.INFO)) if logs_json() else None
 
 

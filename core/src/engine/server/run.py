@@ -117,7 +117,7 @@ class _Run:
             self._on_signal()
         stopped = asyncio.ensure_future(self._stop.wait())
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
-        statistics = asyncio.ensure_future(StatisticsLog(self._llm, statistics_writer()).run())
+        statistics = asyncio.ensure_future(StatisticsLog(self._llm, statistics_writer(self._settings)).run())
         watching = asyncio.ensure_future(self._keys.watch())
         settings, server = self._settings, self._server
         certificate = CertificateWatch(settings.ssl_certfile, settings.ssl_keyfile, lambda: tls_context(server))

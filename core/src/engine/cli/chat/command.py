@@ -12,7 +12,6 @@ from engine.cli.flags import (
     add_server_flags,
     command_settings,
     name_positional_model,
-    warn,
 )
 from engine.cli.sampling_flags import add_sampling_flags, sampling_keywords
 from engine.plugin.command import Command
@@ -44,8 +43,6 @@ class ChatCommand(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         name_positional_model(arguments, "chat with")
         merged = command_settings(arguments)
-        for warning in merged.warnings:
-            warn(warning)
         url: str | None = getattr(arguments, "url", None)
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         keywords = sampling_keywords(arguments)

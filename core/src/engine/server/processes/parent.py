@@ -147,7 +147,7 @@ class Parent:
         if self._early:
             self._on_signal()
         self._keys.on_change.append(self._tell_keys)
-        statistics = asyncio.ensure_future(StatisticsLog(self, statistics_writer()).run())
+        statistics = asyncio.ensure_future(StatisticsLog(self, statistics_writer(self._settings)).run())
         watching = asyncio.ensure_future(self._keys.watch())
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
