@@ -86,7 +86,9 @@ def test_three_lines_are_enough():
     assert greeting(launch(), ready(17), at, 3, verbose=True) == render(launch(), ready(17), at, 3)
 
 
-@pytest.mark.parametrize(("given", "says"), [(None, "by its chat template"), ("{{ x }}", "template of --chat-template")])
+@pytest.mark.parametrize(
+    ("given", "says"), [(None, "by its chat template"), ("{{ x }}", "template of --chat-template")]
+)
 def test_a_model_that_can_chat(given, says):
     assert says in render(launch(has_chat_template=True, chat_template=given), ready(17), None)
     assert "chat" not in render(launch(), ready(17), None)

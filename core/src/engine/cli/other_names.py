@@ -72,7 +72,9 @@ NEEDLESS: Mapping[str, Needless] = {
     "--disable-uvicorn-access-log": Needless(_REQUESTS, ()),
     "--distributed-executor-backend": Needless("each rank is a process of this machine", ("mp", "uni")),
     "--download-dir": Needless(_LOADED),
-    "--enable-auto-tool-choice": Needless('tool_choice "auto" is always allowed; --tool-call-parser names a parser', ()),
+    "--enable-auto-tool-choice": Needless(
+        'tool_choice "auto" is always allowed; --tool-call-parser names a parser', ()
+    ),
     "--enable-chunked-prefill": Needless("long prompts are always cut; --max-num-batched-tokens says into what", ()),
     "--enable-prompt-tokens-details": Needless("answers always tell cached_tokens", ()),
     "--enable-reasoning": Needless("thoughts are always parsed; --reasoning-parser names a parser", ()),
@@ -93,7 +95,6 @@ NEEDLESS: Mapping[str, Needless] = {
     "--media-io-kwargs": Needless(_MEDIA),
     "--mm-processor-cache-gb": Needless(_MEDIA),
     "--mm-processor-kwargs": Needless(_MEDIA),
-    "--model-impl": Needless("the installed drivers' own models are used", ("auto", "vllm")),
     "--multi-step-stream-outputs": Needless("every step is streamed"),
     "--no-enable-log-requests": Needless(_REQUESTS, ()),
     "--no-trust-remote-code": Needless("code that comes with a model is never run", ()),
@@ -142,7 +143,6 @@ REFUSED: Mapping[str, str] = {
     "--max-long-partial-prefills": "pass --long-prefill-token-threshold",
     "--max-num-partial-prefills": "pass --long-prefill-token-threshold",
     "--middleware": "a plugin's hook http_middleware does that",
-    "--model-impl": "leave it out: the installed drivers' own models are used",
     "--model-loader-extra-config": "pass options of the checkpoint's driver: --load-format.OPTION",
     "--no-enable-chunked-prefill": "pass --max-num-batched-tokens of at least --max-model-len",
     "--otlp-traces-endpoint": "install a plugin that sends traces, and pass its options: --hooks.PLUGIN.OPTION",
@@ -207,6 +207,7 @@ VALUES: Mapping[str, Callable[[str], list[str]]] = {
     "--kv-cache-memory-bytes": _count,
     "--max-model-len": _count,
     "--max-num-batched-tokens": _count,
+    "--model-impl": _one_of({"vllm": "auto"}),
     "--prefix-caching-hash-algo": _one_of({"sha256_cbor": "sha256", "xxhash_cbor": "xxhash"}),
     "--swap-space": _gibibytes,
     "--task": _one_of(dict.fromkeys(_POOLING, "pooling")),
@@ -235,8 +236,11 @@ def translate(arguments: Sequence[str], known: Collection[str]) -> tuple[list[st
             return [*result, argument, *rest], notes
         typed, equals, value = argument.partition("=")
         flag = typed if "." in typed else typed.replace("_", "-")
-        ours = flag if flag in known and flag in VALUES else _here(flag, known)
-        needless = None if ours or flag in known else NEEDLESS.get(flag)
+        if flag in known:
+            ours, needless = flag if flag in VALUES else "", None
+        else:
+            ours = _here(flag, known)
+            needless = None if ours else NEEDLESS.get(flag)
         if not argument.startswith("-") or not (ours or needless):
             if "." in typed and (hint := instead_of(typed.partition(".")[0])):
                 raise ConfigError(f"pass {typed}", "there is no such flag", hint)

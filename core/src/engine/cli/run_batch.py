@@ -46,6 +46,11 @@ class RunBatch(Command):
 
         config = EngineConfig.from_merged(merged)
         requests = read_requests(_data(source, target), source)
+        if all(request.custom_id is None for request in requests):
+            found = f"none of its {len(requests)} lines is a request: {requests[0].error}"
+            raise InvalidRequestError(
+                f"run the batch {source!r}", found, "prompts are for: engine generate --input FILE"
+            )
         with Results(target) as results:
             todo = left(requests, results)
             skipped, failed, postponed = len(requests) - len(todo), results.failed, 0

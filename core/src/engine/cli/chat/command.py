@@ -35,6 +35,7 @@ class ChatCommand(Command):
         add_positional_model(parser)
         chat = parser.add_argument_group("chat")
         chat.add_argument("--system", metavar="TEXT", help="the system prompt")
+        chat.add_argument("-q", "--quick", metavar="TEXT", help="ask this alone, and leave")
         chat.add_argument("--url", metavar="URL", help="talk to this server, e.g. http://127.0.0.1:8000/v1")
         add_server_flags(chat, only=("api_key", "verbose"))
         add_sampling_flags(parser, max_tokens=None)
@@ -44,7 +45,7 @@ class ChatCommand(Command):
         name_positional_model(arguments, "chat with")
         merged = command_settings(arguments)
         url: str | None = getattr(arguments, "url", None)
-        interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        interactive = sys.stdin.isatty() and sys.stdout.isatty() and not hasattr(arguments, "quick")
         keywords = sampling_keywords(arguments)
         if url is None:
             backend = _embedded(merged, keywords, interactive)
@@ -74,12 +75,21 @@ def _talk(backend: Backend, arguments: argparse.Namespace, limited: bool, intera
         Chat(backend, conversation, sys.stdout, sys.stdout, reader, limited=limited).interact()
         return 0
     chat = Chat(backend, conversation, sys.stdout, sys.stderr, None, limited=limited)
+    if hasattr(arguments, "quick"):
+        chat.ask(arguments.quick)
+        return 2 if chat.failed else 0
+    asked = False
     try:
         for line in sys.stdin:
+            asked = asked or bool(line.strip())
             if not chat.take(line):
                 break
     except UnicodeDecodeError as error:
         raise InvalidRequestError("read standard input", f"it is no UTF-8 text: {error}", "convert it") from error
+    if not asked:
+        raise InvalidRequestError(
+            "chat through standard input", "it is empty", "write one question a line, or pass --quick"
+        )
     return 2 if chat.failed else 0
 
 
