@@ -528,10 +528,10 @@ class LLM(PoolingCalls):
                 for request in processed:
                     try:
                         engine.submit(request, OutputKind.FINAL)
-                    except EngineError as error:
-                        if refused is None or isinstance(error, EngineDeadError):
+                    except EngineError as found:
+                        if refused is None or isinstance(found, EngineDeadError):
                             raise
-                        refused.append(_refused(request.request_id, request.prompt, request.params, error))
+                        refused.append(_refused(request.request_id, request.prompt, request.params, found))
                         remaining -= 1
                     interrupt.check()
                 while remaining:

@@ -1,5 +1,5 @@
-"""A command that was written for vLLM runs, and says what became of its flags; what would mean something else is refused,
-with what to do."""
+"""A command that was written for vLLM runs, and says what became of its flags; what would mean something else is
+refused, with what to do."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_copied_command_runs() -> None:
     assert any(note.startswith("--enable-auto-tool-choice changes nothing here: tool_choice") for note in notes)
 
 
-def test_the_lines_are_told(program, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_lines_are_told(program, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     (path := tmp_path / "in.jsonl").write_text("")
     options = ["--gpu-memory-utilization", "0.5", "--trust-remote-code"]
     code, _, said = program("run-batch", "-i", str(path), "-o", str(tmp_path / "out"), *options)
@@ -156,7 +156,7 @@ def test_a_second_model_or_prompt_is_told(capsys: pytest.CaptureFixture[str]) ->
         assert says in capsys.readouterr().err
 
 
-def test_the_files_of_a_batch_by_place_or_by_flag(program, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_files_of_a_batch_by_place_or_by_flag(program, tmp_path) -> None:
     (path := tmp_path / "in.jsonl").write_text("plain\n" + json.dumps({"body": {}}) + "\n")
     for arguments in (
         [str(path), str(tmp_path / "out")],

@@ -52,7 +52,7 @@ def serve(app: Any, leaves: bool = False) -> tuple[str, dict[str, Any], bytes]:
             await RequestIds(app, access_log=True)(scope, receive, send)
 
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[assignment, method-assign]
     log = logging.getLogger(ACCESS_LOG)
     level, log.level = log.level, logging.INFO
     log.addHandler(handler)

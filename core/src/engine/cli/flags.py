@@ -102,8 +102,8 @@ def name_positional_model(arguments: argparse.Namespace, doing: str) -> None:
 
 
 def command_settings(namespace: argparse.Namespace) -> Merged:
-    """`merged_settings`, for the command that the process was started for: from here on it logs as they say. What became
-    of flags by other names, and what is odd about the settings, is said."""
+    """`merged_settings`, for the command that the process was started for: from here on it logs as they say. It is said
+    what became of flags by other names, and what is odd about the settings."""
     merged = merged_settings(namespace)
     if merged.section("settings").get("log_format") == "json":
         from engine.types.json_log import log_as

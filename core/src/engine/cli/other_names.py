@@ -72,9 +72,7 @@ NEEDLESS: Mapping[str, Needless] = {
     "--disable-uvicorn-access-log": Needless(_REQUESTS, ()),
     "--distributed-executor-backend": Needless("each rank is a process of this machine", ("mp", "uni")),
     "--download-dir": Needless(_LOADED),
-    "--enable-auto-tool-choice": Needless(
-        'tool_choice "auto" is always allowed; --tool-call-parser names a parser', ()
-    ),
+    "--enable-auto-tool-choice": Needless('tool_choice "auto" is always allowed', ()),
     "--enable-chunked-prefill": Needless("long prompts are always cut; --max-num-batched-tokens says into what", ()),
     "--enable-prompt-tokens-details": Needless("answers always tell cached_tokens", ()),
     "--enable-reasoning": Needless("thoughts are always parsed; --reasoning-parser names a parser", ()),

@@ -1,4 +1,4 @@
-"""`engine run-batch IN OUT`, or `-i IN -o OUT`: a file of requests in OpenAI's batch format, and a file of their results."""
+"""`engine run-batch IN OUT`: a file of requests in OpenAI's batch format, and a file of their results."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def greeting(
         cache = f"KV cache of {amount(worker.cache_bytes)} for {capacity(launch, worker)[0]:,} tokens{several}"
     lines = [
         f"{launch.model_name}: {', '.join(model)}",
-        f"{start.dtype} on {start.device}, {cache}, {start.max_model_len:,} tokens a request{_too_long(launch, worker)}",
+        f"{start.dtype} on {start.device}, {cache}, {start.max_model_len:,} tokens a request"
+        + _too_long(launch, worker),
     ]
     if broken := len(broken_plugins(launch, worker)):
         lines.append(f"{broken} broken plugins are left out; --verbose names them, `engine plugins doctor` helps")
@@ -70,8 +71,13 @@ def wrapped(text: str, width: int) -> str:
             indent = column.end()
         elif len(line) > width:
             line = " " * _indent(line) + _PADDING.sub("  ", line.lstrip(" "))
-        options = {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
-        lines += textwrap.wrap(line, max(width, _NARROWEST), **options) or [""]
+        lines += textwrap.wrap(
+            line,
+            max(width, _NARROWEST),
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
     return "\n".join(lines)
 
 
