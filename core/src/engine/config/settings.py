@@ -77,7 +77,7 @@ class EngineConfig(BaseModel):
     prefix_caching_hash_algo: Literal["xxhash", "sha256"] = "xxhash"
     enable_jump_ahead: bool = True
     in_flight: Positive | None = None
-    grammar_warm_up: bool | None = None
+    grammar_warm_up: bool = False
     step_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 600.0
     log_format: Literal["text", "json"] = "text"
     profile_dir: str | None = None

@@ -19,7 +19,7 @@ from engine.frontend.chat_template import read_template
 from engine.frontend.connectors import choose_connectors, preemption_mode
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.generation_config import read_generation_config, sampling_defaults
-from engine.frontend.parsers import choose_parsers
+from engine.frontend.parsers import choose_parsers, template_source
 from engine.frontend.pooling_launch import check_whole_prompts, decide_runner
 from engine.frontend.quantization import choose_quantization
 from engine.interfaces.attention import AttentionCard, AttentionNeed
@@ -113,6 +113,11 @@ class Launch:
     def files(self) -> CheckpointFiles:
         """The checkpoint."""
         return self.start.worker.files
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered, as far as the tokenizer's card can tell."""
+        return bool(template_source(self.tokenizer, self.tokenizer_folder, False, self.chat_template))
 
     @property
     def logits_processors(self) -> tuple[type[LogitsProcessorCard], ...]:
@@ -278,7 +283,7 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         preemption_mode=preemption_mode(config),
         tokenizer_folder=tokenizer_folder,
         step_timeout=config.step_timeout,
-        grammar_warm_up=bool(config.grammar_warm_up),
+        grammar_warm_up=config.grammar_warm_up,
     )
     return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder, chat_template)
 

@@ -35,7 +35,7 @@ def choose_parsers(
 
     Raises PluginError for a parser that was named, ConfigError for options that nobody takes.
     """
-    tooled, plain = (_template(tokenizer, folder, with_tools, given) for with_tools in (True, False))
+    tooled, plain = (template_source(tokenizer, folder, with_tools, given) for with_tools in (True, False))
     needs = {
         "tool_parser": ToolParserNeed(chat_template=tooled, architecture=model.architecture),
         "reasoning_parser": ReasoningParserNeed(chat_template=plain, architecture=model.architecture),
@@ -53,11 +53,12 @@ def renders_tools(tokenizer: Selection, folder: str, given: str | None = None) -
     Args:
         tokenizer, folder, given: see `choose_parsers`.
     """
-    template = _template(tokenizer, folder, True, given)
+    template = template_source(tokenizer, folder, True, given)
     return not template or _TOOLS.search(template) is not None
 
 
-def _template(tokenizer: Selection, folder: str, with_tools: bool, given: str | None) -> str:
+def template_source(tokenizer: Selection, folder: str, with_tools: bool, given: str | None) -> str:
+    """The source of the chat template, with tools or without; "" where there is none, or the card does not tell it."""
     if given is not None:
         return given
     try:

@@ -15,7 +15,7 @@ from engine.frontend.async_llm import AsyncLLM
 from engine.server import errors
 from engine.server.background import Background
 from engine.server.body import BodyLimit
-from engine.server.disconnect import ClientGone
+from engine.server.disconnect import CLIENT_GONE, ClientGone
 from engine.server.engine_view import AsyncEngineView
 from engine.server.gate import Gate
 from engine.server.keys import AdminKey, KeyRing
@@ -85,7 +85,7 @@ def create_app(
     errors.install(app)
 
     async def on_gone(_: Request, __: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it; the access log does
+        return Response(status_code=CLIENT_GONE)
 
     app.add_exception_handler(ClientGone, on_gone)
     # Asked in this order for every request: those that somebody waits for come first.

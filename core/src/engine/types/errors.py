@@ -80,6 +80,12 @@ class EngineDeadError(EngineError):
     code = "engine_dead"
 
 
+class ShuttingDownError(EngineDeadError):
+    """The engine is being stopped, as somebody planned; requests that are still in progress end with this."""
+
+    code = "shutting_down"
+
+
 class RankDeadError(EngineError):
     """One of several engine cores has died and took this request with it; the others go on. Send it again."""
 
