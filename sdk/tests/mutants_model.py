@@ -427,7 +427,7 @@ class ReadsOn(_Shared):
 class Whole(ModelConformance):
     """Beside transformers' Llama."""
 
-    transformers_class = "LlamaForCausalLM"
+    oracle = "LlamaForCausalLM"
 
 
 class Plain(Whole):

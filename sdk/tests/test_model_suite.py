@@ -19,7 +19,7 @@ def test_the_command_finds_the_suite(driver: str, test: str) -> None:
 
 def test_tensors_are_transformers_or_the_layers_own() -> None:
     """A card that transformers does not know has the slots of `engine.modeling`, which are the same."""
-    known = type("Known", (ModelConformance,), {"card": Sound, "transformers_class": "LlamaForCausalLM"})
+    known = type("Known", (ModelConformance,), {"card": Sound, "oracle": "LlamaForCausalLM"})
     own = type("Own", (ModelConformance,), {"card": Sound})
     assert dict(own.tensors()) == dict(known.tensors())
 
