@@ -9,6 +9,7 @@ import torch
 
 from engine.interfaces.model import ModelNeed
 from engine.types.errors import EngineError
+from engine.types.model import ModelDescription
 from engine_sdk.conformance.model.common import ModelSuite
 from engine_sdk.conformance.model.example import draw
 from engine_sdk.conformance.model.oracle import Oracle
@@ -41,32 +42,54 @@ class ParitySuite(ModelSuite):
         for key, value in variants(self.transformers_name(), self.whole_config()):
             try:
                 config = self.config_with(**{key: value})
-                oracle = Oracle(self.transformers_name(), config, like=self.reference())
-            except Exception:  # noqa: S112 (whatever transformers says of it: its class does not take the value)
+            except Exception:  # noqa: S112 (whatever it is that transformers' config class says to the value)
                 continue
             tried += 1
-            if fault := self._fault(config, oracle):
+            if fault := self._fault(config):
                 faults.append(f"{key} = {value!r}: {fault}")
-        assert tried, f"{self.transformers_name()} takes no other value for any key of its config"
+        assert tried, f"the config class of {self.transformers_name()} takes no other value for any of its keys"
         assert not faults, "taken, and neither computed nor refused with a reason:\n" + "\n".join(faults)
 
-    def _fault(self, config: dict[str, Any], oracle: Oracle) -> str:
-        """What is wrong with the model of this config; "" where it is refused, or right."""
-        ids, card = self.ids(12), self.described()
+    def _fault(self, config: dict[str, Any]) -> str:
+        """What is wrong with the model of a variant; "" where it is refused, or right, or not known to transformers."""
+        description, said = None, ""
         try:
-            if card.unsupported(ModelNeed(architecture=config["architectures"][0], config=config)):
-                return ""
-            description = card.describe(config)
-            if self.unserved(description):
-                return ""
-            context, attention = self.context("float64"), self.attention("float64")
+            description = self._taken(config)
+        except Exception as error:
+            said = _line(error)
+        if description is None and not said:
+            return ""
+        try:
+            oracle = Oracle(self.transformers_name(), config, like=self.reference())
+        except Exception:
+            return ""
+        return said if description is None else self._difference(description, oracle)
+
+    def _taken(self, config: dict[str, Any]) -> ModelDescription | None:
+        """The description of a variant; None where the card refuses it, or the suite cannot compute it."""
+        if self.described().unsupported(ModelNeed(architecture=config["architectures"][0], config=config)):
+            return None
+        try:
+            found = self.described().describe(config)
+        except EngineError:
+            return None
+        return None if self.unserved(found) else found
+
+    def _difference(self, description: ModelDescription, oracle: Oracle) -> str:
+        """How the answers differ; "" where they do not, or where the model is refused as it is built or loaded."""
+        ids, context, attention = self.ids(12), self.context("float64"), self.attention("float64")
+        try:
             session = Session(self.body(), description, context, attention, draw(oracle.shapes))
             torch.testing.assert_close(self.pooled(session.whole(ids)), oracle(ids), **_near(oracle, ids))
         except EngineError:
             return ""
         except Exception as error:
-            return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            return _line(error)
         return ""
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _near(oracle: Oracle, ids: list[int]) -> dict[str, float]:

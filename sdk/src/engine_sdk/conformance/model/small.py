@@ -39,6 +39,8 @@ _KEPT = frozenset({"architectures", "model_type", "bos_token_id", "eos_token_id"
 """Keys of which no other values are tried: names, and numbers that the model's body does not compute with."""
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
 """The same: those that every test of the suite depends on."""
+_ELSEWHERE = ("drop", "initializer", "aux_loss", "jitter", "use_cache")
+"""Parts of names of keys that say how to train or to generate: nothing is computed by them here."""
 _ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu")
 _ROPES: tuple[Mapping[str, Any], ...] = (
     {"rope_type": "linear", "factor": 2.0},
@@ -121,7 +123,7 @@ def variants(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str
     types = {field.name: field.type for field in fields}
     kept = _KEPT | own_names(architecture, dict.fromkeys(_SIZES)).keys()
     for key, value in config.items():
-        if key not in kept:
+        if key not in kept and not any(part in key for part in _ELSEWHERE):
             yield from ((key, other) for other in _others(value, types.get(key)) if other != value)
 
 
