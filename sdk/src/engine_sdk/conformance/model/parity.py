@@ -12,7 +12,7 @@ from engine.types.errors import EngineError
 from engine.types.model import ModelDescription
 from engine_sdk.conformance.model.common import ModelSuite
 from engine_sdk.conformance.model.example import draw
-from engine_sdk.conformance.model.oracle import Oracle
+from engine_sdk.conformance.model.oracle import TOLERANCE, Oracle
 from engine_sdk.conformance.model.session import Session
 from engine_sdk.conformance.model.small import variants
 
@@ -93,4 +93,4 @@ def _line(error: Exception) -> str:
 
 
 def _near(oracle: Oracle, ids: list[int]) -> dict[str, float]:
-    return {"rtol": oracle.tolerance, "atol": oracle.tolerance * float(oracle(ids).abs().max())}
+    return {"rtol": TOLERANCE, "atol": TOLERANCE * float(oracle(ids).abs().max())}

@@ -90,6 +90,8 @@ def small_config(architecture: str, over: Mapping[str, Any]) -> dict[str, Any]:
     own = {k: v for k, v in kind.config_class().to_dict().items() if k in SMALL or k not in base or k == "model_type"}
     small = {k: v for k, v in own_names(architecture, {**SMALL, **PARTS}).items() if k in own}
     small.pop("tie_word_embeddings", None)
+    if "kv_lora_rank" in own:  # latent attention: every head has keys of its own
+        small["num_key_value_heads"] = SMALL["num_attention_heads"]
     small |= {key: SMALL["rms_norm_eps"] for key, value in own.items() if "eps" in key and isinstance(value, float)}
     if isinstance(own.get("rope_parameters"), dict):
         small["rope_parameters"] = {**own["rope_parameters"], "rope_theta": SMALL["rope_theta"]}
@@ -105,7 +107,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(asked, str(error), "name a config.json") from error
+        raise ConfigError(asked, getattr(error, "strerror", None) or str(error), "name a config.json") from error
     if not isinstance(found, dict):
         raise ConfigError(asked, f"it holds a {type(found).__name__}, not an object", "name a config.json")
     return found
