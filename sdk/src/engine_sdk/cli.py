@@ -59,7 +59,9 @@ class Test(Command):
         config = getattr(arguments, "config", "")
         if config and point != "model":
             raise ConfigError(
-                f"test a driver of point '{point}' with --config {config}", "only models have a config.json", "leave it out"
+                f"test a driver of point '{point}' with --config {config}",
+                "only models have a config.json",
+                "leave it out",
             )
         report = run_driver(
             point,

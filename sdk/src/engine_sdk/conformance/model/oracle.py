@@ -96,7 +96,7 @@ def why_none(architecture: str) -> str:
         return "transformers is not installed, whose class of this architecture is the oracle"
     if class_of(architecture) is None:
         return (
-            f"transformers has no class {architecture!r}: name one that computes the same, oracle = \"...\"; or say that "
+            f'transformers has no class {architecture!r}: name one that computes the same, oracle = "..."; or say that '
             "there is none, oracle = None"
         )
     return ""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from engine_gpt2.card import ACTIVATIONS, inner_size
 
 from engine.interfaces.model import ModelContext, State, Walk
 from engine.modeling import (
@@ -23,6 +22,7 @@ from engine.modeling import (
     Table,
 )
 from engine.modeling.describe import flag, number
+from engine_gpt2.card import ACTIVATIONS, inner_size
 
 
 class _Turned:

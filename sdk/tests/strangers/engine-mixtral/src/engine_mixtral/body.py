@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from engine_mixtral.card import experts
 
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import Attention, Decoder, Embedding, LMHead, Module, RMSNorm, Rotary, Slot
 from engine.modeling.describe import flag, integer, number
 from engine.modeling.parallel import even, group_of
 from engine.modeling.rope_config import read_rope
+from engine_mixtral.card import experts
 
 
 class Experts(Module):
