@@ -50,7 +50,7 @@ class MixtralCard(ModelCard):
                 model, inner = cls.describe(config), integer(config, "intermediate_size")
                 reasons += unsupported_ranks(model, need.world_size, intermediate_size=inner)
                 if read_rope(config, model.kv_specs[0].head_size).rotary_dim != model.kv_specs[0].head_size:
-                    reasons.append("it rotates whole heads, and the config a part of them")
+                    reasons.append("the config rotates a part of each head, and the body whole heads")
         except EngineError as error:
             reasons.append(str(error))
         return reasons
