@@ -148,15 +148,17 @@ def _find(name: str, arguments: Sequence[str] = ()) -> Command:
     from engine.plugin.discovery import Registry
     from engine.plugin.loading import load_entry_point
 
-    registry = Registry.discover(plugins=_plugin_list(arguments))
+    first, _, action = name.partition(" ")
+    ours = ACTIONS.get(first, {}).get(action)
+    # These know --plugins alone of the engine's settings: `--config` of `engine plugins test` is a model's.
+    said = [argument for argument in arguments if not (ours and argument.startswith("--config="))]
+    registry = Registry.discover(plugins=_plugin_list(said))
     names = [*COMMANDS, *(candidate.name for candidate in registry.candidates("commands"))]
     known = name in names or any(c.name == name for c in registry.outdated("commands"))
     if not known and not registry.denies("commands", name):
-        first, _, action = name.partition(" ")
-        offers = ACTIONS.get(first, {}).get(action)
-        hint = f"pip install {offers}" if offers else did_you_mean(name, names)
+        hint = f"pip install {ours}" if ours else did_you_mean(name, names)
         hint = OTHER_COMMANDS.get(name) or hint or f"the commands are: {', '.join(names)}"
-        found = "no installed distribution offers this command" if offers else "there is no such command"
+        found = "no installed distribution offers this command" if ours else "there is no such command"
         raise ConfigError(f"engine {name}", found, hint)
     candidate = registry.find("commands", name)
     loaded = load_entry_point(candidate)
