@@ -93,7 +93,12 @@ def test_an_error_against_a_driver_at_work_names_it_and_its_distribution(manifes
         raise bare
     error = caught.value
     assert str(error) == "2 pages; the evictor gave 3 (driver 'mine' for evictor, of dist-mine 1.0); another"
-    assert (error.point, error.driver, error.distribution, error.__cause__) == ("evictor", "mine", "dist-mine 1.0", bare)
+    assert (error.point, error.driver, error.distribution, error.__cause__) == (
+        "evictor",
+        "mine",
+        "dist-mine 1.0",
+        bare,
+    )
     others = [error, EngineDeadError("x"), ContractError("of another point", point="router"), KeyError(1)]
     assert [blame.named(other) for other in others] == others
     with blame, pytest.raises(KeyError):
