@@ -41,7 +41,7 @@ class _Origins(dict[Key, str]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Origins)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 class EngineConfig(BaseModel):
