@@ -82,6 +82,8 @@ def _about(error: EngineError, origins: Mapping[Key, str]) -> Iterator[Key]:
         point = error.point if error.point in POINTS else f"{HOOKS}.{plain(error.driver)}"
         options = error.options if isinstance(error, OptionsError) else ()
         keys += [Key("options", point, option) for option in options]
+        if point not in POINTS and not keys:  # a hook plugin is asked for by its options alone
+            keys += [key for key in origins if (key.section, key.name) == ("options", point)]
         if not any(key in origins for key in keys):
             keys.append(Key("points", point))
     return (key for key in keys if key in origins)

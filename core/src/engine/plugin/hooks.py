@@ -187,7 +187,7 @@ def unmarked_hook(candidate: Candidate, plugin: object) -> tuple[str, str]:
 def _arguments(function: Callable[..., Any]) -> set[str]:
     try:
         return set(inspect.signature(function).parameters) - {"self", "cls"}
-    except ValueError:  # one of C says nothing of its arguments
+    except (TypeError, ValueError):  # one of C says nothing of its arguments
         return {""}
 
 
