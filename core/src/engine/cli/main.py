@@ -183,7 +183,8 @@ def _help() -> str:
 
 
 def _added_lines() -> list[str]:
-    """The commands of plugins. Where the list of plugins is wrong, help is wanted all the more."""
+    """The commands of plugins; none is imported. Where the list of plugins is wrong, help is wanted all the more."""
+    from engine.cli.command_help import help_of
     from engine.plugin.discovery import Registry
 
     try:
@@ -191,7 +192,7 @@ def _added_lines() -> list[str]:
     except ConfigError as error:
         return [f"  (those of plugins cannot be listed: {error})"]
     added = (candidate for candidate in registry.candidates("commands") if candidate.name not in COMMANDS)
-    return [f"  {candidate.name:<16} (from {candidate.provenance})" for candidate in added]
+    return [f"  {c.name:<16} {' '.join(filter(None, (help_of(c), f'(from {c.provenance})')))}" for c in added]
 
 
 def _message(error: EngineError) -> str:

@@ -27,6 +27,19 @@ Pick = Literal["one", "ordered", "in_turn", "per_kind", "by_architecture", "clai
 - `many`: all that are named, and one for each job that the point has.
 """
 
+_UNNAMED: Mapping[Pick, str] = MappingProxyType(
+    {
+        "one": "to have one chosen",
+        "ordered": "to have those chosen that are needed",
+        "in_turn": "to have them chosen",
+        "per_kind": "to have one chosen for each kind",
+        "by_architecture": "to have the one that is called like the model's architecture",
+        "claims": "to have the one that claims the model",
+        "recognises": "to have one chosen where the model's chat template shows which",
+        "many": "to have those alone that the requests' parameters need",
+    }
+)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -61,6 +74,11 @@ class Point:
     def option_flag(self) -> str:
         """The flag as typed on the command line, e.g. "--load-format"."""
         return "--" + (self.flag or self.name).replace("_", "-")
+
+    @property
+    def unnamed(self) -> str:
+        """What a user gets who names no driver, as the end of a remedy that says so, e.g. "to have one chosen"."""
+        return "to do without" if self.optional else _UNNAMED[self.pick]
 
     @property
     def keyword(self) -> str:
