@@ -1,6 +1,6 @@
 // Keys and values into their places in the pages.
 #include <algorithm>
-#include <cstring>
+#include <limits>
 
 #include "attention.h"
 #include "levels/attention_tile.h"
@@ -11,8 +11,16 @@ namespace engine_cpu::ENGINE_CPU_LEVEL {
 namespace {
 
 constexpr std::size_t PIECE = 16384;  // elements that are worth a thread
+constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
+
+// Not an infinity, and not NaN.
+inline bool finite(float x) { return (to_bits(x) & 0x7f800000u) != 0x7f800000u; }
+inline bool finite(bf16 x) { return (x.bits & 0x7f80u) != 0x7f80u; }
 
 // Tokens and pairs of elements change places: a run of up to 16 tokens of one group of one head at once.
+//
+// A vector of values that are not all finite is stored as zeros, and its key as NaN. Attention multiplies values that a
+// query does not see by 0, and 0 * NaN is NaN; but their scores it overwrites. Who sees the key still gets NaN.
 template <typename Cache, std::size_t PAIR, typename T>
 void write_tokens(const AttentionWrite& a, std::size_t first, std::size_t last) {
     const std::size_t size = a.cache.size, block = a.cache.block;
@@ -30,11 +38,20 @@ void write_tokens(const AttentionWrite& a, std::size_t first, std::size_t last) 
                 const std::size_t at = offset + token - begin;
                 const T* k = static_cast<const T*>(a.k) + token * a.k_stride + head * a.k_head_stride;
                 const T* v = static_cast<const T*>(a.v) + token * a.v_stride + head * a.v_head_stride;
-                Cache* to = keys + group * GROUP * size + (at - group * GROUP) * PAIR;
+                Cache* key = keys + group * GROUP * size + (at - group * GROUP) * PAIR;
+                Cache* to = key;
                 for (std::size_t i = 0; i < size; i += PAIR, to += stride)
                     for (std::size_t j = 0; j < PAIR; ++j) to[j] = narrow<Cache>(widen(k[i + j]));
-                to = values + at / PAIR * size * PAIR + at % PAIR;
-                for (std::size_t i = 0; i < size; ++i) to[i * PAIR] = narrow<Cache>(widen(v[i]));
+                Cache* value = values + at / PAIR * size * PAIR + at % PAIR;
+                bool sound = true;
+                for (std::size_t i = 0; i < size; ++i) {
+                    value[i * PAIR] = narrow<Cache>(widen(v[i]));
+                    sound &= finite(value[i * PAIR]);
+                }
+                if (sound) continue;
+                for (std::size_t i = 0; i < size; ++i) value[i * PAIR] = Cache{};
+                to = key;
+                for (std::size_t i = 0; i < size; i += PAIR, to += stride) std::fill_n(to, PAIR, narrow<Cache>(NOT_A_NUMBER));
             }
         }
     }
