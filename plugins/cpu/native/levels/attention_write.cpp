@@ -13,9 +13,17 @@ namespace {
 constexpr std::size_t PIECE = 16384;  // elements that are worth a thread
 constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
 
-// Not an infinity, and not NaN.
-inline bool finite(float x) { return (to_bits(x) & 0x7f800000u) != 0x7f800000u; }
-inline bool finite(bf16 x) { return (x.bits & 0x7f80u) != 0x7f80u; }
+// The bits of |x|: they grow with it, and those of NaN are the largest.
+inline std::int32_t magnitude_bits(float x) { return static_cast<std::int32_t>(to_bits(x) & 0x7fffffffu); }
+inline std::int32_t magnitude_bits(bf16 x) { return magnitude_bits(widen(x)); }
+
+// Whether the cache holds all of these as numbers: rounding may make an infinity of a large one.
+template <typename Cache, typename T>
+bool finite(const T* x, std::size_t n) {
+    std::int32_t most = 0;
+    for (std::size_t i = 0; i < n; ++i) most = std::max(most, magnitude_bits(x[i]));
+    return magnitude_bits(narrow<Cache>(from_bits(static_cast<std::uint32_t>(most)))) < 0x7f800000;
+}
 
 // Tokens and pairs of elements change places: a run of up to 16 tokens of one group of one head at once.
 //
@@ -38,20 +46,16 @@ void write_tokens(const AttentionWrite& a, std::size_t first, std::size_t last) 
                 const std::size_t at = offset + token - begin;
                 const T* k = static_cast<const T*>(a.k) + token * a.k_stride + head * a.k_head_stride;
                 const T* v = static_cast<const T*>(a.v) + token * a.v_stride + head * a.v_head_stride;
-                Cache* key = keys + group * GROUP * size + (at - group * GROUP) * PAIR;
-                Cache* to = key;
+                Cache* to = keys + group * GROUP * size + (at - group * GROUP) * PAIR;
+                Cache* value = values + at / PAIR * size * PAIR + at % PAIR;
+                if (!finite<Cache>(v, size)) {
+                    for (std::size_t i = 0; i < size; i += PAIR, to += stride) std::fill_n(to, PAIR, narrow<Cache>(NOT_A_NUMBER));
+                    for (std::size_t i = 0; i < size; ++i) value[i * PAIR] = Cache{};
+                    continue;
+                }
                 for (std::size_t i = 0; i < size; i += PAIR, to += stride)
                     for (std::size_t j = 0; j < PAIR; ++j) to[j] = narrow<Cache>(widen(k[i + j]));
-                Cache* value = values + at / PAIR * size * PAIR + at % PAIR;
-                bool sound = true;
-                for (std::size_t i = 0; i < size; ++i) {
-                    value[i * PAIR] = narrow<Cache>(widen(v[i]));
-                    sound &= finite(value[i * PAIR]);
-                }
-                if (sound) continue;
-                for (std::size_t i = 0; i < size; ++i) value[i * PAIR] = Cache{};
-                to = key;
-                for (std::size_t i = 0; i < size; i += PAIR, to += stride) std::fill_n(to, PAIR, narrow<Cache>(NOT_A_NUMBER));
+                for (std::size_t i = 0; i < size; ++i) value[i * PAIR] = narrow<Cache>(widen(v[i]));
             }
         }
     }
