@@ -59,6 +59,31 @@ class TakesHeldPages(LRU):
         self._len -= int(np.count_nonzero(self._stamps[pages]))
 
 
+class TiresOfTouches(LRU):
+    """from the thousandth touch on, touched pages are given up all the same"""
+
+    count = 0
+
+    def on_touch(self, pages: np.ndarray) -> None:
+        self.count += 1
+        if self.count < 1000:
+            super().on_touch(pages)
+        else:
+            self._len -= int(np.count_nonzero(self._stamps[pages]))
+
+
+class SmallCounters(LRU):
+    """a page's touches are counted in eight bits: every 256th is taken for none"""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self._touches = np.zeros(context.num_pages, np.uint8)
+
+    def on_touch(self, pages: np.ndarray) -> None:
+        self._touches[pages] += 1
+        super().on_touch(pages[self._touches[pages] > 0])
+
+
 class ForgetsTouch(LRU):
     """only the first page of a touch is taken out"""
 
@@ -125,8 +150,8 @@ class NullPage(LRU):
 
 
 MUTANTS = [
-    DoubleFree, TwiceAtOnce, Unranked, FrontFirst, SortsEachCall, TakesHeldPages, ForgetsTouch, OneMore, OneLess,
-    CommitsAreCandidates, CountsReleases, ResetKeeps, NeverCompacts, GivesLists, NullPage,
+    DoubleFree, TwiceAtOnce, Unranked, FrontFirst, SortsEachCall, TakesHeldPages, TiresOfTouches, SmallCounters,
+    ForgetsTouch, OneMore, OneLess, CommitsAreCandidates, CountsReleases, ResetKeeps, NeverCompacts, GivesLists, NullPage,
 ]  # fmt: skip
 
 globals().update(suites_of(EvictorConformance, "lru", MUTANTS))

@@ -126,6 +126,28 @@ class EvictorConformance(Conformance):
             assert len(evictor) == len(candidates)
         evictor.check_integrity()
 
+    def test_thousands_of_calls(self) -> None:
+        """Few pages for a long time: each is touched thousands of times, by requests that hold it already, too."""
+        evictor, random = self.make(8), np.random.default_rng(2)
+        free, held, candidates = set(range(1, 8)), set[int](), set[int]()
+        for _ in range(8000):
+            what, some = random.integers(8), set((np.flatnonzero(random.random(7) < 0.5) + 1).tolist())
+            if what == 0 and (chain := sorted(some & free)):
+                _commit(evictor, chain)
+                free, held = free - some, held | {*chain}
+            elif what == 1:
+                given = _given(evictor, int(random.integers(1, 4)))
+                assert set(given) <= candidates, f"pages that are no candidates: {set(given) - candidates}"
+                free, candidates = free | {*given}, candidates - {*given}
+            elif what < 5 and (going := sorted(some & held)):
+                evictor.on_release(_array(*going))
+                held, candidates = held - some, candidates | {*going}
+            elif found := sorted(some & (held | candidates)):
+                evictor.on_touch(_array(*found))
+                held, candidates = held | {*found}, candidates - some
+            assert len(evictor) == len(candidates)
+        evictor.check_integrity()
+
     def test_any_sequence_of_calls(self) -> None:
         """Commits, touches, releases, evictions and resets in any order."""
         make = self.make
