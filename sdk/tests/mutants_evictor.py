@@ -151,7 +151,8 @@ class NullPage(LRU):
 
 MUTANTS = [
     DoubleFree, TwiceAtOnce, Unranked, FrontFirst, SortsEachCall, TakesHeldPages, TiresOfTouches, SmallCounters,
-    ForgetsTouch, OneMore, OneLess, CommitsAreCandidates, CountsReleases, ResetKeeps, NeverCompacts, GivesLists, NullPage,
+    ForgetsTouch, OneMore, OneLess, CommitsAreCandidates, CountsReleases, ResetKeeps, NeverCompacts, GivesLists,
+    NullPage,
 ]  # fmt: skip
 
 globals().update(suites_of(EvictorConformance, "lru", MUTANTS))

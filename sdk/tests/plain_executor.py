@@ -28,7 +28,8 @@ class AllRanks:
 
     def result(self, timeout: float | None = None) -> Any:
         """Rank 0's, or the first error."""
-        return [future.result(timeout) for future in self.futures][0]
+        first, *_ = [future.result(timeout) for future in self.futures]
+        return first
 
 
 class Plain:
