@@ -53,6 +53,8 @@ class Point:
         majors: the interface majors that this core serves, ascending; its own code speaks the last.
         adapters: for each older one "module:function", which makes of a body of that major one of the next.
         minor: the interface's minor version; a card whose `requires_minor` is higher is refused.
+        additions: for each minor version whose additions bodies of the one before cannot do without, "module:function",
+            which makes of such a body one of this minor. Asked of cards whose `requires_minor` is lower.
         flag: the command-line flag without dashes in front, where it is not the point's name.
         kinds: for `per_kind`, the kinds of layer that can be bound.
         optional: no driver is used unless the user names one; for `one`, and for `per_kind`, where a kind that no
@@ -66,6 +68,7 @@ class Point:
     majors: tuple[int, ...] = (0,)
     adapters: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     minor: int = 0
+    additions: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     flag: str | None = None
     kinds: tuple[str, ...] = ()
     optional: bool = False
@@ -131,6 +134,8 @@ POINTS: Mapping[str, Point] = _declare(
         "engine.interfaces.evictor:EvictorCard",
         "one",
         "orders the cached KV pages that are given up first",
+        minor=1,
+        additions={1: "engine.interfaces.evictor_v0_0:adapt"},
     ),
     Point(
         "model",
@@ -180,6 +185,8 @@ POINTS: Mapping[str, Point] = _declare(
         "engine.interfaces.drafter:DrafterCard",
         "one",
         "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
+        minor=1,
+        additions={1: "engine.interfaces.drafter_v0_0:adapt"},
         optional=True,
     ),
     Point(
