@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,3 +55,13 @@ def state_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             del os.environ[name]
         else:
             os.environ[name] = value
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """Ctrl-C arrives, also in the processes that tests start: a shell starts background jobs with SIGINT ignored, and
+    children inherit that."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

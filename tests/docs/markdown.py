@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```[ \t]*$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_CELL_END = re.compile(r"(?<!\\)\|")
+_TABLE_HEAD_END = re.compile(r"\|( *:?-+:? *\|)+\Z")
 
 
 class Block(NamedTuple):
@@ -57,6 +59,26 @@ def spans(page: Path) -> list[str]:
 def links(page: Path) -> list[str]:
     """The targets of a page's links."""
     return _LINK.findall(running_text(page))
+
+
+def table_faults(text: str) -> list[str]:
+    """What a reader would not see as the table that was meant, in a text without fenced blocks: rows without a
+    head (a table that other text breaks in two), and rows of more or fewer cells than their head. A bar that is
+    part of a cell is written with a backslash, in a code span too."""
+    faults, table = [], list[str]()
+    for line in [*text.splitlines(), ""]:
+        if line.lstrip().startswith("|"):
+            table.append(line.strip())
+            continue
+        if table and (len(table) < 2 or not _TABLE_HEAD_END.match(table[1])):
+            faults.append(f"no head above: {table[0]}")
+        elif table:
+            widths = [len(_CELL_END.findall(row)) for row in table]
+            faults += [
+                f"not as wide as its head: {row}" for row, n in zip(table, widths, strict=True) if n != widths[0]
+            ]
+        table = []
+    return faults
 
 
 def files(page: Path) -> dict[str, str]:

@@ -26,7 +26,7 @@ from engine_server.routes import (
     tokenization,
 )
 from tests.docs import commands
-from tests.docs.markdown import ROOT, blocks, links, name, pages, spans
+from tests.docs.markdown import ROOT, blocks, links, name, pages, running_text, spans, table_faults
 
 PAGES = pages()
 IDS = [name(page) for page in PAGES]
@@ -99,6 +99,24 @@ def test_links_lead_somewhere(page):
         path = (page.parent / target).resolve()
         generated = ROOT / "docs" / "reference"
         assert path.exists() or generated in path.parents, f"{link} leads nowhere"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("*/*/README.md"))], ids=name)
+def test_tables_are_whole(page):
+    assert table_faults(running_text(page)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("| a | b |\n|---|:-:|\n| 1 | `x\\|y` |", None),
+        ("| a | b |\n|---|---|\n| 1 | 2 |\n\nbetween\n\n| 3 | 4 |", "no head above: | 3 | 4 |"),
+        ("| a | b |\n|---|---|\n| 1 | 2 |\nbetween\n| 3 | 4 |\n| 5 | 6 |", "no head above: | 3 | 4 |"),
+        ("| a | b |\n|---|---|\n| 1 | `x|y` |", "not as wide as its head: | 1 | `x|y` |"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_found(text, fault):
+    assert table_faults(text) == ([] if fault is None else [fault])
 
 
 @each_page

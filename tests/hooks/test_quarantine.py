@@ -55,7 +55,8 @@ def moon(tmp_path, monkeypatch):
 
 
 def test_a_server_of_several_processes_serves_and_tells(moon):
-    server = Server("tiny", "--tensor-parallel-size", "2", "--dtype", "float32", "--kv-cache-memory", "32MiB")
+    flags = ["--tensor-parallel-size", "2", "--dtype", "float32", "--kv-cache-memory", "32MiB", "--verbose"]
+    server = Server("tiny", *flags)
     try:
         body = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
         for _ in range(3):

@@ -87,8 +87,7 @@ def test_health_tells_of_each_rank(pair: Server) -> None:
     status, said = health(pair)
     assert status == 200 and said["status"] == "ok"
     assert [(rank["rank"], rank["alive"]) for rank in said["ranks"]] == [(0, True), (1, True)]
-    banner = " ".join("".join(pair.lines).split())
-    assert "ranks 2 engine cores, each with the whole model" in banner and "router least_loaded" in banner
+    assert "on each of 2 ranks" in "".join(pair.lines)
 
 
 def running(metrics: dict[str, float]) -> tuple[float, float]:

@@ -19,7 +19,8 @@ USER: Any = [{"role": "user", "content": "Tell me a story."}]
 
 def test_every_route_has_them() -> None:
     override = '{"temperature": 0, "max_new_tokens": 6}'
-    server = Server("tiny", "--max-model-len", "256", "--api-workers", "2", "--override-generation-config", override)
+    flags = ["--max-model-len", "256", "--api-workers", "2", "--verbose", "--override-generation-config", override]
+    server = Server("tiny", *flags)
     try:
 
         def post(path: str, **body: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -253,17 +254,19 @@ def test_a_drain() -> None:
 @pytest.mark.parametrize(("timeout", "signals"), [("0.3", 1), ("600", 2)])
 def test_the_end_of_a_drain(timeout: str, signals: int) -> None:
     """At the timeout, or at a second signal, what is still in progress is told so."""
-    server = Server("tiny", "--dtype", "float64", "--shutdown-timeout", timeout)
+    server = Server("tiny", "--dtype", "float64", "--shutdown-timeout", timeout, "--access-log")
     core = psutil.Process(server.core_pid())
     stream = iter(server.client().completions.create(**(LONG | {"n": 16}), stream=True))
     next(stream)
     for _ in range(signals):
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
-    with pytest.raises(openai.APIError, match="stopped"):
+    with pytest.raises(openai.APIError, match="stopped") as told:
         for _ in stream:
             pass
+    assert told.value.code == "shutting_down"
     assert server.process.wait(20) == 0
+    assert re.search(r"POST /v1/completions 503 [\d.]+ s, in mid-stream", "".join(server.lines))
     assert not core.is_running()
 
 

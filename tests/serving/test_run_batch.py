@@ -162,7 +162,7 @@ def test_a_batch_that_is_ended_again_and_again(tmp_path: Path) -> None:
         (None, "out", "read the batch"),
         ("", "out", "it is empty"),
         ("{}\n", "in", "same file"),
-        ("{}\n", "none/out", "check the path"),
+        ('{"custom_id": "a"}\n', "none/out", "check the path"),
     ],
 )
 def test_what_is_refused_at_once(tmp_path: Path, text: str | None, out: str, says: str) -> None:

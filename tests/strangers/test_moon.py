@@ -190,7 +190,7 @@ def test_it_is_upgraded_and_removed(house: House, moon: Path, first_moon: Path, 
 @pytest.mark.slow
 def test_broken_and_unselected_it_harms_nobody(house: House, moon: Path, file: str, text: str, found: str) -> None:
     (moon / file).write_text(text)
-    server = house.serve("tiny")
+    server = house.serve("tiny", "--verbose")
     assert says(server)
     assert server.metrics()["quarantined_drivers"] == bool(found)
     assert server.stop() == 0
@@ -206,7 +206,7 @@ def test_broken_and_unselected_it_harms_nobody(house: House, moon: Path, file: s
 def test_it_is_denied(house: House, moon: Path) -> None:
     """Also what is broken in it is not told of: nothing of it is imported."""
     (moon / "hooks.py").write_text("raise RuntimeError('the moon is deaf')")
-    server = house.serve("tiny", "--plugins", "engine,engine-tiny")
+    server = house.serve("tiny", "--plugins", "engine,engine-tiny", "--verbose")
     assert says(server) and server.metrics()["quarantined_drivers"] == 0
     assert server.stop() == 0
     banner = "".join(server.lines)

@@ -25,7 +25,7 @@ from engine.frontend.progress import Progress
 from engine.frontend.prompts import Prompt, as_prompts
 from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
-from engine.types.outputs import Logprob, RequestOutput, StepStats
+from engine.types.outputs import CompletionOutput, Logprob, RequestOutput, StepStats
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
 from engine.types.sampling_defaults import SamplingDefaults
@@ -252,6 +252,7 @@ class LLM(PoolingCalls):
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
         timeout: float | Sequence[float | None] | None = None,
+        return_errors: bool = False,
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -263,6 +264,7 @@ class LLM(PoolingCalls):
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
         timeout: float | Sequence[float | None] | None = None,
+        return_errors: bool = False,
     ) -> list[RequestOutput]: ...
 
     def generate(
@@ -273,6 +275,7 @@ class LLM(PoolingCalls):
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
         timeout: float | Sequence[float | None] | None = None,
+        return_errors: bool = False,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -283,22 +286,26 @@ class LLM(PoolingCalls):
             priority: one for each prompt; lower values are more urgent. Only where the scheduling policy heeds it.
             timeout: seconds, for all or one for each prompt (None: no limit). A prompt that takes longer, waiting
                 included, ends with a RequestTimeoutError.
+            return_errors: a prompt that cannot be served, whatever the reason, has an output with finish reason "error"
+                and `RequestOutput.error` in its place, and nothing is raised for it.
 
         Returns:
             One output a prompt, in the order of the prompts.
 
         Raises:
-            InvalidRequestError, PromptTooLongError: one of the prompts or parameters; nothing was begun.
+            InvalidRequestError, PromptTooLongError: one of the prompts or parameters; nothing was begun. Not with
+                `return_errors`.
             EngineError: the core could not serve a prompt (e.g. KVCacheTooSmallError). The others are finished first;
-                the error's attribute `outputs` holds what this method would have returned, where a prompt that failed
-                has finish reason "error" and `RequestOutput.error`.
+                the error's attribute `outputs` holds what this method would have returned with `return_errors`.
+            EngineDeadError: the core or a worker has died.
             KeyboardInterrupt: Ctrl-C ends all prompts of this call.
 
             After any of these, but for EngineDeadError, the engine can be used again.
         """
         several = as_prompts(prompts)
         params = self._params_for(sampling_params, len(several))
-        return self._run(self._process(several, params, priority, timeout), use_tqdm)
+        refused: list[RequestOutput] | None = [] if return_errors else None
+        return self._run(self._process(several, params, priority, timeout, refused=refused), use_tqdm, refused)
 
     @overload
     def chat(
@@ -313,6 +320,7 @@ class LLM(PoolingCalls):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: Sequence[int] | None = None,
         timeout: float | Sequence[float | None] | None = None,
+        return_errors: bool = False,
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -328,6 +336,7 @@ class LLM(PoolingCalls):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: Sequence[int] | None = None,
         timeout: float | Sequence[float | None] | None = None,
+        return_errors: bool = False,
     ) -> list[RequestOutput]: ...
 
     def chat(
@@ -342,6 +351,7 @@ class LLM(PoolingCalls):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: Sequence[int] | None = None,
         timeout: float | Sequence[float | None] | None = None,
+        return_errors: bool = False,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several.
 
@@ -352,26 +362,28 @@ class LLM(PoolingCalls):
             add_generation_prompt: end the prompt with the beginning of the assistant's turn.
             chat_template: a template, or the name of one of the model's; None takes the model's default.
             chat_template_kwargs: further variables of the template.
-            priority, timeout: as for `generate`, of each conversation.
+            priority, timeout, return_errors: as for `generate`, of each conversation.
 
         Raises:
-            TokenizerError: there is no template, or it refuses the messages.
+            TokenizerError: there is no template, or it refuses the messages; as a prompt that cannot be served.
             As `generate`.
         """
         one = not messages or isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if one else messages
-        prompts = [
-            self.llm_engine.frontend.inputs.render_chat(
+
+        def rendered(conversation: Any) -> Any:
+            return self.llm_engine.frontend.inputs.render_chat(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 template=chat_template,
                 variables=chat_template_kwargs,
             )
-            for conversation in conversations
-        ]
-        params = self._params_for(sampling_params, len(prompts))
-        return self._run(self._process(prompts, params, priority, timeout), use_tqdm)
+
+        params = self._params_for(sampling_params, len(conversations))
+        refused: list[RequestOutput] | None = [] if return_errors else None
+        processed = self._process(conversations, params, priority, timeout, refused=refused, prompt_of=rendered)
+        return self._run(processed, use_tqdm, refused)
 
     def beam_search(
         self,
@@ -457,8 +469,16 @@ class LLM(PoolingCalls):
         timeout: float | Sequence[float | None] | None = None,
         *,
         admitted: bool = False,
+        refused: list[RequestOutput] | None = None,
+        prompt_of: Callable[[Any], Any] = lambda prompt: prompt,
     ) -> list[ProcessedRequest]:
-        """Everything is validated before anything is queued. `admitted`: hooks have let in what these are parts of."""
+        """Everything is validated before anything is queued.
+
+        Args:
+            admitted: hooks have let in what these are parts of.
+            refused: gets an output, with the error, for each prompt that is refused; None: the error is raised.
+            prompt_of: makes the prompt of what stands in `prompts`.
+        """
         if priority is not None and len(priority) != len(prompts):
             raise InvalidRequestError(
                 f"{len(prompts)} prompts with {len(priority)} priorities", "each needs one", "pass as many of both"
@@ -468,10 +488,16 @@ class LLM(PoolingCalls):
         first, self._counter = self._counter, self._counter + len(prompts)
         several = zip(prompts, params, priority or [0] * len(prompts), timeouts, strict=True)
         process = inputs.complete if admitted else inputs.process
-        return [
-            process(str(first + index), prompt, param, None, urgency, timeout)
-            for index, (prompt, param, urgency, timeout) in enumerate(several)
-        ]
+        processed: list[ProcessedRequest] = []
+        for index, (prompt, param, urgency, seconds) in enumerate(several):
+            name = str(first + index)
+            try:
+                processed.append(process(name, prompt_of(prompt), param, None, urgency, seconds))
+            except EngineError as error:
+                if refused is None or isinstance(error, EngineDeadError):
+                    raise
+                refused.append(_refused(name, prompt if isinstance(prompt, str) else None, param, error))
+        return processed
 
     def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None:
@@ -487,14 +513,26 @@ class LLM(PoolingCalls):
             )
         return several
 
-    def _run(self, processed: list[ProcessedRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+    def _run(
+        self,
+        processed: list[ProcessedRequest],
+        use_tqdm: bool | Callable[..., Any],
+        refused: list[RequestOutput] | None = None,
+    ) -> list[RequestOutput]:
+        """Serve them. With `refused` (see `_process`) these stand in their places, and no prompt's error is raised."""
         engine = self.llm_engine
         results: dict[str, RequestOutput | None] = {request.request_id: None for request in processed}
         remaining = len(results)
         with DeferredInterrupt() as interrupt, Progress(use_tqdm, remaining) as progress:
             try:
                 for request in processed:
-                    engine.submit(request, OutputKind.FINAL)
+                    try:
+                        engine.submit(request, OutputKind.FINAL)
+                    except EngineError as found:
+                        if refused is None or isinstance(found, EngineDeadError):
+                            raise
+                        refused.append(_refused(request.request_id, request.prompt, request.params, found))
+                        remaining -= 1
                     interrupt.check()
                 while remaining:
                     for output in engine.step():
@@ -510,6 +548,8 @@ class LLM(PoolingCalls):
                     engine.abort_request(results)
                 raise
         outputs = [output for output in results.values() if output is not None]
+        if refused is not None:
+            return sorted((*outputs, *refused), key=lambda output: int(output.request_id))
         failed = [output.error for output in outputs if output.error is not None]
         if failed:
             error = failed[0]
@@ -529,6 +569,15 @@ class LLM(PoolingCalls):
     def __repr__(self) -> str:
         plan = self.llm_engine.plan
         return f"LLM(model={plan.model_name!r})" if plan is not None else "LLM()"
+
+
+def _refused(
+    name: str, prompt: str | None, params: SamplingParams | PoolingParams, error: EngineError
+) -> RequestOutput:
+    """What stands in the place of a prompt that was not begun."""
+    count = params.n if isinstance(params, SamplingParams) else 1
+    completions = [CompletionOutput(index, finish_reason="error") for index in range(count)]
+    return RequestOutput(name, prompt, [], completions, finished=True, error=error)
 
 
 def _timeouts(timeout: float | Sequence[float | None] | None, count: int) -> list[float | None]:

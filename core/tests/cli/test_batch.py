@@ -149,6 +149,17 @@ def test_the_format_may_be_said(command, tmp_path):
     assert json.loads(command("--input", str(source), "--input-format", "text")[1])["text"] == "one"
 
 
+def test_every_text_of_a_file_may_be_a_message(command, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text(
+        '{"prompt": "Hi"}\n{"prompt_token_ids": [97]}\n{"messages": [{"role": "user", "content": "Ho"}]}\n'
+    )
+    code, _, _, core = command("--input", str(source), "--chat")
+    assert code == 0
+    said = ["".join(map(chr, request.prompt_token_ids)).lstrip("\x02") for request in core.requests]
+    assert said == ["user:Hi;!", "a", "user:Ho;!"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -157,6 +168,7 @@ def test_the_format_may_be_said(command, tmp_path):
         (["--input", "GONE"], "No such file"),
         (["--input", "EMPTY"], "it is empty"),
         (["--input", "BINARY"], "no UTF-8 text"),
+        (["--input", "PLAIN.jsonl"], "none of its 2 lines is a JSON object"),
         (["--input", "FILE", "--output", "FILE"], "it is the --input, which would be lost"),
         (["--input", "FILE", "--output", "GONE/x"], "write --output"),
         (["--input", "FILE", "--temperature", "nan"], "temperature=nan"),
@@ -165,8 +177,9 @@ def test_the_format_may_be_said(command, tmp_path):
 def test_what_cannot_work_is_said_before_an_engine_starts(command, tmp_path, arguments, says):
     (tmp_path / "FILE").write_text("a\n")
     (tmp_path / "EMPTY").write_text("\n")
+    (tmp_path / "PLAIN.jsonl").write_text("a\n[1]\n")
     (tmp_path / "BINARY").write_bytes(b"\xff\xfe")
-    known = ("FILE", "GONE", "EMPTY", "BINARY", "GONE/x")
+    known = ("FILE", "GONE", "EMPTY", "BINARY", "GONE/x", "PLAIN.jsonl")
     code, out, err, core = command(*(str(tmp_path / a) if a in known else a for a in arguments))
     assert (code, out) == (2, "") and says in err
     assert core.requests == [] and (tmp_path / "FILE").read_text() == "a\n"

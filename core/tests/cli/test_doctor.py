@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from dataclasses import replace
 
 import pytest
+
+from engine.plugin import POINTS, Candidate
+from engine.plugin.probe import plain_need, probe
 
 from .strangers import CARDS, install
 
@@ -20,13 +26,13 @@ def test_every_ailment(program, tmp_path, monkeypatch):
     install(tmp_path, "stranger", "sound", distribution="engine-mars")
     install(tmp_path, "unfit", major=4, distribution="engine-pluto")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     code, out, _ = program("plugins", "doctor", "--json", "--timeout", "20")
     assert code == 1
     found = {(a["where"].split("'")[1], a["kind"]): a for a in json.loads(out)["ailments"]}
     assert set(found) == {
         ("broken", "broken"), ("syntax", "broken"), ("crashes", "broken"), ("hangs", "broken"), ("heavy", "heavy"),
-        ("slow", "slow"), ("stranger", "broken"), ("sound", "duplicate"), ("unfit", "outdated"),
+        ("slow", "slow"), ("stranger", "broken"), ("raises", "broken"), ("sound", "duplicate"), ("unfit", "outdated"),
     }  # fmt: skip
     assert all(ailment["found"] and ailment["remedy"] for ailment in found.values())
     assert "pip install module_that_nobody_has" in found["broken", "broken"]["remedy"]
@@ -42,10 +48,110 @@ def test_every_ailment(program, tmp_path, monkeypatch):
 def test_the_text(program, tmp_path, monkeypatch):
     install(tmp_path, "broken")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     code, out, _ = program("plugins", "doctor")
     assert code == 1
     assert "1 to mend" in out and "broken: 'broken' of evictor (engine-moon 1.2)" in out and "to do: install" in out
+
+
+HOOKS = """
+from engine.interfaces.evictor import EvictorCard
+from engine.plugin import hookimpl
+
+class Raises(EvictorCard):
+    @classmethod
+    def unsupported(cls, need):
+        return [{}['moon']]
+
+class Misspelt:
+    @hookimpl
+    def step_dome(self, stats): ...
+
+class Elsewhere:
+    @hookimpl
+    def admit(self, request): ...
+
+class Arguments:
+    @hookimpl
+    def step_done(self, statistics): ...
+
+class Waits:
+    @hookimpl
+    async def step_done(self, stats): ...
+
+class Unmarked:
+    def step_done(self, stats): ...
+
+class NearlyUnmarked:
+    def steps_done(self, stats): ...
+
+class Sound:
+    def __init__(self):
+        raise RuntimeError("the doctor builds nothing")
+
+    @hookimpl
+    def step_done(self, stats): ...
+
+    @hookimpl
+    def kv_events(self): ...
+
+    def step_done_again(self, stats): ...
+
+    def steps(self, count): ...
+
+    def _kv_event(self, events): ...
+"""
+
+
+def hook(name: str) -> Candidate:
+    return Candidate("hooks.core", name.lower(), 0, "engine-ears", "2.0", f"moon_ears:{name}")
+
+
+@pytest.fixture
+def ears(tmp_path, monkeypatch):
+    (tmp_path / "moon_ears.py").write_text(HOOKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("moon_ears", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "found", "remedy"),
+    [
+        ("Misspelt", "broken", "'step_dome', which is no hook of core", "did you mean 'step_done'?"),
+        ("Elsewhere", "broken", "'admit', which is no hook of core", "register the plugin in engine.hooks.frontend.v0"),
+        ("Arguments", "broken", "statistics", "pip install --upgrade engine-ears"),
+        ("Waits", "broken", "coroutine function", "pip install --upgrade engine-ears"),
+        ("Unmarked", "unmarked", "step_done looks like the hook step_done", "put @hookimpl (from engine.plugin) above"),
+        ("NearlyUnmarked", "unmarked", "steps_done looks like the hook step_done", "call it step_done, or give it"),
+    ],
+)
+def test_what_is_wrong_with_a_hook_plugin(ears, name, kind, found, remedy):
+    finding = probe(hook(name))
+    assert finding.kind == kind and found in finding.found and remedy in finding.remedy
+    assert f"moon_ears:{name}" in finding.found
+
+
+def test_a_sound_hook_plugin_is_not_built_and_may_have_functions_of_its_own(ears):
+    assert probe(hook("Sound")).found == ""
+
+
+def test_a_module_may_import_what_is_called_like_a_hook(tmp_path, ears):
+    (tmp_path / "moon_ears.py").write_text("from json import loads as step_done\n")
+    assert probe(replace(hook(""), value="moon_ears")).found == ""
+
+
+def test_a_card_that_cannot_answer_is_told_of_with_the_line(tmp_path, ears):
+    found = probe(Candidate("evictor", "moon", 0, "engine-moon", "1.2", "moon_ears:Raises"))
+    line = HOOKS.splitlines().index("        return [{}['moon']]") + 1
+    assert found.kind == "broken" and "has to return a list of reasons" in found.remedy
+    assert found.found.startswith(f"its unsupported() raised KeyError: 'moon' at {tmp_path}/moon_ears.py:{line} (moon_")
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_each_point_has_a_need_to_ask_its_cards_for(point):
+    need = plain_need(point)
+    assert (need is None) == (point in ("checkpoint", "evictor", "grammar", "scheduling_policy"))
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "soon"])

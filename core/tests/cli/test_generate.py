@@ -21,6 +21,8 @@ class FakeEngine:
     pieces: tuple[object, ...] = ("Once", " upon", " a time")
     asked: dict = field(default_factory=dict)
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    plan: object = None
+    stop: tuple[str, object] = ("stop", None)
 
     def from_engine_args(self, config):
         self.asked["config"] = config
@@ -38,7 +40,13 @@ class FakeEngine:
         if isinstance(piece, BaseException):
             raise piece
         self.text += piece
-        return [RequestOutput("generate", "p", [1], [CompletionOutput(0, text=self.text)], finished=not self.left)]
+        reasons = {} if self.left else {"finish_reason": self.stop[0], "stop_reason": self.stop[1]}
+        completion = CompletionOutput(0, text=self.text, **reasons)
+        return [RequestOutput("generate", "p", [1], [completion], finished=not self.left)]
+
+    @property
+    def frontend(self):
+        return types.SimpleNamespace(inputs=types.SimpleNamespace(render_chat=lambda messages: {"prompt": messages}))
 
     def shutdown(self):
         self.asked["shutdown"] = True
@@ -93,6 +101,37 @@ def test_the_prompt_may_come_from_standard_input(program, engine, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
     assert program("generate")[0] == 0
     assert engine.asked["prompt"] == "from a pipe"
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_standard_input_is_told(program, engine, monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    code, _, err = program("generate")
+    assert code == 2 and "generate from standard input\n  found: it is empty" in err and engine.asked == {}
+
+
+def test_a_question_goes_through_the_chat_template(program, engine):
+    assert program("generate", "--chat", "Who?")[0] == 0
+    assert engine.asked["prompt"] == {"prompt": [{"role": "user", "content": "Who?"}]}
+
+
+@pytest.mark.parametrize(
+    ("stop", "template", "flags", "says"),
+    [
+        (("stop", None), True, [], "its end of sequence; a question wants --chat, which"),
+        (("stop", None), True, ["--chat"], "its end of sequence; --min-tokens N has it go on"),
+        (("stop", None), False, [], "its end of sequence; --min-tokens N has it go on"),
+        (("stop", "Qu"), True, ["--stop", "Qu"], "the stop text 'Qu' came first; leave it out of --stop"),
+        (("stop", 7), True, ["--stop-token-ids", "7"], "the stop token 7 came first"),
+        (("length", None), True, [], "as many tokens as it may have were made"),
+    ],
+)
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_answer_says_why(program, engine, stop, template, flags, says, text):
+    engine.pieces, engine.stop = (text,), stop
+    engine.plan = types.SimpleNamespace(has_chat_template=template)
+    code, _, err = program("generate", *flags, "Who?")
+    assert code == 0 and err.startswith("note: the answer is empty: ") and says in err and err.count("\n") == 1
 
 
 def test_no_prompt_on_a_terminal(program, engine, monkeypatch):

@@ -10,6 +10,9 @@ import textwrap
 
 import pytest
 
+from engine.cli.command_help import help_of
+from engine.plugin import Candidate
+
 HEAVY = ("torch", "numpy", "pydantic", "typer", "stevedore", "transformers", "msgspec", "yaml", "pluggy", "fastapi")
 
 
@@ -72,7 +75,7 @@ def extra_command(tmp_path, monkeypatch):
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pg-extra\nVersion: 1.5\n")
         (info / "entry_points.txt").write_text(f"[engine.commands.v0]\n{name} = pg_extra_command:Hello\n")
         (tmp_path / "pg_extra_command.py").write_text(textwrap.dedent(source))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
         monkeypatch.syspath_prepend(str(tmp_path))
         importlib.invalidate_caches()
 
@@ -99,10 +102,35 @@ def test_a_plugins_command_is_listed_without_import_and_runs(extra_command, proc
     extra_command(HELLO)
     code = "import sys; from engine.cli.main import main; main(['--help']); print('pg_extra_command' in sys.modules)"
     listed = process("-c", code)
-    assert "hello" in listed.stdout and "(from pg-extra 1.5)" in listed.stdout
+    assert "\n  hello            Say hello. (from pg-extra 1.5)\n" in listed.stdout
     assert listed.stdout.splitlines()[-1] == "False"
     result = process("-m", "engine", "hello", "--name_of_it", "engine")
     assert (result.returncode, result.stdout) == (7, "hello engine\n")
+
+
+LINES = {
+    "from a: import b": "",
+    "class Other: help = 'no'": "",
+    "class Hello:\n    x = 1": "",
+    "class Hello:\n    '''Greets.\n\n    More.\n    '''": "Greets.",
+    "class Hello:\n    help: str = (\n        'Greets '\n        'all.')": "Greets all.",
+    "class Hello:\n    'Doc.'\n    help = 'a' + b": "Doc.",
+    "class Hello:\n    help = 'Two\\n  lines.'": "Two lines.",
+}
+
+
+@pytest.mark.parametrize("source", LINES)
+@pytest.mark.parametrize("module", ["pg_lines", "pg_package.inner.lines", "pg_package.inner"])
+def test_a_commands_line_is_read_from_its_source(tmp_path, monkeypatch, module, source):
+    path = tmp_path.joinpath(*module.split("."))
+    path = path / "__init__.py" if module == "pg_package.inner" else path.with_suffix(".py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+    if module != "pg_lines":
+        (tmp_path / "pg_package" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert help_of(Candidate("commands", "hello", 0, "d", "1", f"{module}:Hello")) == LINES[source]
+    assert help_of(Candidate("commands", "hello", 0, "d", "1", "pg_nowhere.lines:Hello")) == ""
 
 
 @pytest.mark.parametrize(

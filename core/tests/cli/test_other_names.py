@@ -1,28 +1,169 @@
-"""Who types a flag of `vllm serve` that has another name here is told which."""
+"""A command that was written for vLLM runs, and says what became of its flags; what would mean something else is
+refused, with what to do."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine.cli.main import main
-from engine.cli.other_names import IN_PLACE_OF
+from engine.cli.flags import canonical, merged_settings
+from engine.cli.main import COMMANDS, _find, _flags, main
+from engine.cli.other_names import NEEDLESS, REFUSED, SAME, VALUES, translate
 from engine.config.declaration import SERVER_SETTINGS, SETTINGS
+from engine.config.server import ServerConfig
+from engine.config.settings import EngineConfig
 from engine.plugin.points import POINTS
+from engine.types.params import MAX_LOGPROBS
 
 OURS = {setting.flag for setting in (*SETTINGS, *SERVER_SETTINGS)} | {point.option_flag for point in POINTS.values()}
+OURS |= {"--no-log-stats", "--no-enable-prefix-caching", "--system", "--hooks"}
 
 
-@pytest.mark.parametrize("flag", ["--gpu-memory-utilization", "--gpu_memory_utilization=0.9", "--api-server-count"])
-def test_the_hint(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", flag]) == 2
-    said = capsys.readouterr().err
-    assert "there is no such flag" in said and IN_PLACE_OF[flag.partition("=")[0].replace("_", "-")] in said
+def parsed(command: str, *arguments: str) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False)
+    _find(command).add_arguments(parser)
+    translated, notes = translate(arguments, _flags(parser))
+    namespace, unknown = parser.parse_known_args(canonical(translated))
+    assert not unknown, unknown
+    return namespace, notes
 
 
-def test_what_hints_name_exists_and_what_they_replace_does_not() -> None:
-    assert not OURS & set(IN_PLACE_OF)
-    for hint in IN_PLACE_OF.values():
-        for named in re.findall(r"--[a-z-]+", hint):
-            assert named in OURS, hint
+COPIED = """
+serve tiny --dtype half --gpu-memory-utilization 0.9 --max-model-len 8k --enable-auto-tool-choice
+  --tool-call-parser hermes --trust-remote-code --disable-log-requests --enforce-eager -tp 2 --swap-space 4
+  --distributed-executor-backend mp --uvicorn-log-level=warning --generation-config vllm --api-server-count=2
+  --disable-log-stats --enable-chunked-prefill --no-enable-prefix-caching --task embed --kv_cache_memory_bytes 2G
+  --allowed-origins ["https://a.example","https://b.example"] --limit-mm-per-prompt {"image":0} -pp 1
+  --guided-decoding-backend xgrammar --num-gpu-blocks-override 99 --no-async-scheduling -O3
+"""
+
+
+def test_a_copied_command_runs() -> None:
+    namespace, notes = parsed(*COPIED.split())
+    merged = merged_settings(namespace)
+    config, server = EngineConfig.from_merged(merged), ServerConfig.from_merged(merged)
+    assert (config.dtype, config.memory_utilization, config.max_model_len) == ("float16", 0.9, 8000)
+    assert (config.tensor_parallel_size, config.swap_space, config.num_kv_pages) == (2, 4 * 2**30, 99)
+    assert (config.generation_config, config.runner, config.in_flight) == ("engine", "pooling", 1)
+    assert config.kv_cache_memory == 2 * 2**30 and not config.enable_prefix_caching
+    assert config.asked("grammar") == "xgrammar" and config.options == {"platform": {"capture": "never"}}
+    assert (server.api_workers, server.log_stats) == (2, False)
+    assert server.allowed_origins == ("https://a.example", "https://b.example")
+    assert namespace.positional_model == "tiny"
+    flags = re.findall(r"(?<!\S)--?[a-zA-Z][\w-]*", COPIED)
+    ours = {"--max-model-len", "--tool-call-parser", "--no-enable-prefix-caching", "--model"}
+    expected = [flag.replace("_", "-") for flag in flags if flag not in ours or flag == "--max-model-len"]
+    assert [note.split()[0] for note in notes] == expected, "one line each"
+    assert "--gpu-memory-utilization 0.9 is --memory-utilization 0.9 here" in notes
+    assert any(note.startswith("--enable-auto-tool-choice changes nothing here: tool_choice") for note in notes)
+
+
+def test_the_lines_are_told(program, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    (path := tmp_path / "in.jsonl").write_text("")
+    options = ["--gpu-memory-utilization", "0.5", "--trust-remote-code"]
+    code, _, said = program("run-batch", "-i", str(path), "-o", str(tmp_path / "out"), *options)
+    assert code == 2 and "it is empty" in said
+    notes = [line for line in said.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 2 and "--memory-utilization 0.5" in notes[0]
+    code, _, said = program("run-batch", "-i", str(path), "--log-format", "json", "--trust-remote-code")
+    assert code == 2 and "it is not given" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--speculative-config", "{}"], "pass --drafter and its options"),
+        (["--speculative-config.method", "ngram"], "pass --drafter and its options"),
+        (["--pipeline-parallel-size", "2"], "pass --tensor-parallel-size"),
+        (["-pp=2"], "pass --tensor-parallel-size"),
+        (["--distributed_executor_backend", "ray"], "pass --executor"),
+        (["--max-logprobs", "5"], "requests may ask for up to 64"),
+        (["--no-enable-chunked-prefill"], "--max-num-batched-tokens"),
+        (["--no-enable-auto-tool-choice"], "did you mean"),
+        (["--task"], "expected one argument"),
+    ],
+)
+def test_what_would_mean_something_else_is_refused(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert main(["serve", *arguments]) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name in ("serve", "run-batch", "chat", "generate")])
+def test_what_the_tables_name_exists_and_what_they_replace_does_not(command: str) -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    _find(command).add_arguments(parser)
+    known = set(_flags(parser))
+    assert not known & (set(NEEDLESS) | set(REFUSED))
+    assert known & set(SAME) <= {"-q"}
+    for flag, ours in SAME.items():
+        assert re.split("[.=]", ours)[0] in OURS, flag
+    for text in (*REFUSED.values(), *(needless.why for needless in NEEDLESS.values())):
+        for named in re.findall(r"--[a-z-]*[a-z]", text):
+            assert named in OURS, text
+    for flag, needless in NEEDLESS.items():
+        assert not needless.values or flag in REFUSED, f"{flag} has other values, of which nothing is said"
+    assert set(REFUSED) & set(NEEDLESS) == {flag for flag, needless in NEEDLESS.items() if needless.values}
+    assert set(VALUES) <= OURS | set(SAME)
+    most = NEEDLESS["--max-logprobs"].values
+    assert most is not None and max(map(int, most)) == MAX_LOGPROBS
+
+
+WORDS = st.sampled_from(["a", "-1", "0.5", "[1]", "--", "--port", "--max-num-seqs", "--seed=1", "x=y", "--attention.x"])
+
+
+@given(st.lists(WORDS, max_size=8))
+def test_a_command_line_of_ours_is_left_alone(arguments: list[str]) -> None:
+    assert translate(arguments, OURS) == (arguments, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "becomes"),
+    [
+        (["--max-log-len", "--port", "1"], ["--port", "1"]),
+        (["--", "--gpu-memory-utilization", "1"], ["--", "--gpu-memory-utilization", "1"]),
+        (["--max-model-len", "1.5K"], ["--max-model-len=1536"]),
+        (["--max-model-len", "512"], ["--max-model-len=512"]),
+        (["--swap-space", "0"], ["--swap-space=0"]),
+        (["--swap-space", "4GiB"], ["--swap-space=4GiB"]),
+        (["--swap-space=0.5"], ["--swap-space=0.5GiB"]),
+        (["--allowed-origins", "*"], ["--allowed-origins=*"]),
+        (["--allowed-origins", "[broken"], ["--allowed-origins=[broken"]),
+    ],
+)
+def test_values(arguments: list[str], becomes: list[str]) -> None:
+    assert translate(arguments, OURS)[0] == becomes
+
+
+def test_a_second_model_or_prompt_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, says in (
+        (["serve", "tiny", "tiny2"], "'tiny2' is a second model"),
+        (["chat", "tiny", "tiny2"], "'tiny2' is a second model"),
+        (["generate", "Once", "upon"], "it is a second prompt"),
+        (["run-batch", "a", "b", "c"], "nothing stands in this place"),
+        (["complete"], "engine generate PROMPT"),
+    ):
+        assert main(arguments) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_the_files_of_a_batch_by_place_or_by_flag(program, tmp_path) -> None:
+    (path := tmp_path / "in.jsonl").write_text("plain\n" + json.dumps({"body": {}}) + "\n")
+    for arguments in (
+        [str(path), str(tmp_path / "out")],
+        ["--input-file", str(path), "-o", str(tmp_path / "out")],
+        [str(path), "-o", str(tmp_path / "out")],
+    ):
+        code, _, said = program("run-batch", *arguments)
+        assert code == 2 and "none of its 2 lines is a request: line 1; it is not valid JSON" in said
+    code, _, said = program("run-batch", "a", "b", "-i", "c")
+    assert code == 2 and "it is 'a' and 'c'" in said

@@ -69,10 +69,38 @@ def test_whoever_does_not_claim_the_model_and_whoever_is_not_used(program):
     assert (
         rows["tiny"]["reasons"] == ["does not claim 'dummy:0.6B,vocab=32000'"] and rows["dummy"]["verdict"] == "chosen"
     )
-    _, rows, _, _ = asked(program, "drafter")
-    assert rows["ngram"]["verdict"] == "unused"
+    _, rows, _, _ = asked(program, "router")
+    assert rows["least_loaded"]["verdict"] == "fits" and "no driver of this point is at work" in str(rows)
     _, rows, _, _ = asked(program, "model")
     assert rows["Qwen3ForCausalLM"]["reasons"] == ["it is for another architecture"]
+
+
+def test_where_nothing_is_named_and_none_is_at_work_the_cards_are_asked(program, tmp_path, monkeypatch):
+    install(tmp_path, "deep", "raises", point="drafter")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _, rows, _, _ = asked(program, "drafter")
+    assert {name: row["verdict"] for name, row in rows.items()} == {
+        "ngram": "fits", "deep": "unfit", "raises": "broken",
+    }  # fmt: skip
+    assert rows["ngram"]["reasons"][0].endswith("; name one with --drafter")
+    assert "'hidden_states'" in rows["deep"]["reasons"][0] and "moon_raises.py" in rows["raises"]["reasons"][0]
+    _, rows, _, _ = asked(program, "quantization")
+    assert rows["absmax"]["verdict"] == "fits" and rows["absmax"]["kinds"] == ["linear", "head"]
+    _, rows, _, _ = asked(program, "reasoning_parser")
+    assert rows["qwen3"]["reasons"] == ["the model's chat template has nothing of its form"]
+
+
+def test_two_of_a_name_stop_nobody_who_does_not_take_them(program, tmp_path, monkeypatch):
+    for distribution in ("engine-moon", "engine-mars"):
+        install(tmp_path, "sound", distribution=distribution)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, rows, _, _ = asked(program, "evictor")
+    assert code == 0 and rows["lru"]["verdict"] == "chosen" and rows["sound"]["verdict"] == "duplicate"
+    assert "engine-moon 1.2" in rows["sound"]["reasons"][0] and "engine-mars 1.2" in rows["sound"]["reasons"][0]
+    _, out, _ = program("plugins")
+    assert len([line for line in out.splitlines() if "sound" in line and "offered more than once" in line]) == 2
+    code, rows, error, _ = asked(program, "evictor", "--evictor", "sound")
+    assert code == 2 and "it is offered more than once" in error and rows["sound"]["verdict"] == "duplicate"
 
 
 def test_slips(program):

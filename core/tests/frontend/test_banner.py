@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.frontend.banner import amount, capacity, chosen_drivers, longest, render
+from engine.frontend.banner import amount, capacity, chosen_drivers, greeting, longest, render, wrapped
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
 from engine.plugin.verdicts import Selection, Verdict
@@ -46,6 +46,8 @@ def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
         "model_name": "x",
         "model_names": ("x", "alias"),
         "selections": selections,
+        "has_chat_template": False,
+        "chat_template": None,
         "registry": Registry([]),
     }
     return SimpleNamespace(**(facts | changes))
@@ -72,6 +74,42 @@ def test_the_facts_of_the_start():
     assert "serves" not in render(launch(), ready(17), None)
 
 
+def test_three_lines_are_enough():
+    at = "http://127.0.0.1:8000/v1"
+    model, device, address = greeting(launch(has_chat_template=True), ready(17), at).split("\n")
+    assert model == "x: XForCausalLM, 7.62 B parameters, with a chat template"
+    assert device == "float32 on cpu, KV cache of 1.0 GiB for 256 tokens, 128 tokens a request"
+    assert address == f"serves x, alias on {at}"
+    assert greeting(launch(), ready(17), at, 3).endswith(f"{at}, by 3 API processes")
+    assert greeting(launch(), ready(17), None).split("\n") == ["x: XForCausalLM, 7.62 B parameters", device]
+    assert "start with --max-model-len 80" in greeting(launch(), ready(6), None)
+    assert greeting(launch(), ready(17), at, 3, verbose=True) == render(launch(), ready(17), at, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [(None, "by its chat template"), ("{{ x }}", "template of --chat-template")]
+)
+def test_a_model_that_can_chat(given, says):
+    assert says in render(launch(has_chat_template=True, chat_template=given), ready(17), None)
+    assert "chat" not in render(launch(), ready(17), None)
+
+
+@pytest.mark.parametrize("width", [1, 30, 60, 80, 200])
+def test_on_narrow_terminals_no_word_is_broken_and_columns_stay(width):
+    reason = "it needs an NVIDIA GPU with at least so much memory as nobody has"
+    chosen = (selection("attention", "torch", unfit=[("x", reason)]), selection("logits_processor", "y"))
+    plan = launch(selections=chosen)
+    text = render(plan, ready(6), "http://127.0.0.1:8000/v1")
+    shown = wrapped(text, width)
+    assert shown.split() == text.split()
+    longest_word = max(map(len, text.split()))
+    assert all(len(line) <= max(width, 28 + longest_word) for line in shown.split("\n"))
+    if width == 200:
+        assert shown == text
+    if width == 60:
+        assert "attention         torch: auto, priority 0; unfit: x: it\n" + " " * 22 + "needs" in shown
+
+
 def test_a_cache_that_is_too_small_for_the_longest_request():
     """How much it needs, and the largest --max-model-len that fits; nothing of the sort where it fits."""
     page = launch().start.worker.layout.page_bytes
@@ -94,6 +132,7 @@ def test_what_is_broken_is_told():
     text = render(launch(registry=broken), ready(9), None)
     assert text.splitlines()[-1].split() == ["evictor", "'moon'", "engine-moon", "1:", "no"]
     assert "engine plugins doctor" in text
+    assert "1 broken plugins are left out" in greeting(launch(registry=broken), ready(9), None)
 
 
 def test_several_cores_are_told():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,13 +16,13 @@ from engine.frontend.core_ranks import CoreRanks
 from engine.frontend.rank_starts import rank_starts
 from engine.frontend.ranks_client import RanksClient
 from engine.interfaces.router import RankLoad
-from engine.types.errors import ConfigError, EngineDeadError, EngineError, RankDeadError
+from engine.types.errors import ConfigError, ContractError, EngineDeadError, EngineError, RankDeadError
 from engine.types.messages import Abort, Add, Call, Outputs, Reply, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.page_map import PageMap
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
-from engine.types.start import WorkerReady
+from engine.types.start import Choice, WorkerReady
 
 
 class Played:
@@ -65,6 +66,8 @@ class Played:
 class Start:
     def __init__(self, rank: int, error: EngineError | None = None, slow: bool = False) -> None:
         self.rank, self.error, self.slow = rank, error, slow
+        router = Choice(point="router", driver="turns", distribution="engine-turns", version="1.2", value="turns:Card")
+        self.worker = SimpleNamespace(choices=(router,))
 
 
 class Turns:
@@ -132,6 +135,13 @@ def test_requests_and_aborts_find_their_rank() -> None:
     assert isinstance(cores[2].sent[-1], Add) and front.has_work()
     front.shutdown()
     assert all(core.stopped.is_set() for core in cores)
+
+
+def test_a_router_that_errs_is_named() -> None:
+    front, _, router = client(2)
+    router.route = lambda requests, ranks: 7  # type: ignore[method-assign]
+    with pytest.raises(ContractError, match=r"named 7.*'turns' for router, of engine-turns 1\.2"):
+        front.add([request("r")])
 
 
 def test_one_failed_start_ends_all_and_is_told() -> None:

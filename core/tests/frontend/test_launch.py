@@ -55,10 +55,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_decisions(folder: Path) -> None:
-    plan = launch(EngineConfig(model=str(folder), max_num_seqs=8, seed=3, in_flight=1, block_size=32))
+@pytest.mark.parametrize(("features", "dtype"), [({"avx512_bf16"}, "bfloat16"), ({"avx2"}, "float32")])
+def test_decisions(folder: Path, monkeypatch: pytest.MonkeyPatch, features: set[str], dtype: str) -> None:
+    monkeypatch.setattr("engine.builtin.platform_host.card.processor", lambda: ("a processor", frozenset(features)))
+    config = EngineConfig(model=str(folder), platform="host", max_num_seqs=8, seed=3, in_flight=1, block_size=32)
+    plan = launch(config)
     worker = plan.start.worker
-    assert (plan.max_model_len, worker.dtype, worker.max_num_seqs, plan.start.in_flight) == (128, "bfloat16", 8, 1)
+    assert (plan.max_model_len, worker.dtype, worker.max_num_seqs, plan.start.in_flight) == (128, dtype, 8, 1)
     assert plan.model.eos_token_ids == (3,)
     (group,) = worker.layout.groups
     assert (group.layers, group.tokens_per_block, worker.layout.block_size) == ((0, 1), 32, 32)

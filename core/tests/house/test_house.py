@@ -53,6 +53,17 @@ def test_the_environment_is_read_in_config_alone():
     assert offenders == []
 
 
+def test_what_blames_a_driver_says_of_which_point():
+    """`engine.plugin.manifest.Blame` then names the driver and its distribution."""
+    found = []
+    for path in (ROOT / "core" / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "ContractError":
+                found.append((f"{path.name}:{node.lineno}", {keyword.arg for keyword in node.keywords}))
+    assert len(found) > 10
+    assert [where for where, keywords in found if "point" not in keywords] == []
+
+
 def test_nothing_that_is_read_can_run():
     """What comes from a file, a socket or a user is data: no module that serves unpickles or evaluates anything."""
     modules, names = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}, {"eval", "exec"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from evictors import array, lru
@@ -17,10 +19,12 @@ class Recorder:
     def __init__(self, num_pages: int) -> None:
         self.inner = lru(num_pages)
         self.calls: list[tuple[str, list[int]]] = []
+        self.hashes: list[list[bytes]] = []
 
-    def on_commit(self, pages: np.ndarray, parents: np.ndarray) -> None:
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray, hashes: Sequence[bytes]) -> None:
         self.calls.append(("commit", list(zip(pages.tolist(), parents.tolist(), strict=True))))
-        self.inner.on_commit(pages, parents)
+        self.hashes.append(list(hashes))
+        self.inner.on_commit(pages, parents, hashes)
 
     def on_touch(self, pages: np.ndarray) -> None:
         self.calls.append(("touch", pages.tolist()))
@@ -185,3 +189,17 @@ def test_the_map_of_pages():
     assert np.flatnonzero(cached).tolist() == sorted((pages[:3] - 1).tolist()) and set(cached) == {0, 1}
     pool.refs[pages[1]] = 1
     assert told.holders[pages[1] - 1] == 255, "it is a copy"
+
+
+def test_the_evictor_learns_the_hash_of_what_comes_back() -> None:
+    """Under which the index names it, whichever page holds it; the ghost lists of 2Q and ARC go by that."""
+    pool, index, evictor = make_pool(3)
+    for content in (b"a", b"b", b"c", b"a"):
+        (pages,) = pool.take([1])
+        index.add([content], pages.tolist())
+        pool.commit(pages, np.zeros(1, np.int32))
+        pool.release(pages, 0)
+    pool.take([0])
+    assert evictor.hashes == [[b"a"], [b"b"], [b"c"], [b"a"]]
+    committed = [of_call[0][0] for name, of_call in evictor.calls if name == "commit"]
+    assert committed[0] != committed[3] and pool.num_evicted == 2

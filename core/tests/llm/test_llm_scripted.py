@@ -16,6 +16,8 @@ from engine.frontend.output_processor import OutputKind
 from engine.llm import LLM
 from engine.types.errors import (
     EngineDeadError,
+    EngineError,
+    InvalidLogitsError,
     InvalidRequestError,
     KVCacheTooSmallError,
     PromptTooLongError,
@@ -65,6 +67,37 @@ def test_n_and_stop_strings(doubles: ModuleType, make_llm: Make) -> None:
     assert [c.text for c in output.outputs] == ["hello ", "hello "]
     assert [c.index for c in output.outputs] == [0, 1]
     assert sorted(core.aborted) == ["0#0", "0#1"]
+
+
+def test_one_that_cannot_be_served_stands_in_its_place_where_errors_are_to_be_returned(
+    doubles: ModuleType, make_llm: Make
+) -> None:
+    """Refused before anything begins, or by the core; the others are answered, and the engine can be used again."""
+    core = doubles.ScriptedCore({"a": ("one", "stop"), "b": ("", "error")})
+    core.fail_at["5"] = InvalidLogitsError("serve c", "no numbers")
+    llm = make_llm(core)
+    params = [LONG, SamplingParams(max_tokens=None, n=2), LONG, LONG, LONG, LONG]
+    outputs = llm.generate(["a", "x" * 100, "b", "", "a", "c"], params, use_tqdm=False, return_errors=True)
+    assert texts(outputs) == ["one", "", "", "", "one", ""]
+    errors = [None, PromptTooLongError, KVCacheTooSmallError, InvalidRequestError, None, InvalidLogitsError]
+    assert [output.error and type(output.error) for output in outputs] == errors
+    assert all(output.finished for output in outputs)
+    reasons = [[completion.finish_reason for completion in output.outputs] for output in outputs]
+    assert reasons == [["stop"], ["error", "error"], ["error"], ["error"], ["stop"], ["error"]]
+    assert outputs[1].prompt == "x" * 100
+    usable(llm)
+    core.raise_at_step[core.steps + 1] = EngineDeadError("go on", "gone")
+    with pytest.raises(EngineDeadError):
+        llm.generate(["a", ""], LONG, use_tqdm=False, return_errors=True)
+
+
+def test_a_conversation_that_the_template_refuses_stands_in_its_place_too(doubles: ModuleType, make_llm: Make) -> None:
+    llm = make_llm(doubles.ScriptedCore())
+    contents: list[Any] = ["Hi", "x" * 100, [{"type": "image_url"}]]
+    talks = [[{"role": "user", "content": content}] for content in contents]
+    first, second, third = llm.chat(talks, LONG, use_tqdm=False, return_errors=True)
+    assert first.error is None and first.outputs[0].text
+    assert isinstance(second.error, PromptTooLongError) and isinstance(third.error, EngineError)
 
 
 def test_nothing_is_begun_when_one_prompt_is_bad(doubles: ModuleType, make_llm: Make) -> None:

@@ -380,7 +380,13 @@ class PagedWorker:
     def _take_in(self, plan: StepPlan) -> None:
         if plan.copies is not None:
             self._copy(plan.copies, plan)
+        if plan.left_slots is not None:
+            for slot, count in zip(plan.left_slots.slot.tolist(), plan.left_slots.num_tokens.tolist(), strict=True):
+                assert self.new_slot[slot] is not None, "a slot is left twice, or was never entered"
+                assert count >= self.new_slot[slot].token_ids.size and (self.tokens[slot, :count] >= 0).all()
+                self.new_slot[slot] = None
         for new in plan.new_slots:
+            assert self.new_slot[new.slot] is None, "a slot is entered that nobody has left"
             self.new_slot[new.slot] = new
             self.tokens[new.slot] = -1
             self.tokens[new.slot, : new.token_ids.size] = new.token_ids

@@ -76,6 +76,35 @@ def test_what_ran_away_is_refused_at_once_when_it_comes_again(make: Callable[...
     assert compile_apart(b"pid") == pid, "no process had to end for it"
 
 
+@pytest.mark.parametrize("how", ["kill", "term"])
+def test_one_that_is_ended_from_outside_is_replaced_and_its_source_compiled(
+    make: Callable[..., CompilerProcesses], how: str
+) -> None:
+    """In the middle of a source, and while it has nothing to do."""
+    compile_apart = make(compile_processes=1, compile_timeout=20.0)
+    first = int(compile_apart(b"pid"))
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(compile_apart, b"hold 1")
+        time.sleep(0.3)
+        (psutil.Process(first).kill if how == "kill" else psutil.Process(first).terminate)()
+        assert running.result() == b"done"
+    second = int(compile_apart(b"pid"))
+    assert second != first
+    psutil.Process(second).kill()
+    assert compile_apart(b"echo 2") == b"2|a?c"
+
+
+def test_who_is_always_ended_from_outside_is_told_and_nothing_is_remembered_of_its_source(
+    make: Callable[..., CompilerProcesses],
+) -> None:
+    compile_apart = make(compile_processes=1)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="2 compiling processes were ended from outside .Killed") as found:
+            compile_apart(b"killed")
+        assert not isinstance(found.value, InvalidRequestError)
+    assert not compile_apart._runaways
+
+
 def test_an_unforeseen_error_is_no_fault_of_the_request(make: Callable[..., CompilerProcesses]) -> None:
     compile_apart = make()
     with pytest.raises(EngineError, match="ZeroDivisionError: in the library") as found:

@@ -14,10 +14,11 @@ from schedules import Outcome, Planned, Schedule, Settings, run_schedule
 
 from engine.loop import process
 from engine.loop.engine_core import EngineCore
-from engine.types.errors import EngineDeadError, InvalidRequestError
+from engine.types.errors import ContractError, EngineDeadError, InvalidRequestError
 from engine.types.messages import Add, FromCore, ToCore
 from engine.types.outputs import StepStats
 from engine.types.params import SamplingParams
+from engine.types.start import Choice
 
 
 def settings(**changes: Any) -> Settings:
@@ -94,6 +95,22 @@ def test_aborts_are_told_and_unknown_ids_ignored() -> None:
         ends |= {output.request_id: str(output.finish_reason) for output in core.step().outputs}
         core.check_integrity()
     assert ends == {"running": "abort", "waiting": "abort"}
+
+
+@pytest.mark.parametrize("point", ["evictor", "executor"])
+def test_the_driver_that_breaks_its_contract_is_named(point: str) -> None:
+    core, executor = make_core(LAYOUTS["full"], settings())
+    core._choices = [Choice(point=point, driver="moon", distribution="engine-moon", version="1.2", value="moon:Card")]
+
+    def fail(*args: object) -> None:
+        raise ContractError("a step", "it gave nothing", "another", point=point)
+
+    executor.execute = fail  # type: ignore[method-assign]
+    core.add_request(planned("a").to_request())
+    (output,) = core.step().outputs
+    assert output.error is not None
+    assert f"it gave nothing (driver 'moon' for {point}, of engine-moon 1.2)" in output.error[2]
+    assert ("with executor moon" in output.error[1]) == (point == "executor")
 
 
 @pytest.mark.parametrize("where", ["execute", "result"])

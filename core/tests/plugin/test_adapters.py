@@ -1,4 +1,4 @@
-"""Drivers of an older major in a core that speaks the next one."""
+"""Drivers of an older version in a core that speaks the next one."""
 
 from __future__ import annotations
 
@@ -43,12 +43,46 @@ class Policy(FCFS):
         return running[0]
 """
 POINT = POINTS["scheduling_policy"]
+OF_MINOR_0 = """
+from engine.builtin.drafter_ngram.body import NgramDrafterBody
+from engine.builtin.drafter_ngram.card import NgramDrafter
+from engine.builtin.evictor_lru.body import LRU
+from engine.builtin.evictor_lru.card import LRUEvictor
+
+class EvictorCard(LRUEvictor):
+    requires_minor = 0
+    body = "pg_minor:Evictor"
+
+class DrafterCard(NgramDrafter):
+    body = "pg_minor:Drafter"
+
+class Evictor(LRU):
+    \"\"\"What a stranger wrote for 0.0.\"\"\"
+
+    committed = []
+
+    def on_commit(self, pages, parents):
+        self.committed.append(len(pages))
+
+class Drafter:
+    \"\"\"What a stranger wrote for 0.0.\"\"\"
+
+    def __init__(self, context):
+        self.inner = NgramDrafterBody(context)
+
+    def propose(self, rows, session):
+        return self.inner.propose(rows, session)
+
+    def accepted(self, rows, counts):
+        pass
+"""
 
 
 def test_points_say_how_they_serve_each_major() -> None:
     for point in POINTS.values():
         assert list(point.majors) == sorted(set(point.majors)) and set(point.adapters) == set(point.majors[:-1])
-        for adapter in point.adapters.values():
+        assert set(point.additions) <= set(range(1, point.minor + 1))
+        for adapter in (*point.adapters.values(), *point.additions.values()):
             module, _, function = adapter.partition(":")
             assert callable(getattr(importlib.import_module(module), function))
 
@@ -88,3 +122,33 @@ def test_of_two_majors_in_one_wheel_the_newer_counts(playground: Playground) -> 
     assert body(SimpleNamespace()).victim(["a", "b"], [1, 1]) == "a"
     with pytest.raises(IncompatibleDriverError, match="speaks engine.scheduling_policy.v7, this core serves v0, v1"):
         registry.find("scheduling_policy", "late")
+
+
+@pytest.mark.parametrize(("point", "method"), [("evictor", "on_commit"), ("drafter", "leave")])
+def test_a_body_of_the_older_minor_is_adapted_and_one_of_this_is_not(point: str, method: str) -> None:
+    driver = {"evictor": "lru", "drafter": "ngram"}[point]
+    registry = Registry.discover()
+    candidate = registry.find(point, driver)
+    card = registry.card(candidate)
+    body: Any = load_body(card, candidate=candidate)
+    assert body.__module__ == f"engine.builtin.{point}_{driver}.body" and body is load_body(card)
+    assert POINTS[point].minor == 1 and method in vars(body)
+
+
+def test_drivers_of_the_older_minor_serve(playground: Playground) -> None:
+    playground.module("pg_minor", OF_MINOR_0)
+    groups = {f"engine.{point}.v0": {"minor0": f"pg_minor:{point.title()}Card"} for point in ("evictor", "drafter")}
+    playground.distribution("pg-minor", "1.0", groups)
+    registry = Registry.discover()
+    for point in ("evictor", "drafter"):
+        candidate = registry.find(point, "minor0")
+        body: Any = load_body(registry.card(candidate), candidate=candidate)
+        assert (body.__module__, body.__doc__) == ("pg_minor", "What a stranger wrote for 0.0.")
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    texts = []
+    for chosen in ({}, {"evictor": "minor0", "drafter": "minor0"}):
+        with LLM(model="tiny", num_kv_pages=14, dtype="float64", **chosen) as llm:
+            outputs = llm.generate([f"Tale {i}" for i in range(4)], params, use_tqdm=False)
+            texts.append([output.outputs[0].text for output in outputs])
+    assert texts[0] == texts[1]
+    assert sum(importlib.import_module("pg_minor").Evictor.committed) > 0

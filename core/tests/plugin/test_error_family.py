@@ -60,6 +60,9 @@ class Raises(EvictorCard):
         raise LookupError("no moon")
 
 
+RAISED_AT = Raises.unsupported.__code__.co_firstlineno + 2
+
+
 class Answers(EvictorCard):
     @classmethod
     def unsupported(cls, need):
@@ -170,10 +173,11 @@ FAMILY = {
         "its author has to name the card class in the entry point",
     ),
     "unsupported raises": (
-        lambda: select(moon(here("Raises")), "evictor", None, "moon"),
+        lambda: select(moon(here('Raises')), "evictor", None, "moon"),
         ContractError,
         ASKED,
-        f"its unsupported() raised LookupError: no moon ({here('Raises')} of engine-moon 1.2)",
+        f"its unsupported() raised LookupError: no moon at {__file__}:{RAISED_AT} "
+        f"({here('Raises')} of engine-moon 1.2)",
         BY_AUTHOR,
     ),
     "unsupported answers": (

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from engine.interfaces.evictor import EvictorCard
 from engine.plugin import Manifest, Registry, select
-from engine.types.errors import ManifestError
+from engine.plugin.manifest import Blame
+from engine.types.errors import ContractError, EngineDeadError, ManifestError
 
 
 class Mine(EvictorCard):
@@ -84,3 +85,21 @@ def _with(manifest, **change):
     import msgspec
 
     return msgspec.structs.replace(manifest.choices[0], **change)
+
+
+def test_an_error_against_a_driver_at_work_names_it_and_its_distribution(manifest):
+    blame, bare = Blame(manifest.choices), ContractError("2 pages", "the evictor gave 3", "another", point="evictor")
+    with pytest.raises(ContractError) as caught, blame:
+        raise bare
+    error = caught.value
+    assert str(error) == "2 pages; the evictor gave 3 (driver 'mine' for evictor, of dist-mine 1.0); another"
+    assert (error.point, error.driver, error.distribution, error.__cause__) == (
+        "evictor",
+        "mine",
+        "dist-mine 1.0",
+        bare,
+    )
+    others = [error, EngineDeadError("x"), ContractError("of another point", point="router"), KeyError(1)]
+    assert [blame.named(other) for other in others] == others
+    with blame, pytest.raises(KeyError):
+        raise KeyError

@@ -15,7 +15,6 @@ from engine.types.errors import (
     ContractError,
     DriverImportError,
     DriverNotFoundError,
-    DuplicateDriverError,
     ModelNotFoundError,
     PluginError,
     UnfitDriverError,
@@ -147,19 +146,6 @@ def test_when_none_fits_the_error_lists_every_reason(registry_of, candidate):
 def test_none_installed():
     with pytest.raises(PluginError, match="no driver of this point is installed"):
         select(Registry([]), "evictor", Need())
-
-
-def test_a_duplicate_is_an_error_in_auto_but_not_for_another_name(candidate):
-    registry = Registry(
-        [
-            candidate("evictor", "x", f"{__name__}:Middle", "dist-a"),
-            candidate("evictor", "x", f"{__name__}:Low", "dist-b"),
-            candidate("evictor", "y", f"{__name__}:Low", "dist-c"),
-        ]
-    )
-    with pytest.raises(DuplicateDriverError, match="dist-a 1.0 and .* dist-b 1.0"):
-        select(registry, "evictor", Need())
-    assert select(registry, "evictor", Need(), "y").candidate.distribution == "dist-c"
 
 
 # -- model -----------------------------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Driver, Request, dense_logits, params, prompt, started
+from harness import VOCAB, Driver, Request, dense_logits, params, prompt, registry, start_message, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.builtin.models.card import Qwen2
 from engine.runner.worker import Worker
 from engine.types import wire
 from engine.types.params import SamplingParams
@@ -137,6 +138,20 @@ def test_padded_rows_change_nothing() -> None:
     assert plain._runner._captured == {}
     assert not runner._slots.tables.tokens[runner._slots.scratch_slot].any(), "nothing is drawn for padding"
     assert not runner._slots.tables.blocks[0][runner._slots.scratch_slot].any()
+
+
+def test_a_model_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its card says so: the platform gets no step of it to capture, the start says why, and it computes the same."""
+    monkeypatch.setattr(Qwen2, "captured", False)
+    worker = Worker(start_message(platform="buckets", attention="capturable"), registry())
+    ready = worker.start()
+    assert ready.captured == () and ready.not_captured is not None
+    assert any("model 'Qwen2ForCausalLM'" in said and "captured = False" in said for said in ready.not_captured)
+    runner = worker._runner
+    assert runner is not None and not any(runner._platform.captures.values())  # type: ignore[attr-defined]
+    request = Request(prompt(6), params(), slot=0)
+    assert Driver(worker).alone(request, 5) == Driver(started()).alone(Request(prompt(6), params(), slot=0), 5)
+    assert runner._platform.captures.keys() <= {None}  # type: ignore[attr-defined]
 
 
 def test_min_tokens_and_stop_ids(worker: Worker) -> None:

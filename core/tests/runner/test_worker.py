@@ -24,6 +24,7 @@ from engine.runner.profile import largest_step
 from engine.runner.worker import Worker
 from engine.types.errors import (
     ConfigError,
+    ContractError,
     DeviceMemoryError,
     DriverImportError,
     EngineDeadError,
@@ -228,6 +229,26 @@ class guard_ops:
 
     def __exit__(self, *error: object) -> None:
         self.runner._ops = self.ops
+
+
+def test_the_driver_that_breaks_its_contract_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> Any:
+        raise ContractError("do it", "it did not", "another", point="platform")
+
+    named = r"it did not \(driver 'host' for platform, of engine \d"
+    worker = started()
+    assert worker._runner is not None
+    for method in ("execute", "sample", "drafts"):
+        monkeypatch.setattr(worker._runner, method, fail)
+    with pytest.raises(ContractError, match=named):
+        worker.execute(SimpleNamespace(kv_metadata=None))  # type: ignore[arg-type]
+    with pytest.raises(ContractError, match=named):
+        worker.sample(1, None)  # type: ignore[arg-type]
+    with pytest.raises(ContractError, match=named):
+        worker.drafts(1)
+    monkeypatch.setattr(HostPlatformBody, "allocate_pool", fail)
+    with pytest.raises(ContractError, match=named):
+        ready()
 
 
 # -- the worker ------------------------------------------------------------------------------------------------------

@@ -360,3 +360,22 @@ def test_the_evictor_is_called_once_a_step_for_each_kind_of_news() -> None:
         for name, count in evictor.calls.items():
             most[name] = max(most.get(name, 0), count)
     assert most == {"on_commit": 1, "on_touch": 1, "on_release": 1, "victims": 1}
+
+
+def test_plans_tell_who_has_left_and_whose_history_is_whose() -> None:
+    scheduler = make_scheduler(max_num_seqs=2)
+    for name, salt in (("a", "one"), ("b", None), ("c", "two")):
+        scheduler.add(request(name, 3, max_tokens=2 if name == "a" else 4, cache_salt=salt))
+    first = plan(scheduler)
+    assert [(new.slot, new.cache_salt) for new in first.new_slots] == [(0, "one"), (1, None)]
+    assert first.left_slots is None
+    finish(scheduler)
+    plan(scheduler)
+    finish(scheduler)  # a has its two tokens
+    later = plan(scheduler)
+    assert later.left_slots is not None and [(new.slot, new.cache_salt) for new in later.new_slots] == [(0, "two")]
+    assert (later.left_slots.slot.tolist(), later.left_slots.num_tokens.tolist()) == ([0], [5])
+    finish(scheduler)
+    scheduler.abort(["b"])
+    last = plan(scheduler)
+    assert last.left_slots is not None and last.left_slots.slot.tolist() == [1]

@@ -38,8 +38,9 @@ def columns(made: StepPlan) -> dict[str, Any]:
     said = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
     said["new_slots"] = [(new.slot, new.request_id, new.token_ids.tolist()) for new in made.new_slots]
     said["new_blocks"] = [(new.slot.tolist(), new.index.tolist(), new.page.tolist()) for new in made.new_blocks]
-    if made.copies is not None:
-        said["copies"] = {name: column.tolist() for name, column in msgspec.structs.asdict(made.copies).items()}
+    for name in ("copies", "left_slots"):
+        if (part := getattr(made, name)) is not None:
+            said[name] = {column: values.tolist() for column, values in msgspec.structs.asdict(part).items()}
     return said
 
 

@@ -18,6 +18,7 @@ from harness import VOCAB
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.drafter import DrafterCard, DrafterOptions, DraftRows, Drafts, DraftSession
 from engine.plugin import Candidate
+from engine.types.plan import NewSlot
 
 WEIGHTS = torch.ones(VOCAB)
 """What `GuessingBody` weighs its distributions with."""
@@ -45,13 +46,26 @@ CANDIDATES = tuple(
 class KnowingBody:
     truths: ClassVar[list[list[int]]] = []
     """Whole sequences, prompts included."""
+    exact: ClassVar[bool] = False
+    """Every request has one of them."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.propose_one = drafting.make(context.options.kind, VOCAB)
         self.rng = random.Random(0)
         self.kept: list[int] = []
+        self.slots: dict[int, NewSlot] = {}
+
+    def enter(self, new: NewSlot) -> None:
+        assert new.slot not in self.slots, "a slot is entered that nobody has left"
+        self.slots[new.slot] = new
+
+    def leave(self, slot: int, num_tokens: int, session: DraftSession) -> None:
+        new, tokens = self.slots.pop(slot), session.tokens[slot, :num_tokens].tolist()
+        assert tokens[: len(new.token_ids)] == new.token_ids.tolist(), "the slot's tokens are another request's"
+        assert not self.exact or tokens in [truth[:num_tokens] for truth in self.truths], tokens
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        assert set(rows.slot.tolist()) <= self.slots.keys(), "drafts are wanted for a slot that nobody has entered"
         k = int(rows.num_drafts.max())
         tokens, counts = np.zeros((len(rows.slot), k), np.int32), np.zeros(len(rows.slot), np.int32)
         for i, (slot, n, most) in enumerate(zip(*(column.tolist() for column in rows), strict=True)):
@@ -75,7 +89,7 @@ class GuessingBody(KnowingBody):
         self.generator = torch.Generator().manual_seed(3)
         q = torch.softmax(torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(4)) * 1.5, dim=1) * WEIGHTS
         self.q = q / q.sum(dim=1, keepdim=True)
-        self.kept = []
+        self.kept, self.slots = [], {}
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
         m, k = len(rows.slot), int(rows.num_drafts.max())

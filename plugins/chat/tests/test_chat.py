@@ -40,7 +40,7 @@ def test_each_line_of_a_pipe_is_a_turn(program, server, lines):
 
 def test_the_key_may_stand_in_the_environment(program, server, lines, monkeypatch):
     monkeypatch.setenv("ENGINE_API_KEY", "first,second")
-    lines(b"")
+    lines(b"Hi\n")
     assert program("chat", "served-name", "--url", server.url)[0] == 0
     assert server.requests[0][1]["Authorization"] == "Bearer first"
 
@@ -64,6 +64,7 @@ def test_bytes_that_are_no_text(program, server, lines):
         (["--url", "URL", "--attention", "x"], "engine chat with --attention"),
         (["--url", "URL", "--evictor.depth", "3"], "engine chat with --evictor.depth"),
         (["--url", "URL", "--dtype=float32"], "the server's own affair"),
+        (["--url", "URL", "--verbose"], "the server's own affair"),
         (["--api-key", "k"], "name the server with --url"),
         (["--url", "ftp://x"], "no address of a server"),
         (["a", "--model", "b"], "these differ"),
@@ -87,6 +88,21 @@ def test_the_engine_in_this_process_answers_too(program, lines, monkeypatch, dou
     code, out, err = program("chat")
     assert (code, out) == (2, "hello\nyes\n") and "does not fit, even alone" in err
     assert core.closed == 1
+
+
+def test_one_question_alone(program, server, lines):
+    """vLLM's flag; what stands in the pipe is left there."""
+    lines(b"Hi\n")
+    code, out, _ = program("chat", "--url", server.url, "--quick", "Who?", "--system-prompt", "Be kind.")
+    assert (code, out) == (0, "re Who?\n")
+    _, (_, _, body) = server.requests
+    assert [message["content"] for message in body["messages"]] == ["Be kind.", "Who?"]
+
+
+def test_an_empty_pipe_is_told(program, server, lines):
+    lines(b" \n")
+    code, out, err = program("chat", "--url", server.url)
+    assert (code, out) == (2, "") and "standard input\n  found: it is empty" in err
 
 
 # -- at a terminal ----------------------------------------------------------------------------------------------------

@@ -162,6 +162,21 @@ def test_an_answer_that_was_cut_by_the_context_is_told(talk, limited, told):
     assert ("the context is full" in talk(backend, User("1"), limited=limited)[1]) is told
 
 
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        ((Piece("", "stop"),), "(the answer is empty: the model ended it at once"),
+        ((Piece(""), Piece("\n", "stop", "x")), "(the answer is empty: the stop text 'x' came first"),
+        ((Piece("a"), Piece("", "stop")), ""),
+    ],
+)
+def test_an_empty_answer_says_why(talk, pieces, told):
+    backend = Backend()
+    backend.play = {"1": pieces}
+    shown = talk(backend, User("1"))[1]
+    assert told in shown and ("empty" in shown) is bool(told)
+
+
 def test_through_a_pipe_nobody_is_asked():
     backend, out, notes = Backend(fits=3), io.StringIO(), io.StringIO()
     chat = Chat(backend, Conversation("Be brief."), out, notes, None)

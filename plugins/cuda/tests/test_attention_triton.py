@@ -120,7 +120,7 @@ def test_what_fp8_cannot_hold_becomes_its_largest_number() -> None:
     cache, plan = body.cache(some.need, some.group, some.pages), body.plan(some.batch, some.group)
     values = torch.full_like(some.new_k, 1e6)
     values[0, 0, :5] = torch.tensor([-torch.inf, torch.nan, 0.3, 0.0, 0.001])
-    body.write(some.layer, values, -values, cache, plan)
+    body.write(some.layer, values, torch.where(values.isnan(), 0, -values), cache, plan)
     page, offset = divmod(int(some.batch.slot_mapping[0]), 16)
     found = cache.k[page, 0, offset].float()
     assert found[1].isnan() and found[[0, 2, 3, 4, 5]].tolist() == [-448, 0.3125, 0, 0.001953125, 448]

@@ -32,8 +32,12 @@ def array(*pages: int) -> np.ndarray:
     return np.array(pages, np.int32)
 
 
+def commit(evictor: Prefix, pages: Sequence[int], parents: Sequence[int]) -> None:
+    evictor.on_commit(array(*pages), array(*parents), [bytes([page]) for page in pages])
+
+
 def commit_chain(evictor: Prefix, pages: Sequence[int]) -> None:
-    evictor.on_commit(array(*pages), array(0, *pages[:-1]))
+    commit(evictor, pages, [0, *pages[:-1]])
 
 
 def test_leaves_go_first_from_the_end() -> None:
@@ -46,7 +50,7 @@ def test_leaves_go_first_from_the_end() -> None:
 def test_a_trunk_outlives_its_branches_whatever_was_released_last() -> None:
     evictor = make()
     commit_chain(evictor, [1, 2])
-    evictor.on_commit(array(3, 4), array(2, 2))
+    commit(evictor, [3, 4], [2, 2])
     evictor.on_release(array(1, 2))
     evictor.on_release(array(3))
     evictor.on_release(array(4))
@@ -57,7 +61,7 @@ def test_a_shared_prompt_outlives_younger_pages() -> None:
     evictor = make()
     commit_chain(evictor, [1])
     for branch in (2, 3, 4):  # three sequences go on after page 1
-        evictor.on_commit(array(branch), array(1))
+        commit(evictor, [branch], [1])
     evictor.on_release(array(1, 2, 3, 4))
     commit_chain(evictor, [5, 6])
     evictor.on_release(array(5, 6))
@@ -83,7 +87,7 @@ def test_a_branch_counts_after_the_first_one_was_given_up() -> None:
     evictor.on_release(array(1, 2))
     assert evictor.victims(1, 0).tolist() == [2]
     evictor.on_touch(array(1))
-    evictor.on_commit(array(3), array(1))
+    commit(evictor, [3], [1])
     evictor.on_release(array(1, 3))
     commit_chain(evictor, [4])
     evictor.on_release(array(4))
@@ -94,7 +98,7 @@ def test_what_was_popular_once_goes_some_day() -> None:
     evictor = make(share_limit=3)
     commit_chain(evictor, [1])
     for page in range(2, 12):
-        evictor.on_commit(array(page), array(1))
+        commit(evictor, [page], [1])
     evictor.on_release(array(*range(1, 12)))
     assert 1 not in evictor.victims(10, 0)
     for turn in range(1000):
@@ -110,7 +114,7 @@ def test_what_was_popular_once_goes_some_day() -> None:
 def test_weight_0_is_age_alone() -> None:
     evictor = make(share_weight=0.0)
     commit_chain(evictor, [1])
-    evictor.on_commit(array(2, 3), array(1, 1))
+    commit(evictor, [2, 3], [1, 1])
     evictor.on_release(array(1, 2, 3))
     evictor.victims(2, 0)
     commit_chain(evictor, [4])
@@ -143,7 +147,7 @@ class Machine(RuleBasedStateMachine):
     def commit(self, data: st.DataObject) -> None:
         chain = data.draw(st.lists(st.sampled_from(self.free), min_size=1, max_size=5, unique=True))
         above = data.draw(st.sampled_from([0, *self.parent]))
-        self.evictor.on_commit(array(*chain), array(above, *chain[:-1]))
+        commit(self.evictor, chain, [above, *chain[:-1]])
         for page, parent in zip(chain, [above, *chain[:-1]], strict=True):
             self.parent[page] = parent
             self.held.add(page)

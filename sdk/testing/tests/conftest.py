@@ -1,6 +1,8 @@
-"""Makes the drivers of these tests importable: here, and in the processes that suites start."""
+"""Makes the drivers of these tests importable, those of strangers as well: here, and in the processes that suites
+start."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), *map(str, sorted(HERE.glob("strangers/*/src")))]

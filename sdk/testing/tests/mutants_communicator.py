@@ -149,6 +149,66 @@ class AnotherKind(Gloo):
             raise KeyError("gone") from error
 
 
+class ReceivesForEver(Gloo):
+    """whoever only receives from a rank that has gone gets its own tensor back, and no error"""
+
+    def recv(self, x: torch.Tensor, source: int) -> None:
+        try:
+            super().recv(x, source)
+        except RuntimeError:
+            if self._group is None:
+                raise
+
+
+class HearsNoRoot(Gloo):
+    """a broadcast from a rank that has gone is no error"""
+
+    def broadcast(self, x: torch.Tensor, root: int) -> None:
+        try:
+            super().broadcast(x, root)
+        except RuntimeError:
+            if self._group is None:
+                raise
+
+
+class CutsTails(Gloo):
+    """of a message of 16 MiB the last kilobyte is not received"""
+
+    def recv(self, x: torch.Tensor, source: int) -> None:
+        tail = x[-256:].clone()
+        super().recv(x, source)
+        if x.nbytes >= 16 << 20:
+            x[-256:] = tail
+
+
+class SumsWholeChunks(Gloo):
+    """of a sum of 16 MiB what does not fill a chunk is left as it was"""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        rest = x.numel() % 1024 if x.nbytes >= 16 << 20 else 0
+        tail = x[x.numel() - rest :].clone() if rest else x
+        found = super().all_reduce(x)
+        if rest:
+            found[-rest:] = tail
+        return found
+
+
+class BarrierStaysOpen(Gloo):
+    """a barrier of a closed communicator returns at once"""
+
+    def barrier(self) -> None:
+        if self._group is not None:
+            super().barrier()
+
+
+class SendsClosed(Gloo):
+    """what is sent through a closed communicator is thrown away without a word"""
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        if self._group is not None:
+            super().send(x, to)
+
+
 class LeavesMemory(Gloo):
     """a named piece of shared memory is left behind"""
 
@@ -185,6 +245,7 @@ class LosesEmpty(Gloo):
 MUTANTS = [
     OwnFirst, NarrowSums, EvenGather, EvenScatter, FirstDimension, StridedGather, RootZero, StridedBroadcast,
     IgnoresStrides, OneBuffer, ReversedRanks, AsymmetricAccepts, ForgetfulAccepts, SwallowsDeath, AnotherKind,
+    ReceivesForEver, HearsNoRoot, CutsTails, SumsWholeChunks, BarrierStaysOpen, SendsClosed,
     LeavesMemory, CloseOnce, OpenForEver, LosesEmpty,
 ]  # fmt: skip
 

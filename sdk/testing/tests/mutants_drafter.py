@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ from mutant_suites import suites_of
 from plain_drafter_card import PlainDrafter
 
 from engine.interfaces.drafter import DraftRows, Drafts, DraftSession
-from engine_kit.philox import uniform
-from engine_reference.drafter_ngram.body import NgramDrafterBody
+from engine.interfaces.philox import uniform
+from engine.types.plan import NewSlot
 from engine_sdk.conformance import DrafterConformance
 
 VOCAB = 256
@@ -46,6 +46,18 @@ class Plain:
 
     def accepted(self, rows: DraftRows, counts: torch.Tensor) -> None:
         pass
+
+    def enter(self, new: NewSlot) -> None:
+        pass
+
+    def leave(self, slot: int, num_tokens: int, session: DraftSession) -> None:
+        pass
+
+
+class Session(NamedTuple):
+    """A session with another table."""
+
+    tokens: torch.Tensor
 
 
 class Unnormalised(Plain):
@@ -152,6 +164,41 @@ class OutsideVocabulary(NgramDrafterBody):
         return drafts._replace(tokens=drafts.tokens + 1000)
 
 
+class KeepsTexts(NgramDrafterBody):
+    """a slot's text is kept from step to step, and goes on when the slot has changed hands"""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.texts: dict[int, list[int]] = {}
+
+    def text(self, slot: int, num_tokens: int) -> list[int]:
+        return self.texts.setdefault(slot, [])
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        table = session.tokens.clone()
+        for slot, n in zip(rows.slot.tolist(), rows.num_tokens.tolist(), strict=True):
+            text = self.text(slot, n)
+            text += session.tokens[slot, len(text) : n].tolist()
+            table[slot, :n] = torch.tensor(text[:n])
+        return super().propose(rows, Session(table))
+
+
+class NoticesShorterTexts(KeepsTexts):
+    """that a slot has changed hands is noticed by a text that is shorter than before, and by nothing else"""
+
+    def text(self, slot: int, num_tokens: int) -> list[int]:
+        if len(self.texts.get(slot, [])) > num_tokens:
+            del self.texts[slot]
+        return super().text(slot, num_tokens)
+
+
+class ForgetsWhenLeft(KeepsTexts):
+    """what is kept of a slot is forgotten by the number of another one"""
+
+    def leave(self, slot: int, num_tokens: int, session: DraftSession) -> None:
+        self.texts.pop(slot + 1, None)
+
+
 class DraftsNothing(NgramDrafterBody):
     """nothing is ever drafted"""
 
@@ -168,16 +215,69 @@ class Backwards(NgramDrafterBody):
         return drafts._replace(tokens=drafts.tokens.flip(1))
 
 
+# -- of one that learns from who has left -----------------------------------------------------------------------------
+class Learns(NgramDrafterBody):
+    """Right: a row whose own text has no match goes on as the last text did that ended, of those with its salt."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.salts: dict[int, str | None] = {}
+        self.texts: dict[str | None, list[int]] = {}
+
+    def whose(self, slot: int) -> str | None:
+        return self.salts[slot]
+
+    def enter(self, new: NewSlot) -> None:
+        self.salts[new.slot] = new.cache_salt
+
+    def leave(self, slot: int, num_tokens: int, session: DraftSession) -> None:
+        self.texts[self.whose(slot)] = session.tokens[slot, :num_tokens].tolist()
+
+    def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
+        drafts = super().propose(rows, session)
+        for i, (slot, n, most) in enumerate(zip(*(column.tolist() for column in rows), strict=True)):
+            text, last = self.texts.get(self.whose(slot), []), int(session.tokens[slot, n - 1])
+            if not drafts.counts[i] and last in text[:-1]:
+                found = text[len(text) - 1 - text[-2::-1].index(last) :][:most]
+                drafts.tokens[i, : len(found)], drafts.counts[i] = torch.tensor(found), len(found)
+        return drafts
+
+
+class OneHistory(Learns):
+    """what was learned from one request is used for another that may not share its history"""
+
+    def whose(self, slot: int) -> str | None:
+        return None
+
+
+class LearnsTooMuch(Learns):
+    """what stands behind a text that has ended is learned too"""
+
+    def leave(self, slot: int, num_tokens: int, session: DraftSession) -> None:
+        super().leave(slot, num_tokens + 8, session)
+
+
+LEARNING = [OneHistory, LearnsTooMuch]
 DRAWN = [Unnormalised, TellsAnother, Argmax, Impossible, RanksDiffer]
 CERTAIN = [
     TooMany, LongTokens, ReadsPastTheEnd, WrongSlot, WritesTheTable, FirstRowsCount, Narrow, OutsideVocabulary,
-    DraftsNothing, Backwards,
+    KeepsTexts, NoticesShorterTexts, ForgetsWhenLeft, DraftsNothing, Backwards,
 ]  # fmt: skip
-MUTANTS = [*DRAWN, *CERTAIN]
+MUTANTS = [*DRAWN, *CERTAIN, *LEARNING]
 
 globals().update(suites_of(DrafterConformance, PlainDrafter, DRAWN))
-globals().update(suites_of(DrafterConformance, "ngram", CERTAIN))
+globals().update(suites_of(DrafterConformance, "ngram", [*CERTAIN, *LEARNING]))
 
 
 class TestUnbroken(DrafterConformance):
     card = PlainDrafter
+
+
+class TestLearns(DrafterConformance):
+    """What the last mutants are made of passes."""
+
+    driver = "ngram"
+
+    @classmethod
+    def body(cls) -> type:
+        return Learns

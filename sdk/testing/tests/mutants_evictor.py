@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,31 @@ class TakesHeldPages(LRU):
         self._len -= int(np.count_nonzero(self._stamps[pages]))
 
 
+class TiresOfTouches(LRU):
+    """from the thousandth touch on, touched pages are given up all the same"""
+
+    count = 0
+
+    def on_touch(self, pages: np.ndarray) -> None:
+        self.count += 1
+        if self.count < 1000:
+            super().on_touch(pages)
+        else:
+            self._len -= int(np.count_nonzero(self._stamps[pages]))
+
+
+class SmallCounters(LRU):
+    """a page's touches are counted in eight bits: every 256th is taken for none"""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self._touches = np.zeros(context.num_pages, np.uint8)
+
+    def on_touch(self, pages: np.ndarray) -> None:
+        self._touches[pages] += 1
+        super().on_touch(pages[self._touches[pages] > 0])
+
+
 class ForgetsTouch(LRU):
     """only the first page of a touch is taken out"""
 
@@ -83,7 +110,7 @@ class OneLess(LRU):
 class CommitsAreCandidates(LRU):
     """pages are candidates from their commit on, while a request holds them"""
 
-    def on_commit(self, pages: np.ndarray, parents: np.ndarray) -> None:
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray, hashes: Sequence[bytes]) -> None:
         self.on_release(pages)
 
 
@@ -124,9 +151,92 @@ class NullPage(LRU):
         return np.append(found, np.zeros(n - found.size, np.int32)).astype(np.int32)
 
 
-MUTANTS = [
-    DoubleFree, TwiceAtOnce, Unranked, FrontFirst, SortsEachCall, TakesHeldPages, ForgetsTouch, OneMore, OneLess,
-    CommitsAreCandidates, CountsReleases, ResetKeeps, NeverCompacts, GivesLists, NullPage,
+# -- of one that remembers -------------------------------------------------------------------------------------------
+class TwoQueues(LRU):
+    """Right: 2Q (Johnson, Shasha 1994). What comes back soon after it was given up goes after all that is new."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.again, self.hashes = LRU(context), [b""] * context.num_pages
+        self.known = np.zeros(context.num_pages, bool)
+        self.ghosts: OrderedDict[bytes, None] = OrderedDict()
+        self.most = context.num_pages
+
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray, hashes: Sequence[bytes]) -> None:
+        for page, hashed in zip(pages.tolist(), hashes, strict=True):
+            self.hashes[page], self.known[page] = hashed, hashed in self.ghosts
+            self.ghosts.pop(hashed, None)
+
+    def on_touch(self, pages: np.ndarray) -> None:
+        super().on_touch(pages)
+        self.again.on_touch(pages)
+
+    def on_release(self, pages: np.ndarray) -> None:
+        super().on_release(pages[~self.known[pages]])
+        self.again.on_release(pages[self.known[pages]])
+
+    def victims(self, n: int, group: int) -> np.ndarray:
+        first = super().victims(n, group)
+        found = np.append(first, self.again.victims(n - first.size, group))
+        self.ghosts.update((self.hashes[page], None) for page in found.tolist())
+        self.forget_some()
+        return found
+
+    def forget_some(self) -> None:
+        while len(self.ghosts) > self.most:
+            self.ghosts.popitem(last=False)
+
+    def __len__(self) -> int:
+        return self._len + len(self.again)
+
+    def reset(self) -> None:
+        super().reset()
+        self.again.reset()
+        self.ghosts.clear()
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        self.again.check_integrity()
+
+
+class RemembersForEver(TwoQueues):
+    """the hash of every page that was ever given up is kept"""
+
+    def forget_some(self) -> None:
+        pass
+
+
+class GhostsReturn(TwoQueues):
+    """what comes back is a candidate from its commit on, while a request holds it"""
+
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray, hashes: Sequence[bytes]) -> None:
+        super().on_commit(pages, parents, hashes)
+        self.again.on_release(pages[self.known[pages]])
+
+
+class CountsOneQueue(TwoQueues):
+    """len leaves out what came back"""
+
+    def __len__(self) -> int:
+        return self._len
+
+
+REMEMBERING = [RemembersForEver, GhostsReturn, CountsOneQueue]
+ORDERING = [
+    DoubleFree, TwiceAtOnce, Unranked, FrontFirst, SortsEachCall, TakesHeldPages, TiresOfTouches, SmallCounters,
+    ForgetsTouch, OneMore, OneLess, CommitsAreCandidates, CountsReleases, ResetKeeps, NeverCompacts, GivesLists,
+    NullPage,
 ]  # fmt: skip
+MUTANTS = [*ORDERING, *REMEMBERING]
 
 globals().update(suites_of(EvictorConformance, "lru", MUTANTS))
+
+
+class TestTwoQueues(EvictorConformance):
+    """What the last mutants are made of passes."""
+
+    driver = "lru"
+
+    @classmethod
+    def body(cls) -> type:
+        return TwoQueues

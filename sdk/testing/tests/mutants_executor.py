@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import numpy as np
 from mutant_suites import suites_of
+from plain_executor import Plain
+from plain_executor_card import PlainExecutor
 
 from engine.types.errors import EngineDeadError, EngineError
-from engine_reference.executor_inline.body import Inline
-from engine_reference.executor_process.body import Process
+from engine.types.plan import StepResult
 from engine_sdk.conformance import ExecutorConformance
 
 
@@ -227,12 +228,56 @@ class CallErrorsKill(Process):
             raise
 
 
+class RankZeroAlone(Plain):
+    """a step is rank 0's: the error of a rank above it is dropped"""
+
+    def execute(self, plan: Any) -> Any:
+        return super().execute(plan).futures[0]
+
+
+class SwallowsSampling(Plain):
+    """an error of `sample` is swallowed: the step goes on as if no masks had come"""
+
+    def execute(self, plan: Any) -> Any:
+        class Unmasked(Wrapped):
+            def result(self, timeout: float | None = None) -> Any:
+                try:
+                    return self.inner.result(timeout)
+                except TimeoutError:
+                    raise
+                except Exception:
+                    return StepResult(step_id=plan.step_id, tokens=np.zeros(plan.num_rows, np.int32))
+
+        future = super().execute(plan)
+        return Unmasked(future) if plan.masks_follow else future
+
+
+class RaisesFromSample(Plain):
+    """`sample` waits for the step, and raises its error"""
+
+    def execute(self, plan: Any) -> Any:
+        self._open = super().execute(plan)
+        return self._open
+
+    def sample(self, step_id: int, masks: Any) -> None:
+        super().sample(step_id, masks)
+        self._open.result()
+
+
 INLINE = [
     ResultOfTheLast, DoneAtOnce, WideTokens, LosesLogprobs, ChangesPlans, SignedSeeds, IgnoresMasks, UnsignedMasks,
     CallsAfterMasks, SwallowsStart, HealthyForEver, OneShutdown, DropsArguments,
 ]  # fmt: skip
 PROCESS = [LeaksProcesses, FirstAnswer, MostPages, AveragesMemory, IgnoresDeath, UntypedDeath, CallErrorsKill]
-MUTANTS = [*INLINE, *PROCESS]
+PLAIN = [RankZeroAlone, SwallowsSampling, RaisesFromSample]
+MUTANTS = [*INLINE, *PROCESS, *PLAIN]
 
 globals().update(suites_of(ExecutorConformance, "inline", INLINE))
 globals().update(suites_of(ExecutorConformance, "process", PROCESS))
+globals().update(suites_of(ExecutorConformance, PlainExecutor, PLAIN))
+
+
+class TestUnbroken(ExecutorConformance):
+    """What the last mutants are made of passes."""
+
+    card = PlainExecutor

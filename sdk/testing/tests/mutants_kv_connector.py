@@ -226,6 +226,24 @@ class FailsAll(Plain):
             self._failed[step_id] = self._decode(metadata).in_page
 
 
+class DropsTheLastLoss(Plain):
+    """of three loads that fail, or more, the last is not reported"""
+
+    def start_load(self, step_id: int, metadata: bytes) -> None:
+        super().start_load(step_id, metadata)
+        if self._failed[step_id].size > 2:
+            self._failed[step_id] = self._failed[step_id][:-1]
+
+
+class TrustsTheLastLoad(Plain):
+    """a step's last load is not looked at: it never fails"""
+
+    def start_load(self, step_id: int, metadata: bytes) -> None:
+        super().start_load(step_id, metadata)
+        pages = self._decode(metadata).in_page
+        self._failed[step_id] = self._failed[step_id][self._failed[step_id] != pages[-1:]]
+
+
 class LastResult(Plain):
     """a result is that of the last load, whatever step is asked for"""
 
@@ -266,7 +284,7 @@ SCHEDULERS = [
 ]  # fmt: skip
 WORKERS = [
     InBeforeOut, KeepsViews, WholeWords, AsNumbers, OnePool, NextPageToo, SwallowsLosses, NamesPlaces, FailsAll,
-    LastResult, ListsLosses, LeavesThreads, LeavesFiles,
+    DropsTheLastLoss, TrustsTheLastLoad, LastResult, ListsLosses, LeavesThreads, LeavesFiles,
 ]  # fmt: skip
 MUTANTS = [*SCHEDULERS, *WORKERS, OneHalf, HeavyHalf, Moody]
 

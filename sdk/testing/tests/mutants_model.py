@@ -1,4 +1,4 @@
-"""Models with one planted fault each: Llamas, and those that broken_encoders holds. A class a mutant."""
+"""Models with one planted fault each: Llamas, those that broken_encoders holds, and strangers'. A class a mutant."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any, ClassVar
 import torch
 from broken_encoders import ENCODERS
 from broken_model_cards import CARDS, Sound
+from broken_stranger_cards import GPT2_CARDS, MIXTRAL_CARDS
+from broken_strangers import GPT2S, MIXTRALS
+from engine_gpt2.card import GPT2Card
+from engine_mixtral.card import MixtralCard
 from mutant_suites import suites_of
 
 from engine.interfaces.model import ModelContext, State
@@ -427,7 +431,7 @@ class ReadsOn(_Shared):
 class Whole(ModelConformance):
     """Beside transformers' Llama."""
 
-    transformers_class = "LlamaForCausalLM"
+    oracle = "LlamaForCausalLM"
 
 
 class Plain(Whole):
@@ -448,6 +452,18 @@ class Biased(Plain):
     config: ClassVar[dict[str, Any]] = {"attention_bias": True, "mlp_bias": True}
 
 
+class StrangersGPT2(Plain):
+    """Beside transformers' GPT-2."""
+
+    architecture, oracle = "GPT2LMHeadModel", ""
+
+
+class StrangersMixtral(Whole):
+    """Beside transformers' Mixtral."""
+
+    architecture, oracle = "MixtralForCausalLM", ""
+
+
 class Encoders(EncoderModelConformance):
     """As `Plain`."""
 
@@ -464,10 +480,13 @@ PLAIN = [
 WHOLE = [ComputesItself, *CARDS]
 BIASES = [DropsBias, MakesUpBias, AddsBiasEverywhere]
 TIED = [Unties, CountsTiedTwice]
-MUTANTS = [*PLAIN, *WHOLE, *BIASES, *TIED, *ENCODERS]
+STRANGERS = [*GPT2S, *GPT2_CARDS, *MIXTRALS, *MIXTRAL_CARDS]
+MUTANTS = [*PLAIN, *WHOLE, *BIASES, *TIED, *STRANGERS, *ENCODERS]
 
 globals().update(suites_of(Plain, Sound, PLAIN))
 globals().update(suites_of(Whole, Sound, WHOLE))
 globals().update(suites_of(Biased, Sound, BIASES))
 globals().update(suites_of(Tied, Sound, TIED))
+globals().update(suites_of(StrangersGPT2, GPT2Card, [*GPT2S, *GPT2_CARDS]))
+globals().update(suites_of(StrangersMixtral, MixtralCard, [*MIXTRALS, *MIXTRAL_CARDS]))
 globals().update(suites_of(Encoders, "BertForSequenceClassification", ENCODERS))

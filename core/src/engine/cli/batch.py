@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from engine.cli.batch_lines import BadLine, Line
 from engine.frontend.interrupt import DeferredInterrupt
@@ -25,6 +25,7 @@ class Batch:
         sampling: parameters of those lines that do not set them, by their names in `SamplingParams`.
         out: gets one JSON object a line.
         at_once: most requests that are queued at a time.
+        chat: a text goes through the chat template, as a user's message.
 
     Attributes:
         failed: (line's number, error) of lines that failed. Each has a result too, with "error" in place of a text.
@@ -37,9 +38,11 @@ class Batch:
         sampling: dict[str, Any],
         out: TextIO,
         at_once: int,
+        *,
+        chat: bool = False,
     ) -> None:
         self._engine, self._lines, self._sampling = engine, lines, sampling
-        self._out, self._at_once = out, at_once
+        self._out, self._at_once, self._chat = out, at_once, chat
         self.failed: list[tuple[int, EngineError]] = []
         self._running: dict[str, int] = {}
         self._results: dict[int, dict[str, Any]] = {}
@@ -74,9 +77,11 @@ class Batch:
             if isinstance(line, BadLine):
                 raise line.error
             params = SamplingParams(**{**self._sampling, **line.sampling})
-            prompt: Any = line.prompt
-            if line.messages is not None:
-                prompt = self._engine.frontend.inputs.render_chat(line.messages)
+            prompt, messages = cast(Any, line.prompt), line.messages
+            if self._chat and isinstance(prompt, str):
+                messages = [{"role": "user", "content": prompt}]
+            if messages is not None:
+                prompt = self._engine.frontend.inputs.render_chat(messages)
             self._engine.add_request(request_id, prompt, params, output_kind=OutputKind.FINAL)
             self._running[request_id] = index
         except EngineDeadError:

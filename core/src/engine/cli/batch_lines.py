@@ -47,6 +47,17 @@ def choose_format(path: str, text: str) -> Format:
         return "text"
 
 
+def holds_objects(text: str) -> bool:
+    """Whether any line is a JSON object."""
+    for line in text.split("\n"):
+        try:
+            if isinstance(json.loads(line), dict):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
 @dataclass(frozen=True)
 class BadLine:
     """A line that cannot be read.

@@ -12,7 +12,6 @@ from engine.cli.flags import (
     add_server_flags,
     command_settings,
     name_positional_model,
-    warn,
 )
 from engine.plugin.command import Command
 from engine.types.errors import EngineError
@@ -32,8 +31,6 @@ class Config(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         name_positional_model(arguments, "show the settings for")
         merged = command_settings(arguments)
-        for warning in merged.warnings:
-            warn(warning)
 
         from engine.cli.config_tree import as_json, as_yaml, resolve
         from engine.config.server import ServerConfig

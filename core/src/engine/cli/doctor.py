@@ -31,7 +31,7 @@ class Ailment(NamedTuple):
     """Something to mend.
 
     Attributes:
-        kind: "broken", "incomplete", "duplicate", "outdated", "slow" or "heavy".
+        kind: "broken", "unmarked", "incomplete", "duplicate", "outdated", "slow" or "heavy".
         where: the plugin, or the distribution.
         found: what is wrong.
         remedy: what mends it.
@@ -205,7 +205,7 @@ class _Probe:
 def _diagnose(candidate: Candidate, finding: Finding) -> list[Ailment]:
     where = _name(candidate)
     if finding.found:
-        return [Ailment("broken", where, finding.found, finding.remedy)]
+        return [Ailment(finding.kind, where, finding.found, finding.remedy)]
     if finding.heavy and candidate.point in POINTS:
         found = f"its card imports {', '.join(finding.heavy)} ({finding.seconds:.1f} s)"
         return [Ailment("heavy", where, found, "its author has to import them in the body, not with the card")]

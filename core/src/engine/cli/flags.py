@@ -102,12 +102,17 @@ def name_positional_model(arguments: argparse.Namespace, doing: str) -> None:
 
 
 def command_settings(namespace: argparse.Namespace) -> Merged:
-    """`merged_settings`, for the command that the process was started for: from here on it logs as they say."""
+    """`merged_settings`, for the command that the process was started for: from here on it logs as they say. It is said
+    what became of flags by other names, and what is odd about the settings."""
     merged = merged_settings(namespace)
     if merged.section("settings").get("log_format") == "json":
         from engine.types.json_log import log_as
 
         log_as("json")
+    for note in getattr(namespace, "notes", ()):
+        _say("note", note)
+    for warning in merged.warnings:
+        _say("warning", warning)
     return merged
 
 
@@ -127,11 +132,10 @@ def merged_settings(namespace: argparse.Namespace) -> Merged:
     return gather(given, config_file)
 
 
-def warn(text: str) -> None:
-    """Say what is odd about the settings."""
+def _say(kind: str, text: str) -> None:
     from engine.types.json_log import tell
 
-    tell("engine.config", text, f"warning: {text}")
+    tell("engine.config", text, f"{kind}: {text}")
 
 
 def _add_setting(group: argparse.ArgumentParser | argparse._ArgumentGroup, setting: Setting) -> None:

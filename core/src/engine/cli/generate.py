@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from engine.cli.flags import add_engine_flags, command_settings, warn
+from engine.cli.empty_answer import why_empty
+from engine.cli.flags import add_engine_flags, command_settings
 from engine.cli.sampling_flags import DEFAULT_MAX_TOKENS, add_sampling_flags, sampling_keywords
 from engine.cli.terminal import printable
 from engine.plugin.command import Command
@@ -18,7 +19,9 @@ from engine.types.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
     from engine.cli.batch_lines import BadLine, Line
+    from engine.frontend.prompts import Prompt
     from engine.llm import LLMEngine
+    from engine.types.outputs import CompletionOutput
     from engine.types.params import SamplingParams
 
 _REQUEST_ID = "generate"
@@ -51,6 +54,9 @@ class Generate(Command):
             choices=("text", "jsonl"),
             help="what the lines are (default: by the file's name, else by its first line)",
         )
+        parser.add_argument(
+            "--chat", action="store_true", help="put each text through the model's chat template, as a user's message"
+        )
         add_sampling_flags(parser)
         add_engine_flags(parser)
 
@@ -58,8 +64,6 @@ class Generate(Command):
         lines = _batch(arguments)
         prompt = _prompt(arguments, sys.stdin) if lines is None else ""
         merged = command_settings(arguments)
-        for warning in merged.warnings:
-            warn(warning)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
         from engine.config.settings import EngineConfig
@@ -73,47 +77,76 @@ class Generate(Command):
         with _open_output(arguments) as out:
             from engine.llm import LLMEngine
 
-            engine = LLMEngine.from_engine_args(config)
+            engine, chat = LLMEngine.from_engine_args(config), hasattr(arguments, "chat")
             keywords = {"max_tokens": DEFAULT_MAX_TOKENS} | engine.sampling_defaults.params | keywords
             try:
                 if lines is not None:
-                    return _run_batch(engine, lines, keywords, out, config.max_num_seqs * config.data_parallel_size)
-                stream(engine, prompt, SamplingParams(**keywords), out)
+                    at_once = _QUEUED_PER_PLACE * config.max_num_seqs * config.data_parallel_size
+                    return _run_batch(engine, lines, keywords, out, at_once, chat)
+                ended = stream(engine, as_message(engine, prompt) if chat else prompt, SamplingParams(**keywords), out)
+                if not ended.text.strip():
+                    print(f"note: {_empty(engine, ended, chat)}", file=sys.stderr)
             finally:
                 engine.shutdown()
         return 0
 
 
-def stream(engine: LLMEngine, prompt: str, params: SamplingParams, out: TextIO) -> None:
+def as_message(engine: LLMEngine, prompt: str) -> Prompt:
+    """The prompt as a user's message, by the chat template. Raises TokenizerError where there is none."""
+    return engine.frontend.inputs.render_chat([{"role": "user", "content": prompt}])
+
+
+def _empty(engine: LLMEngine, ended: CompletionOutput, chat: bool) -> str:
+    """Why an answer has no text, and what to do."""
+    why, by_model = why_empty(ended.finish_reason, ended.stop_reason)
+    if not by_model:
+        return f"the answer is empty: {why}"
+    remedy = "--min-tokens N has it go on"
+    if not chat and engine.plan is not None and engine.plan.has_chat_template:
+        remedy = f"a question wants --chat, which puts it through the model's chat template; {remedy}"
+    return f"the answer is empty: {why}; {remedy}"
+
+
+def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams, out: TextIO) -> CompletionOutput:
     """Generate and write the text to `out` as it comes, with a newline at the end.
+
+    Returns:
+        The whole completion.
 
     Raises:
         EngineError: the prompt or a parameter is refused, or generation failed.
     """
     shown = printable if out.isatty() else str
     engine.add_request(_REQUEST_ID, prompt, params)
-    written = 0
+    written, completion = 0, None
     try:
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.error is not None:
                     raise output.error
-                text = output.outputs[0].text
-                out.write(shown(text[written:]))
-                written = len(text)
+                completion = output.outputs[0]
+                out.write(shown(completion.text[written:]))
+                written = len(completion.text)
             out.flush()
     finally:
         if written:
             out.write("\n")
             out.flush()
+    assert completion is not None, "a request that ended has told so"
+    return completion
 
 
 def _run_batch(
-    engine: LLMEngine, lines: Sequence[Line | BadLine], sampling: dict[str, Any], out: TextIO, max_num_seqs: int
+    engine: LLMEngine,
+    lines: Sequence[Line | BadLine],
+    sampling: dict[str, Any],
+    out: TextIO,
+    at_once: int,
+    chat: bool,
 ) -> int:
     from engine.cli.batch import Batch
 
-    batch = Batch(engine, lines, sampling, out, _QUEUED_PER_PLACE * max_num_seqs)
+    batch = Batch(engine, lines, sampling, out, at_once, chat=chat)
     batch.run(_bar)
     for number, error in sorted(batch.failed, key=lambda failure: failure[0])[:_SHOWN_FAILURES]:
         place = f"line {number}"
@@ -143,12 +176,16 @@ def _batch(arguments: argparse.Namespace) -> list[Line | BadLine] | None:
         return [Line(1, prompt=_prompt(arguments, sys.stdin))]
     if prompt is not None:
         raise ConfigError(f"generate from --input {path!r} and from a prompt", "there are both", "give one of them")
-    from engine.cli.batch_lines import choose_format, parse_lines
+    from engine.cli.batch_lines import choose_format, holds_objects, parse_lines
 
-    text = _read(path)
-    lines = parse_lines(text, getattr(arguments, "input_format", None) or choose_format(path, text))
+    text, asked = _read(path), f"generate from --input {path!r}"
+    form = getattr(arguments, "input_format", None) or choose_format(path, text)
+    lines = parse_lines(text, form)
     if not lines:
-        raise InvalidRequestError(f"generate from --input {path!r}", "it is empty", "write one request a line")
+        raise InvalidRequestError(asked, "it is empty", "write one request a line")
+    if form == "jsonl" and not holds_objects(text):
+        remedy = "pass --input-format text where its lines are prompts, or write one JSON object a line"
+        raise InvalidRequestError(asked, f"none of its {len(lines)} lines is a JSON object", remedy)
     return lines
 
 
@@ -185,4 +222,9 @@ def _prompt(arguments: argparse.Namespace, source: TextIO) -> str:
         raise InvalidRequestError(
             "generate text", "there is no prompt", 'write one, as in: engine generate "Once upon a time"'
         )
-    return source.read()
+    prompt = source.read()
+    if not prompt.strip():
+        raise InvalidRequestError(
+            "generate from standard input", "it is empty", 'write a prompt, as in: engine generate "Once upon a time"'
+        )
+    return prompt

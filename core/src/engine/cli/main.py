@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.cli.other_names import instead_of
+from engine.cli.other_names import OTHER_COMMANDS, instead_of, translate
 from engine.plugin.near import did_you_mean
 from engine.types.errors import ConfigError, ContractError, EngineError
 
@@ -79,19 +79,35 @@ def _run_command(name: str, arguments: list[str]) -> int:
 
     from engine.cli.flags import canonical
 
-    arguments = canonical(arguments)
-    command = _find(name, arguments)
+    command = _find(name, canonical(arguments))
     parser = argparse.ArgumentParser(
         prog=f"engine {name}", description=command.help, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
     command.add_arguments(parser)
-    namespace, unknown = parser.parse_known_args(arguments)
+    flags = _flags(parser)
+    arguments, notes = translate(arguments, flags) if "--model" in flags else (arguments, [])
+    namespace, unknown = parser.parse_known_args(canonical(arguments))
     if unknown:
-        flags = _flags(parser)
-        flag = unknown[0].partition("=")[0]
-        hint = instead_of(flag) or (did_you_mean(flag, flags) if flag.startswith("-") else "")
-        raise ConfigError(f"engine {name} {unknown[0]}", "there is no such flag", hint or f"see: engine {name} --help")
+        raise _surplus(name, unknown[0], namespace, flags)
+    namespace.notes = notes
     return command.run(namespace)
+
+
+def _surplus(name: str, argument: str, given: argparse.Namespace, flags: Sequence[str]) -> ConfigError:
+    """What is said to an argument that the command does not take."""
+    asked, see = f"engine {name} {argument}", f"see: engine {name} --help"
+    if argument.startswith("-"):
+        flag = argument.partition("=")[0]
+        return ConfigError(asked, "there is no such flag", instead_of(flag) or did_you_mean(flag, flags) or see)
+    if (model := getattr(given, "positional_model", None)) is not None:
+        return ConfigError(
+            f"engine {name} {model} {argument}",
+            f"{argument!r} is a second model, and an engine has one",
+            "start another engine for it; further names of one model are --served-model-name NAME,NAME",
+        )
+    if getattr(given, "prompt", None) is not None:
+        return ConfigError(asked, "it is a second prompt", "put a prompt of several words in quotes, many into --input")
+    return ConfigError(asked, "nothing stands in this place", see)
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
@@ -129,15 +145,17 @@ def _find(name: str, arguments: Sequence[str] = ()) -> Command:
     from engine.plugin.known import distribution_of
     from engine.plugin.loading import load_entry_point
 
-    registry = Registry.discover(plugins=_plugin_list(arguments))
+    first, _, action = name.partition(" ")
+    ours = ACTIONS.get(first, {}).get(action)
+    # These know --plugins alone of the engine's settings: `--config` of `engine plugins test` is a model's.
+    said = [argument for argument in arguments if not (ours and argument.startswith("--config="))]
+    registry = Registry.discover(plugins=_plugin_list(said))
     names = [*COMMANDS, *(candidate.name for candidate in registry.candidates("commands"))]
     known = name in names or any(c.name == name for c in registry.outdated("commands"))
     if not known and not registry.denies("commands", name):
-        first, _, action = name.partition(" ")
-        offers = ACTIONS.get(first, {}).get(action) or distribution_of("commands", name)
-        hint = f"pip install {offers}" if offers else did_you_mean(name, names)
-        hint = hint or f"the commands are: {', '.join(names)}"
-        found = "no installed distribution offers this command" if offers else "there is no such command"
+        hint = f"pip install {ours}" if ours else did_you_mean(name, names)
+        hint = OTHER_COMMANDS.get(name) or hint or f"the commands are: {', '.join(names)}"
+        found = "no installed distribution offers this command" if ours else "there is no such command"
         raise ConfigError(f"engine {name}", found, hint)
     candidate = registry.find("commands", name)
     loaded = load_entry_point(candidate)
@@ -162,7 +180,8 @@ def _help() -> str:
 
 
 def _added_lines() -> list[str]:
-    """The commands of plugins. Where the list of plugins is wrong, help is wanted all the more."""
+    """The commands of plugins; none is imported. Where the list of plugins is wrong, help is wanted all the more."""
+    from engine.cli.command_help import help_of
     from engine.plugin.discovery import Registry
 
     try:
@@ -170,7 +189,7 @@ def _added_lines() -> list[str]:
     except ConfigError as error:
         return [f"  (those of plugins cannot be listed: {error})"]
     added = (candidate for candidate in registry.candidates("commands") if candidate.name not in COMMANDS)
-    return [f"  {candidate.name:<16} (from {candidate.provenance})" for candidate in added]
+    return [f"  {c.name:<16} {' '.join(filter(None, (help_of(c), f'(from {c.provenance})')))}" for c in added]
 
 
 def _message(error: EngineError) -> str:

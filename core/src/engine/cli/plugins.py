@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from engine.cli.flags import add_engine_flags, command_settings, warn
+from engine.cli.flags import add_engine_flags, command_settings
 from engine.config.sources import Merged
 from engine.frontend.plugin_record import PluginRecord, Seen, key
 from engine.plugin.command import Command
@@ -60,8 +60,6 @@ class Plugins(Command):
             print(f"\ndenied by {registry.plugins.shown}")
         for problem in registry.problems:
             print(f"\n! {problem.distribution}: {problem.found}\n  to do: {problem.remedy}")
-        for warning in merged.warnings:
-            warn(warning)
         return 0
 
 

@@ -44,15 +44,15 @@ class Why(Command):
         merged = command_settings(arguments)
         registry, config = Registry.discover(plugins=merged.plugin_list), EngineConfig.from_merged(merged)
         error: EngineError | None = None
-        selections = []
+        selections, needs = [], None
         try:
             plan = launch(config, registry)
             selections = [selection for selection in plan.selections if selection.point == point]
-            worker = plan.start.worker
+            worker, needs = plan.start.worker, plan.idle.get(point)
             subject = f"{point}, for {plan.model_name} in {worker.dtype} on {worker.device}"
         except EngineError as caught:  # the reasons are in it; what can be said of the candidates is said all the same
             error, subject = caught, point
-        outcomes = explain(registry, point, selections)
+        outcomes = explain(registry, point, selections, needs)
         if getattr(arguments, "json", False):
             print(
                 json.dumps({"point": point, "error": error and str(error), "candidates": _as_json(outcomes)}, indent=2)

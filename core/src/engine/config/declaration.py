@@ -125,9 +125,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "grammar_warm_up",
         "boolean",
-        None,
-        "load the library of the first grammar, and start its process, before a request needs them "
-        "(default: where `engine serve` starts it)",
+        False,
+        "load the library of the first grammar, and start its process, before a request needs them",
     ),
     Setting(
         "step_timeout",
@@ -227,6 +226,8 @@ SERVER_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("max_connections", "integer", 16384, "most connections that are open; what comes then is refused (503)"),
     Setting("access_log", "boolean", False, "write one line to standard error for each request"),
+    Setting("log_stats", "boolean", True, "while there is work, write a line of statistics every 10 seconds"),
+    Setting("verbose", "boolean", False, "tell at the start all that was decided: the drivers at work, and why"),
     Setting("shutdown_timeout", "number", 10.0, "seconds that requests in progress get to finish after SIGTERM"),
 )
 """Every setting of `engine serve` beside the engine's own; no name may be one of the engine's or a point's."""

@@ -1,14 +1,21 @@
-"""pydantic's complaints about settings, in the engine's own words."""
+"""Errors about settings: pydantic's in the engine's own words, and the place where a bad value was set."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 from pydantic import ValidationError
 
 from engine.config.declaration import SERVER_SETTINGS_BY_NAME, SETTINGS_BY_NAME
-from engine.config.names import Key
-from engine.types.errors import ConfigError
+from engine.config.names import Key, resolve
+from engine.plugin.hook_options import plain
+from engine.plugin.points import HOOKS, POINTS
+from engine.types.errors import ConfigError, EngineError, OptionsError, PluginError
+
+_NAMED = re.compile(r"(?:\A|\bwith )(?:--)?([a-z][\w.-]*)=|\A(?:set|open) (?:an option of )?([a-z][\w.-]*)")
+"""What an error says was asked begins with what was set: "dtype=int4", "--attention=full=x", "set
+drafter.depth to 3", "open model 'x'"."""
 
 
 def config_error(error: ValidationError, section: str, origins: Mapping[Key, str]) -> ConfigError:
@@ -42,3 +49,48 @@ def _key(section: str, location: tuple[int | str, ...]) -> Key:
     if name == "points" and rest:
         return Key("points", rest[0])
     return Key("server", name) if section == "server" else Key("settings", name)
+
+
+def add_place(error: EngineError, origins: Mapping[Key, str]) -> None:
+    """Say in an error that followed from settings where those that it is about were set. What was typed as a flag, or
+    written in Python, needs no such word.
+
+    Args:
+        error: about a setting, a driver, or options of one.
+        origins: where each setting was set, see `engine.config.sources.Merged`.
+    """
+    places: dict[str, None] = {}
+    for key in _about(error, origins):
+        origin = origins[key]
+        if origin.startswith("file "):
+            places[f"{_name(key)} in {origin}"] = None
+        elif origin.startswith("environment "):
+            places[origin] = None
+    if places:
+        error.add_place(", ".join(places))
+
+
+def _about(error: EngineError, origins: Mapping[Key, str]) -> Iterator[Key]:
+    """The settings that an error is about, of those that were set."""
+    keys: list[Key] = []
+    for name in filter(None, (part for match in _NAMED.findall(error.asked) for part in match)):
+        try:
+            keys.append(resolve(name))
+        except ConfigError:
+            continue  # not the name of a setting
+    if isinstance(error, PluginError) and not keys:
+        point = error.point if error.point in POINTS else f"{HOOKS}.{plain(error.driver)}"
+        options = error.options if isinstance(error, OptionsError) else ()
+        keys += [Key("options", point, option) for option in options]
+        if point not in POINTS and not keys:  # a hook plugin is asked for by its options alone
+            keys += [key for key in origins if (key.section, key.name) == ("options", point)]
+        if not any(key in origins for key in keys):
+            keys.append(Key("points", point))
+    return (key for key in keys if key in origins)
+
+
+def _name(key: Key) -> str:
+    """As a config file has it."""
+    if key.section == "options":
+        return f"{key.name}.{key.option}"
+    return POINTS[key.name].keyword if key.section == "points" else key.name

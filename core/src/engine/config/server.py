@@ -52,6 +52,8 @@ class ServerConfig(BaseModel):
     write_timeout: Seconds = 60.0
     max_connections: Annotated[int, Field(ge=1)] = 16384
     access_log: bool = False
+    log_stats: bool = True
+    verbose: bool = False
     shutdown_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
 
     def __init__(self, /, **keywords: Any) -> None:

@@ -16,13 +16,13 @@ from pydantic import (
     field_validator,
 )
 
-from engine.config.faults import config_error
+from engine.config.faults import add_place, config_error
 from engine.config.names import Key, fold
 from engine.config.sizes import parse_bytes
 from engine.config.sources import Merged
 from engine.plugin.plugin_list import PluginList
 from engine.plugin.points import HOOKS
-from engine.types.errors import ConfigError
+from engine.types.errors import ConfigError, EngineError
 
 EXAMPLES = {
     "default_chat_template_kwargs": '{"enable_thinking": false}',
@@ -33,6 +33,15 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, BeforeValidator(lambda value: value if value is None else parse_bytes(value))]
 BytesOrNone = Annotated[int, BeforeValidator(lambda value: 0 if str(value) == "0" else parse_bytes(value))]
+
+
+class _Origins(dict[Key, str]):
+    """Where each setting was set; it does not count where two configs are compared."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Origins)
+
+    __hash__ = None
 
 
 class EngineConfig(BaseModel):
@@ -77,7 +86,7 @@ class EngineConfig(BaseModel):
     prefix_caching_hash_algo: Literal["xxhash", "sha256"] = "xxhash"
     enable_jump_ahead: bool = True
     in_flight: Positive | None = None
-    grammar_warm_up: bool | None = None
+    grammar_warm_up: bool = False
     step_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 600.0
     log_format: Literal["text", "json"] = "text"
     profile_dir: str | None = None
@@ -86,7 +95,7 @@ class EngineConfig(BaseModel):
     points: dict[str, str] = Field(default_factory=dict)
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
-    _plugins_origin: str = PrivateAttr(default="")
+    _origins: _Origins = PrivateAttr(default_factory=lambda: _Origins())
 
     def __init__(self, /, **keywords: Any) -> None:
         values = fold(keywords)
@@ -105,13 +114,17 @@ class EngineConfig(BaseModel):
         """Validate what `engine.config.sources.gather` merged; errors name the place where a value was set."""
         config = cls.__new__(cls)
         cls._validate(merged, lambda **values: BaseModel.__init__(config, **values))
-        config._plugins_origin = merged.origins.get(Key("settings", "plugins"), "")
+        config._origins = _Origins(merged.origins)
         return config
 
     @property
     def plugin_list(self) -> PluginList:
         """Which of the installed plugins may be used."""
-        return PluginList(self.plugins or "", self._plugins_origin)
+        return PluginList(self.plugins or "", self._origins.get(Key("settings", "plugins"), ""))
+
+    def add_place(self, error: EngineError) -> None:
+        """Say in an error about these settings where it was set what it is about, by a file or by the environment."""
+        add_place(error, self._origins)
 
     def asked(self, point: str) -> str | None:
         """The driver (or list, or kinds) that the user named for a point; None where it is left to the cards."""

@@ -29,7 +29,7 @@ from engine.frontend.rank_starts import rank_starts
 from engine.frontend.request_stream import RequestStream
 from engine.frontend.score_plan import ScorePlan, plan_scores
 from engine.interfaces.tokenizer import Tokenizer
-from engine.types.errors import EngineDeadError, EngineError
+from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
 from engine.types.messages import Outputs, Reply
 from engine.types.outputs import CoreOutput, RequestOutput, StepStats
@@ -347,9 +347,9 @@ class AsyncLLM:
             self._calls.pop(call_id, None)
 
     def shutdown(self) -> None:
-        """Stop the cores; requests in progress end with EngineDeadError. Idempotent; ends a `start` in progress."""
+        """Stop the cores; requests in progress end with ShuttingDownError. Idempotent; ends a `start` in progress."""
         self._cores.shutdown()
-        self._end_all(EngineDeadError("a request in progress", "the engine was shut down"))
+        self._end_all(ShuttingDownError("a request in progress", "the engine was shut down"))
         if self._stats_hook is not None:
             task, self._stats_hook = self._stats_hook, None
             with contextlib.suppress(RuntimeError):  # its loop has closed, and with it the task has ended

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Collection, Iterable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -16,12 +20,69 @@ if TYPE_CHECKING:
     from engine.types.start import BrokenPlugin, WorkerReady
 
 _LONGEST_REASON = 60
+_NARROWEST = 20
+_PADDING = re.compile(" {2,}")
+_SECOND_COLUMN = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
 _OPERATIONS_SHOWN = 3
 _WITHOUT_PRIORITY = {
     "by_architecture": "it has the model's architecture",
     "claims": "it claims the model",
     "recognises": "by the chat template",
 }
+
+
+def greeting(
+    launch: Launch, worker: WorkerReady, address: str | None, api_processes: int = 1, *, verbose: bool = False
+) -> str:
+    """What whoever starts an engine is told, without a newline at the end: the model; device and cache; the address.
+    With `verbose` all that `render` tells, whose arguments these are."""
+    if verbose:
+        return render(launch, worker, address, api_processes)
+    start, ranks = launch.start.worker, launch.config.data_parallel_size
+    several = f" on each of {ranks} ranks" if ranks > 1 else ""
+    model = [launch.model.architecture, f"{_count(worker.num_parameters)} parameters"]
+    model += ["with a chat template"] if launch.has_chat_template else []
+    cache = "no KV cache"
+    if start.layout.groups:
+        cache = f"KV cache of {amount(worker.cache_bytes)} for {capacity(launch, worker)[0]:,} tokens{several}"
+    lines = [
+        f"{launch.model_name}: {', '.join(model)}",
+        f"{start.dtype} on {start.device}, {cache}, {start.max_model_len:,} tokens a request"
+        + _too_long(launch, worker),
+    ]
+    if broken := len(broken_plugins(launch, worker)):
+        lines.append(f"{broken} broken plugins are left out; --verbose names them, `engine plugins doctor` helps")
+    return "\n".join([*lines, *([] if address is None else [_served(launch, address, api_processes)])])
+
+
+def show(text: str) -> None:
+    """Print it; on a terminal, wrapped."""
+    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, flush=True)
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text for a terminal of so many columns: a line that is longer goes on below its second column, or a little
+    behind its own beginning where that stands too far to the right. No word is broken."""
+    lines = []
+    for line in text.split("\n"):
+        column = _SECOND_COLUMN.match(line)
+        indent = _indent(line) + 4
+        if column is not None and 3 * column.end() <= 2 * width:
+            indent = column.end()
+        elif len(line) > width:
+            line = " " * _indent(line) + _PADDING.sub("  ", line.lstrip(" "))
+        lines += textwrap.wrap(
+            line,
+            max(width, _NARROWEST),
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return "\n".join(lines)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
 
 
 def render(launch: Launch, worker: WorkerReady, address: str | None, api_processes: int = 1) -> str:
@@ -63,6 +124,8 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
             f"{start.max_num_seqs:,} at most{each}{_too_long(launch, worker)}",
         ),
     ]
+    if launch.has_chat_template:
+        facts.append(("chat", "by the template of --chat-template" if launch.chat_template else "by its chat template"))
     if sampling := str(model.sampling):
         facts.append(("sampling", sampling))
     if launch.registry.plugins.text:
@@ -79,9 +142,13 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
         names = [(f"{plugin.point} '{plugin.driver}'", f"{plugin.provenance}: {plugin.found}") for plugin in broken]
         text += ["  broken, and left out (`engine plugins doctor` says how to mend them)", *_columns(names, 4)]
     if address is not None:
-        by = f", by {api_processes} API processes" if api_processes > 1 else ""
-        text.append(f"  serves {', '.join(launch.model_names)} on {address}{by}")
+        text.append("  " + _served(launch, address, api_processes))
     return "\n".join(text)
+
+
+def _served(launch: Launch, address: str, api_processes: int) -> str:
+    by = f", by {api_processes} API processes" if api_processes > 1 else ""
+    return f"serves {', '.join(launch.model_names)} on {address}{by}"
 
 
 def broken_plugins(launch: Launch, worker: WorkerReady | None) -> tuple[BrokenPlugin, ...]:

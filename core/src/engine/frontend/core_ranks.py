@@ -17,6 +17,7 @@ from engine.frontend.core_process import CoreProcess
 from engine.frontend.rank_ledger import RankLedger
 from engine.frontend.restarts import Restarts
 from engine.interfaces.router import Router
+from engine.plugin.manifest import Blame
 from engine.types.errors import EngineDeadError, EngineError, RankDeadError
 from engine.types.messages import Abort, Add, Attach, Call, Detach, FromCore, Outputs, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
@@ -131,7 +132,7 @@ class CoreRanks:
         restarts: int = 0,
         links: Links | None = None,
     ) -> None:
-        self._make_router = router
+        self._make_router, self._blame = router, Blame(starts[0].worker.choices)
         self._client = 0 if links is None else links.client
         self._level = logging.ERROR if links is None else logging.INFO  # whoever starts cores says what becomes of them
         self._restarts: list[Successors] = [
@@ -199,7 +200,8 @@ class CoreRanks:
     # -- from here on: one thread ------------------------------------------------------------------------------------
     def add(self, requests: Sequence[EngineRequest]) -> int:
         """Send requests that belong together to one rank. Returns it. Raises ContractError, EngineDeadError."""
-        rank = self._ledger.place(requests)
+        with self._blame:
+            rank = self._ledger.place(requests)
         self._cores[rank].send(Add(list(requests), self._client))
         return rank
 

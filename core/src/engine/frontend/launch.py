@@ -8,7 +8,7 @@ description. Cards are imported, bodies are not. What comes out is a `Launch`: t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,9 +19,9 @@ from engine.frontend.chat_template import read_template
 from engine.frontend.connectors import choose_connectors, preemption_mode
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.generation_config import read_generation_config, sampling_defaults
-from engine.frontend.parsers import choose_parsers
+from engine.frontend.parsers import choose_parsers, parser_needs, template_source
 from engine.frontend.pooling_launch import check_whole_prompts, decide_runner
-from engine.frontend.quantization import choose_quantization
+from engine.frontend.quantization import choose_quantization, quantization_needs
 from engine.interfaces.attention import AttentionCard, AttentionNeed
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.communicator import CommunicatorNeed
@@ -52,7 +52,7 @@ from engine.plugin import (
 )
 from engine.plugin.hook_options import check_hook_options
 from engine.plugin.manifest import hook_choices
-from engine.types.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from engine.types.errors import ConfigError, EngineError, ModelNotFoundError, UnsupportedModelError
 from engine.types.kv import KVLayout, kv_heads_on_rank
 from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.start import CoreStart, WorkerStart
@@ -93,6 +93,7 @@ class Launch:
         tokenizer: the tokenizer's selection, one of `selections`.
         tokenizer_folder: where its files lie.
         chat_template: that which the user gives in place of the model's.
+        idle: for points of which no driver is at work, what one would be asked, by kind.
     """
 
     config: EngineConfig
@@ -103,6 +104,7 @@ class Launch:
     tokenizer: Selection
     tokenizer_folder: str
     chat_template: str | None = None
+    idle: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
     def model(self) -> ModelDescription:
@@ -113,6 +115,11 @@ class Launch:
     def files(self) -> CheckpointFiles:
         """The checkpoint."""
         return self.start.worker.files
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered, as far as the tokenizer's card can tell."""
+        return bool(template_source(self.tokenizer, self.tokenizer_folder, False, self.chat_template))
 
     @property
     def logits_processors(self) -> tuple[type[LogitsProcessorCard], ...]:
@@ -177,8 +184,16 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
 
     Raises:
         ModelNotFoundError, CheckpointError, UnsupportedModelError, ConfigError, PluginError: each says what was
-            asked, what was found and what to do.
+            asked, where a file or the environment asked it, what was found and what to do.
     """
+    try:
+        return _launch(config, registry)
+    except EngineError as error:
+        config.add_place(error)
+        raise
+
+
+def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     registry = (Registry.discover() if registry is None else registry).following(config.plugin_list)
     checkpoint, files = _checkpoint(config, registry)
     platform = _one(config, registry, "platform", PlatformNeed(dtype=config.dtype))
@@ -211,8 +226,11 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         config.options_for("ops"),
         together=[("pack_linear", "linear")],
     )
-    quantization = choose_quantization(config, registry, architecture, model, dtype, facts)
-    communicators = _communicators(config, registry, facts)
+    quantization_need = quantization_needs(architecture, model, dtype, facts)
+    quantization = choose_quantization(config, registry, architecture, model, quantization_need)
+    size = config.tensor_parallel_size
+    communicator_need = CommunicatorNeed(world_size=size, device=facts.device, framework=facts.framework)
+    communicators = _communicators(config, registry, communicator_need)
     executor = _one(config, registry, "executor", ExecutorNeed(world_size=config.tensor_parallel_size))
     evictor = _one(config, registry, "evictor", None)
     policy = _one(config, registry, "scheduling_policy", None)
@@ -222,28 +240,36 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
     tokenizer = _one(config, registry, "tokenizer", TokenizerNeed(folder=tokenizer_folder))
 
     layout = _layout(config, model, attention, needs, kv_dtype)
-    connectors = choose_connectors(
-        config,
-        registry,
-        KVConnectorNeed(
-            page_bytes=layout.page_bytes,
-            swap_space=config.swap_space,
-            world_size=config.tensor_parallel_size,
-            device=facts.device,
-            framework=facts.framework,
-        ),
+    connector_need = KVConnectorNeed(
+        page_bytes=layout.page_bytes,
+        swap_space=config.swap_space,
+        world_size=size,
+        device=facts.device,
+        framework=facts.framework,
     )
-    drafter = _optional(
-        config, registry, "drafter", DrafterNeed(dtype=dtype, device=facts.device, framework=facts.framework)
-    )
+    connectors = choose_connectors(config, registry, connector_need)
+    drafter_need = DrafterNeed(dtype=dtype, device=facts.device, framework=facts.framework)
+    drafter = _optional(config, registry, "drafter", drafter_need)
 
     selections = (
         *(platform, *communicators, *ops, *attention.values(), *quantization, executor, evictor),
         *(architecture, checkpoint, tokenizer, policy, *grammars, *connectors, *drafter),
     )
-    selections += (*processors, *_router(config, registry))
+    router_need = RouterNeed(num_ranks=config.data_parallel_size, enable_prefix_caching=config.enable_prefix_caching)
+    selections += (*processors, *_router(config, registry, router_need))
     chat_template = read_template(config.chat_template)
-    selections += choose_parsers(config, registry, tokenizer, tokenizer_folder, model, chat_template)
+    parsers = parser_needs(tokenizer, tokenizer_folder, model, chat_template)
+    selections += choose_parsers(config, registry, parsers)
+    seldom: dict[str, Mapping[str, object]] = {
+        "communicator": {"": communicator_need},
+        "drafter": {"": drafter_need},
+        "kv_connector": {"": connector_need},
+        "quantization": quantization_need,
+        "router": {"": router_need},
+        **{point: {"": need} for point, need in parsers.items()},
+    }
+    at_work = {selection.point for selection in selections}
+    idle = {point: needs for point, needs in seldom.items() if point not in at_work}
     manifest = Manifest.of(selections)
     worker = WorkerStart(
         choices=manifest.choices,
@@ -278,9 +304,9 @@ def launch(config: EngineConfig, registry: Registry | None = None) -> Launch:
         preemption_mode=preemption_mode(config),
         tokenizer_folder=tokenizer_folder,
         step_timeout=config.step_timeout,
-        grammar_warm_up=bool(config.grammar_warm_up),
+        grammar_warm_up=config.grammar_warm_up,
     )
-    return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder, chat_template)
+    return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder, chat_template, idle)
 
 
 def choose_dtype(asked: str, stored: str, facts: PlatformFacts) -> str:
@@ -322,11 +348,10 @@ def _optional(config: EngineConfig, registry: Registry, point: str, need: object
     return ()
 
 
-def _router(config: EngineConfig, registry: Registry) -> tuple[Selection, ...]:
+def _router(config: EngineConfig, registry: Registry, need: RouterNeed) -> tuple[Selection, ...]:
     """Nothing where there is nothing to choose. Raises ConfigError where the user names something for that."""
-    asked, options, size = config.asked("router"), config.options_for("router"), config.data_parallel_size
-    if size > 1:
-        need = RouterNeed(num_ranks=size, enable_prefix_caching=config.enable_prefix_caching)
+    asked, options = config.asked("router"), config.options_for("router")
+    if need.num_ranks > 1:
         return (select(registry, "router", need, asked, options),)
     if config.data_parallel_restarts:
         raise ConfigError(
@@ -402,12 +427,11 @@ def _attention(config: EngineConfig, registry: Registry, needs: Mapping[str, Att
     return {selection.kind: selection for selection in chosen}
 
 
-def _communicators(config: EngineConfig, registry: Registry, facts: PlatformFacts) -> list[Selection]:
+def _communicators(config: EngineConfig, registry: Registry, need: CommunicatorNeed) -> list[Selection]:
     """In order of preference. None for one rank, unless the user names one, which then says why it is of no use."""
-    asked, options, size = config.asked("communicator"), config.options_for("communicator"), config.tensor_parallel_size
-    if size == 1 and asked is None and not options:
+    asked, options = config.asked("communicator"), config.options_for("communicator")
+    if need.world_size == 1 and asked is None and not options:
         return []
-    need = CommunicatorNeed(world_size=size, device=facts.device, framework=facts.framework)
     return select_fitting(registry, "communicator", need, asked, options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from engine.interfaces.reasoning_parser import ReasoningParserNeed
@@ -18,28 +19,28 @@ if TYPE_CHECKING:
 _TOOLS = re.compile(r"\btools\b")
 
 
-def choose_parsers(
-    config: EngineConfig,
-    registry: Registry,
-    tokenizer: Selection,
-    folder: str,
-    model: ModelDescription,
-    given: str | None = None,
-) -> tuple[Selection, ...]:
-    """The tool parser and the reasoning parser: those that are named, or that recognise the model's chat template.
+def parser_needs(
+    tokenizer: Selection, folder: str, model: ModelDescription, given: str | None = None
+) -> dict[str, ToolParserNeed | ReasoningParserNeed]:
+    """What is asked of a tool parser and of a reasoning parser, by point.
 
     Args:
-        tokenizer: the tokenizer's driver, which knows the template.
+        tokenizer: the tokenizer's driver, which knows the chat template.
         folder: where its files lie.
         given: a template in place of the model's.
-
-    Raises PluginError for a parser that was named, ConfigError for options that nobody takes.
     """
-    tooled, plain = (_template(tokenizer, folder, with_tools, given) for with_tools in (True, False))
-    needs = {
+    tooled, plain = (template_source(tokenizer, folder, with_tools, given) for with_tools in (True, False))
+    return {
         "tool_parser": ToolParserNeed(chat_template=tooled, architecture=model.architecture),
         "reasoning_parser": ReasoningParserNeed(chat_template=plain, architecture=model.architecture),
     }
+
+
+def choose_parsers(config: EngineConfig, registry: Registry, needs: Mapping[str, object]) -> tuple[Selection, ...]:
+    """The tool parser and the reasoning parser: those that are named, or that recognise the model's chat template.
+
+    Raises PluginError for a parser that was named, ConfigError for options that nobody takes.
+    """
     chosen = [
         select_recognised(registry, point, need, config.asked(point), config.options_for(point))
         for point, need in needs.items()
@@ -51,13 +52,14 @@ def renders_tools(tokenizer: Selection, folder: str, given: str | None = None) -
     """Whether the chat template has a place for tools; True where the tokenizer's card does not tell it.
 
     Args:
-        tokenizer, folder, given: see `choose_parsers`.
+        tokenizer, folder, given: see `parser_needs`.
     """
-    template = _template(tokenizer, folder, True, given)
+    template = template_source(tokenizer, folder, True, given)
     return not template or _TOOLS.search(template) is not None
 
 
-def _template(tokenizer: Selection, folder: str, with_tools: bool, given: str | None) -> str:
+def template_source(tokenizer: Selection, folder: str, with_tools: bool, given: str | None) -> str:
+    """The source of the chat template, with tools or without; "" where there is none, or the card does not tell it."""
     if given is not None:
         return given
     try:

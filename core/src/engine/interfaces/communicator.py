@@ -54,8 +54,8 @@ class Communicator(Protocol):
     before the work is done where the device has a queue, in order with what is queued after it. Results are equal on
     all ranks that get the same, bit by bit.
 
-    A call raises RuntimeError where another rank has gone. Where the device has a queue, this may be a later call:
-    what is queued ends soon then, without a result of use, and does not wait for ever.
+    A call raises RuntimeError where another rank has gone, also one that only receives. Where the device has a queue,
+    this may be a later call: what is queued ends soon then, without a result of use, and does not wait for ever.
     """
 
     def __init__(self, context: WorkerContext) -> None: ...
@@ -104,7 +104,11 @@ class Communicator(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections and memory, without asking the other ranks. Idempotent."""
+        """Let go of connections and memory, without asking the other ranks. Idempotent.
+
+        A collective that this rank calls afterwards raises RuntimeError. For the other ranks it has gone, see above,
+        also while its process lives on.
+        """
         ...
 
 

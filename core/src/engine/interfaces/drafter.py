@@ -12,6 +12,8 @@ Acceptance is the core's, chosen by the option `acceptance`:
                the residual max(p - q, 0). The output has the target's distribution. q is what the drafter returns;
                where it returns nothing its drafts are certain (q = 1 at the draft), which holds for every drafter
                whose drafts are a function of the tokens before them.
+
+Minor version 1 added `enter` and `leave`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.interfaces.context import WorkerContext
+    from engine.types.plan import NewSlot
 
 Acceptance = Literal["exact", "rejection"]
 """How drafts become output; see the module."""
@@ -130,10 +133,28 @@ class DraftSession(Protocol):
 class Drafter(Protocol):
     """A drafter at work, in every worker. Built with a `WorkerContext`, after everything else.
 
-    All ranks must propose the same.
+    All ranks must propose the same. What a drafter keeps of a request it keeps by slot, from `enter` to `leave`.
+
+    **Whose history.** What it learns from one request it may use for those alone whose `NewSlot.cache_salt` is equal:
+    how many drafts are kept shows in the time of an answer, and would tell one user what another has read or written.
+    None is equal to None.
     """
 
     def __init__(self, context: WorkerContext) -> None: ...
+
+    def enter(self, new: NewSlot) -> None:
+        """A request enters a slot, new or resumed: then its tokens are what it had when it left. Before the slot is
+        proposed for, and after `leave` for whoever was there."""
+        ...
+
+    def leave(self, slot: int, num_tokens: int, session: DraftSession) -> None:
+        """The slot's request has ended, or was preempted and comes back by `enter`. No rows name it any more.
+
+        Told when the next step begins, which may be a while later. The request's tokens are still in the session's
+        table, its first `num_tokens` places; a driver that learns from them copies what it wants. Nothing may wait for
+        the device here.
+        """
+        ...
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
         """Drafts for these rows, to follow their last token. Changes nothing of the session."""

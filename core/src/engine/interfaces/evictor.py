@@ -1,7 +1,11 @@
-"""Point `evictor`: the order in which cached pages are given up. Matching and counting are the KV manager's."""
+"""Point `evictor`: the order in which cached pages are given up. Matching and counting are the KV manager's.
+
+Minor version 1 added `hashes` to `Evictor.on_commit`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from engine.plugin import Card
@@ -25,8 +29,17 @@ class Evictor(Protocol):
 
     def __init__(self, context: CoreContext) -> None: ...
 
-    def on_commit(self, pages: np.ndarray, parents: np.ndarray) -> None:
-        """These pages now hold cached content. parents[i] is the page before pages[i] in its sequence, 0 for none."""
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray, hashes: Sequence[bytes]) -> None:
+        """These pages now hold cached content.
+
+        Args:
+            pages, parents: int32 [m]; parents[i] is the page before pages[i] in its sequence, 0 for none.
+            hashes: m of them; hashes[i] names what pages[i] holds: the keys and values of one KV group for these
+                tokens after those before them. No two cached pages have the same. What was given up and is computed
+                again has the hash that it had, on whichever page: so an evictor can tell what comes back from what is
+                new (the ghost lists of 2Q and ARC). One that keeps hashes of pages that it gave up keeps a bounded
+                number of them.
+        """
         ...
 
     def on_touch(self, pages: np.ndarray) -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from engine.interfaces.ops import Ops
     from engine.interfaces.quantization import Quantization
 
+NOT_CAPTURED = "its steps are not captured: its card says captured = False"
+"""What is said of a model whose card says so."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelNeed:
@@ -40,6 +43,11 @@ class ModelCard(Card):
     quantized: ClassVar[frozenset[str]] = frozenset()
     """The kinds of layer (`interfaces.quantization.KINDS`) that the body packs by `ModelContext.quantization`."""
 
+    captured: ClassVar[bool] = True
+    """Whether a platform may record a step of the body and replay it on other inputs. False where the body computes
+    beside `ModelContext.ops` (plain torch), or does what depends on values, such as a mixture of experts that looks for
+    its tokens: every step is then launched as it is."""
+
     @classmethod
     def describe(cls, config: dict[str, Any]) -> ModelDescription:
         """The description of a model with this config.json (without `eos_token_ids` of generation_config.json).
@@ -47,6 +55,11 @@ class ModelCard(Card):
         Raises UnsupportedModelError or CheckpointError naming the config's key that is missing or makes no sense.
         """
         raise NotImplementedError
+
+    @classmethod
+    def remarks(cls, need: ModelNeed) -> list[str]:
+        """That its steps are not captured, where the card says so."""
+        return [] if cls.captured else [NOT_CAPTURED]
 
 
 class State(dict[str, "torch.Tensor"]):

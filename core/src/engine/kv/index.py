@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from engine.kv.branches import Branches
@@ -39,6 +41,13 @@ class PrefixIndex:
         if not suffix and step == 1:
             return hashes[start:end]
         return [hashed + suffix for hashed in hashes[(start + 1) * step - 1 : end * step : step]]
+
+    def keys_of(self, pages: np.ndarray) -> list[BlockKey]:
+        """The keys under which these pages stand."""
+        names = self._keys
+        keys = [names[page] for page in pages.tolist()]
+        assert None not in keys
+        return cast("list[BlockKey]", keys)
 
     def add(self, keys: list[BlockKey], pages: list[int]) -> list[int]:
         """Each of these pages, which stand under no other key, holds the block of its key. Returns the places of those

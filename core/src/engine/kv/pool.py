@@ -232,7 +232,7 @@ class PagePool:
         if self._commits:
             pages, parents = (np.concatenate(part) for part in zip(*self._commits, strict=True))
             self._commits = []
-            self._evictor.on_commit(pages, parents)
+            self._evictor.on_commit(pages, parents, self._index.keys_of(pages))
         if self._touches:
             touches, self._touches, self._untold = self._once(np.concatenate(self._touches)), [], 0
             self._evictor.on_touch(touches)

@@ -104,7 +104,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             worker_ready=ready,
             in_flight=start.in_flight,
             hooks=hooks,
-            computed_by=_computed_by(start),
+            choices=worker.choices,
         )
     except BaseException:
         if constraints is not None:
@@ -190,15 +190,6 @@ def _swapping(start: CoreStart, registry: Registry, context: CoreContext, kv: KV
     (name,) = (choice.driver for choice in start.worker.choices if choice.point == "kv_connector")
     connector = _build("kv_connector", start, registry, context, half="core")
     return Swapping(kv, connector, name, _build("scheduling_policy", start, registry, context))
-
-
-def _computed_by(start: CoreStart) -> str:
-    """The drivers to suspect where a step fails."""
-    suspects = ("executor", "platform", "model", "attention")
-    named = dict.fromkeys(
-        f"{c.point} {c.driver}" for point in suspects for c in start.worker.choices if c.point == point
-    )
-    return ", ".join(named)
 
 
 def _build(point: str, start: CoreStart, registry: Registry, context: CoreContext, half: str | None = None) -> Any:

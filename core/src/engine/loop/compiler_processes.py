@@ -40,6 +40,26 @@ memory, and most sources take far less."""
 MIB = 1 << 20
 RUNAWAYS = 256
 """How many sources that ended a process are remembered."""
+ATTEMPTS = 2
+"""How many processes a source gets, where somebody else ends them."""
+OWN_SIGNALS = frozenset(
+    {
+        signal.SIGALRM,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+        signal.SIGXCPU,
+    }
+)
+"""What a process that compiles brings upon itself. Other signals come from outside: from an operator, a supervisor, or
+a system that is short of memory, for which no source is to blame: what one may take is limited."""
+
+
+class _Ended(Exception):
+    """The process was ended from outside, by this signal."""
 
 
 class _TooLate(Exception):
@@ -93,6 +113,11 @@ class _Child:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process has not ended."""
+        return self.process.poll() is None
 
     def kill(self) -> int:
         """End it. Returns its exit code, negative for a signal."""
@@ -149,28 +174,41 @@ class CompilerProcesses:
             with self._lock:
                 if key in self._runaways:
                     raise rebuild_error(self._runaways[key])
-            child = self._take()
-            try:
-                seconds = self._options.compile_timeout
-                answer = child.ask(source, seconds)
-            except _TooLate:
-                self._drop(child)
-                late = InvalidRequestError(
-                    "compile structured_outputs",
-                    f"it takes longer than the {seconds:g} s that a compilation may take",
-                    "ask for something simpler; who runs the server may raise --grammar.compile_timeout",
-                )
-                raise self._remembered(key, late) from None
-            except EngineError:
-                self._idle.put(child)
-                raise
-            except (OSError, EOFError) as error:
-                raise self._remembered(key, self._died(child)) from error
-            if answer.memory or answer.compiled is None:
-                self._drop(child)
-                raise self._remembered(key, self._too_much_memory())
+            for _ in range(ATTEMPTS):
+                try:
+                    return self._compile(key, source)
+                except _Ended as error:
+                    how = str(error)
+            raise EngineError(
+                "compile structured_outputs",
+                f"{ATTEMPTS} compiling processes were ended from outside ({how})",
+                "send it again; who runs the server may see who ends them, or whether the machine is out of memory",
+            )
+
+    def _compile(self, key: bytes, source: bytes) -> bytes:
+        """Compile in a child. Raises _Ended, and as `__call__`."""
+        child = self._take()
+        seconds = self._options.compile_timeout
+        try:
+            answer = child.ask(source, seconds)
+        except _TooLate:
+            self._drop(child)
+            late = InvalidRequestError(
+                "compile structured_outputs",
+                f"it takes longer than the {seconds:g} s that a compilation may take",
+                "ask for something simpler; who runs the server may raise --grammar.compile_timeout",
+            )
+            raise self._remembered(key, late) from None
+        except EngineError:
             self._idle.put(child)
-            return answer.compiled
+            raise
+        except (OSError, EOFError) as error:
+            raise self._remembered(key, self._died(child)) from error
+        if answer.memory or answer.compiled is None:
+            self._drop(child)
+            raise self._remembered(key, self._too_much_memory())
+        self._idle.put(child)
+        return answer.compiled
 
     def close(self) -> None:
         """End all children, and with them what they compile. Idempotent."""
@@ -198,7 +236,10 @@ class CompilerProcesses:
                     found = self._idle.get(timeout=patience) if patience else self._idle.get_nowait()
                     if isinstance(found, EngineError):
                         raise found
-                    return found
+                    if found.lives:
+                        return found
+                    self._drop(found)  # somebody ended it while it had nothing to do
+                    continue
                 self._start_where_needed(waited=patience > 0)
                 patience = GRACE_SECONDS
         finally:
@@ -263,7 +304,8 @@ class CompilerProcesses:
         return child.kill()
 
     def _died(self, child: _Child) -> EngineError:
-        """A child that leaves in the middle of a compilation has run out of memory or stack, as far as one can know."""
+        """A child that leaves by itself in the middle of a compilation has run out of memory or stack, as far as one
+        can know. Raises _Ended for one that somebody else ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(1.0)
         code = self._drop(child)
@@ -272,6 +314,8 @@ class CompilerProcesses:
                 return EngineError("compile structured_outputs", "the engine is shutting down")
         if code == -signal.SIGABRT:  # how C++ ends where memory is refused
             return self._too_much_memory()
+        if code < 0 and -code not in OWN_SIGNALS:
+            raise _Ended(signal.strsignal(-code) or f"signal {-code}")
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return InvalidRequestError(
             "compile structured_outputs", f"the compiler broke down over it ({how})", "ask for something simpler"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.interfaces.kv_connector import SwapUsage
+from engine.plugin.manifest import Blame
 from engine.scheduling.scheduler import Scheduler
 from engine.types.errors import ConfigError, EngineDeadError
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from engine.plugin import HookRelay
     from engine.types.page_map import PageMap
     from engine.types.plan import StepPlan
-    from engine.types.start import WorkerReady
+    from engine.types.start import Choice, WorkerReady
 
 logger = logging.getLogger(__name__)
 
 NO_SWAP = SwapUsage(0, 0)
+_SUSPECTS = ("executor", "platform", "model", "attention")
+"""The points whose drivers are named where a step fails, whatever the error."""
 COMPILE_WAIT_SECONDS = 0.005
 """How long a step with nothing to do waits for a constraint that is being compiled."""
 
@@ -37,7 +40,7 @@ class EngineCore:
         worker_ready: what its workers answered.
         in_flight: most steps under way at once; with 1, a step is planned when the one before is done.
         hooks: the relay of the core's process.
-        computed_by: the drivers at work, for the error where a step fails.
+        choices: the drivers at work, for the error where a step fails.
     """
 
     def __init__(
@@ -48,11 +51,11 @@ class EngineCore:
         worker_ready: WorkerReady,
         in_flight: int = 2,
         hooks: HookRelay | None = None,
-        computed_by: str = "",
+        choices: Sequence[Choice] = (),
     ) -> None:
         self.scheduler, self.executor, self.in_flight = scheduler, executor, in_flight
         self.worker_ready = worker_ready
-        self._hooks, self._computed_by = hooks, computed_by
+        self._hooks, self._choices = hooks, choices
         self._checked_idle = True
         if hooks is not None and hooks.kv_events:
             scheduler.kv.record_events()
@@ -162,9 +165,12 @@ class EngineCore:
 
     def _die(self, error: Exception) -> None:
         logger.error("the engine core has died", exc_info=error)
+        suspects = dict.fromkeys(
+            f"{point} {choice.driver}" for point in _SUSPECTS for choice in self._choices if choice.point == point
+        )
         self._dead = EngineDeadError(
-            "compute a step" + (f" with {self._computed_by}" if self._computed_by else ""),
-            f"{type(error).__name__}: {error}",
+            "compute a step" + (f" with {', '.join(suspects)}" if suspects else ""),
+            f"{type(error).__name__}: {Blame(self._choices).named(error)}",
             "start the engine again; requests in progress are lost",
         )
         self._dead.__cause__ = error

@@ -12,7 +12,7 @@ class Command:
     """One command. An entry point names a subclass; it is imported when the command is called, not for `--help`."""
 
     help: ClassVar[str] = ""
-    """One line on what it does."""
+    """One line on what it does. `engine --help` reads it from the source, so write a plain text there."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the command's own arguments."""

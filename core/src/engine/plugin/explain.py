@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.plugin.card import Card
-from engine.plugin.discovery import Candidate, Registry
+from engine.plugin.discovery import Candidate, Registry, duplicate
 from engine.plugin.plugin_list import only
 from engine.plugin.selection_recognised import recognition
 from engine.plugin.verdicts import Selection, Verdict, judge, or_quarantine
@@ -19,7 +19,8 @@ class Outcome(NamedTuple):
     Attributes:
         candidate: who.
         priority: of its card; None where that cannot be imported.
-        verdict: "chosen", "fits", "unfit", "unused", "broken", "outdated" or "denied".
+        verdict: "chosen", "fits", "unfit", "unused" (none is at work, and nobody was asked), "duplicate" (another
+            distribution has the name too), "broken", "outdated" or "denied".
         kinds: the kinds of layer or operations of which this is said; empty where it is said of all.
         reasons: why it is not at work; for a chosen one, why it is, and what its card
             remarks.
@@ -32,10 +33,13 @@ class Outcome(NamedTuple):
     reasons: tuple[str, ...]
 
 
-_ORDER = ("chosen", "fits", "unfit", "unused", "broken", "outdated", "denied")
+_NONE_AT_WORK = "no driver of this point is at work with these settings"
+_ORDER = ("chosen", "fits", "unfit", "unused", "duplicate", "broken", "outdated", "denied")
 
 
-def explain(registry: Registry, point: str, selections: Sequence[Selection]) -> list[Outcome]:
+def explain(
+    registry: Registry, point: str, selections: Sequence[Selection], needs: Mapping[str, Any] | None = None
+) -> list[Outcome]:
     """What came of every candidate of a point, those at work first; one line for each thing that is said.
 
     Whom `auto` never came to ask, because one before fitted, is asked here.
@@ -44,9 +48,15 @@ def explain(registry: Registry, point: str, selections: Sequence[Selection]) -> 
         registry: what is installed.
         point: the point's name.
         selections: of this point; none where no driver of it is at work.
+        needs: by kind, what a driver would be asked that none is at work for; None where it is not known.
     """
     outcomes: list[Outcome] = []
-    for candidate in registry.candidates(point):
+    candidates = registry.candidates(point)
+    for candidate in candidates:
+        namesakes = [other for other in candidates if other.name == candidate.name]
+        if len(namesakes) > 1:
+            outcomes.append(Outcome(candidate, None, "duplicate", (), (duplicate(point, namesakes).found,)))
+            continue
         try:
             card = registry.card(candidate)
         except PluginError as error:
@@ -59,7 +69,10 @@ def explain(registry: Registry, point: str, selections: Sequence[Selection]) -> 
         for selection in () if said else selections:
             said.setdefault(_outcome(registry, candidate, card, selection), []).append(selection.kind)
         if not selections:
-            said["unused", ("no driver of this point is at work with these settings",)] = []
+            for kind, need in (needs or {}).items():
+                said.setdefault(_idle(registry, candidate, card, kind, need), []).append(kind)
+            if not needs:
+                said["unused", (_NONE_AT_WORK,)] = []
         if any(verdict == "chosen" for verdict, _ in said) and registry.points[point].pick in ("many", "ordered"):
             # What others do says nothing against one that is at work, where several are.
             said = {key: kinds for key, kinds in said.items() if key[0] == "chosen" or any(kinds)}
@@ -114,17 +127,33 @@ def _outcome(
         return "unfit", ("not among what it offers",)
     verdict = next((v for v in selection.verdicts if v.candidate == candidate), None)
     if verdict is None:
-        verdict = or_quarantine(registry, candidate, _verdict, card, candidate, selection, pick)
-    if (error := registry.quarantine.get(candidate)) is not None:
-        return "broken", (error.found or str(error),)
-    if not verdict.fit:
-        return "unfit", verdict.reasons
+        kind, need, model = selection.kind, selection.need, selection.candidate.name
+        verdict = or_quarantine(registry, candidate, _verdict, card, candidate, kind, need, pick, model)
+    if refused := _refused(registry, verdict):
+        return refused
     first = f"'{selection.candidate.name}'"
     if selection.asked:
         return "fits", (f"{first} was asked for",)
     if card.priority == selection.card.priority:
         return "fits", (f"{first} has the same priority and comes first by name",)
     return "fits", (f"{first} has priority {selection.card.priority}",)
+
+
+def _idle(
+    registry: Registry, candidate: Candidate, card: type[Card], kind: str, need: Any
+) -> tuple[str, tuple[str, ...]]:
+    """(verdict, reasons) of one candidate where no driver of the point is at work."""
+    point = registry.points[candidate.point]
+    verdict = or_quarantine(registry, candidate, _verdict, card, candidate, kind, need, point.pick)
+    how = f"; name one with {point.option_flag}" if point.optional else ""
+    return _refused(registry, verdict) or ("fits", (_NONE_AT_WORK + how,))
+
+
+def _refused(registry: Registry, verdict: Verdict) -> tuple[str, tuple[str, ...]] | None:
+    """(verdict, reasons) of one that is broken or does not fit."""
+    if (error := registry.quarantine.get(verdict.candidate)) is not None:
+        return "broken", (error.found or str(error),)
+    return None if verdict.fit else ("unfit", verdict.reasons)
 
 
 def _remarks(card: type[Card], need: Any) -> tuple[str, ...]:
@@ -135,21 +164,21 @@ def _remarks(card: type[Card], need: Any) -> tuple[str, ...]:
         return (f"its card's `remarks` raised {type(error).__name__}: {error}",)
 
 
-def _verdict(card: type[Card], candidate: Candidate, selection: Selection, pick: str) -> Verdict:
-    """What the card says to the need that the choice was made for."""
-    kind, lacks = selection.kind, ""
+def _verdict(card: type[Card], candidate: Candidate, kind: str, need: Any, pick: str, model: str = "") -> Verdict:
+    """What the card says to a need; `model` is the driver of the model's architecture, where the pick is by that."""
+    lacks = ""
     if pick == "by_architecture":
-        lacks = "it is for another architecture" if candidate.name != selection.candidate.name else ""
+        lacks = "it is for another architecture" if candidate.name != model else ""
     elif pick == "claims":
-        lacks = "" if card.claims(selection.need) else f"does not claim {selection.need!r}"  # type: ignore[attr-defined]
+        lacks = "" if card.claims(need) else f"does not claim {need!r}"  # type: ignore[attr-defined]
         return Verdict(candidate, not lacks, (lacks,) if lacks else ())
     elif pick == "recognises":
-        return recognition(card, candidate, selection.need)
+        return recognition(card, candidate, need)
     elif pick == "per_kind" and kind not in _names(card, "kinds", kind):
         lacks = f"it does not serve layers of kind {kind}"
     if lacks:
         return Verdict(candidate, False, (lacks,))
-    return judge(card, candidate, selection.need)
+    return judge(card, candidate, need)
 
 
 def _names(card: type[Card], attribute: str, *default: str) -> Any:

@@ -23,7 +23,7 @@ from engine.plugin.discovery import Candidate, Registry, duplicate
 from engine.plugin.hook_calls import Chain, Checks, Failures, Filters, Implementation, Observers, Wraps
 from engine.plugin.hook_options import HookOptions, build, plain
 from engine.plugin.hookspecs import HOOKSPECS, kind_of
-from engine.plugin.near import did_you_mean
+from engine.plugin.near import did_you_mean, near_matches
 from engine.types.errors import ContractError, PluginError
 
 logger = logging.getLogger(__name__)
@@ -91,8 +91,7 @@ class HookRelay:
         manager = pluggy.PluginManager("engine")
         manager.add_hookspecs(spec)
         loaded = self._register(manager, registry)
-        self._drop_misspelt(manager, registry, loaded, names)
-        self.plugins = tuple(candidate for candidate in loaded.values() if candidate not in registry.quarantine)
+        self.plugins = tuple(loaded.values())
         for name in names:
             setattr(self, name, self._resolve(name, manager, loaded, max_failures))
 
@@ -110,14 +109,10 @@ class HookRelay:
             if len(same) > 1:
                 raise duplicate(candidate.point, same)
             try:
-                plugin = self._instance(candidate, load_entry_point(candidate))
-                manager.register(plugin, name=candidate.name)
-                _refuse_what_is_no_plain_call(manager, plugin)
+                _register(manager, candidate, self._instance(candidate, load_entry_point(candidate)))
             except PluginError as error:
                 self._quarantine(candidate, error)
             except Exception as error:
-                if manager.has_plugin(candidate.name):
-                    manager.unregister(name=candidate.name)
                 self._quarantine(candidate, _contract(candidate, f"{type(error).__name__}: {error}", ""))
             else:
                 loaded[candidate.name] = candidate
@@ -129,24 +124,6 @@ class HookRelay:
         if not isinstance(plugin, type):
             return plugin
         return plugin() if options is None else plugin(options)
-
-    def _drop_misspelt(
-        self, manager: pluggy.PluginManager, registry: Registry, loaded: dict[str, Candidate], names: list[str]
-    ) -> None:
-        while True:
-            try:
-                return manager.check_pending()
-            except pluggy.PluginValidationError as error:
-                name = manager.get_name(error.plugin)
-                assert name is not None
-                unknown = [hook.name for hook in manager.get_hookcallers(error.plugin) or () if not hook.has_spec()]
-                elsewhere = [p for p, spec in HOOKSPECS.items() if p != self.process and hasattr(spec, unknown[0])]
-                hint = did_you_mean(unknown[0], names) or f"the hooks of this process are: {', '.join(names)}"
-                if elsewhere:
-                    hint = f"it is a hook of {elsewhere[0]}: register the plugin in engine.hooks.{elsewhere[0]}.v0"
-                found = f"it implements {', '.join(repr(u) for u in unknown)}, which is no hook of {self.process}"
-                self._quarantine(loaded[name], _contract(loaded[name], found, hint))
-                manager.unregister(name=name)
 
     def _resolve(
         self, name: str, manager: pluggy.PluginManager, loaded: dict[str, Candidate], max_failures: int
@@ -175,6 +152,80 @@ class HookRelay:
 
 def _names(spec: type) -> list[str]:
     return [name for name in vars(spec) if not name.startswith("_")]
+
+
+def check_hooks_of(candidate: Candidate, plugin: object) -> None:
+    """See whether a start would take a hook plugin, without building what is a class.
+
+    Raises ContractError: it misspells a hook or its arguments, implements one of another process, or not by a function.
+    """
+    manager = pluggy.PluginManager("engine")
+    manager.add_hookspecs(HOOKSPECS[_process(candidate)])
+    _register(manager, candidate, plugin)
+
+
+def unmarked_hook(candidate: Candidate, plugin: object) -> tuple[str, str]:
+    """(what is wrong, what mends it) where a function of a hook plugin looks like a hook that it does not implement, by
+    its name and its arguments, and is never called, for it is not marked; empty texts where none does."""
+    manager, spec = pluggy.PluginManager("engine"), HOOKSPECS[_process(candidate)]
+    functions = {name: function for name in dir(plugin) if inspect.isroutine(function := getattr(plugin, name, None))}
+    marked = {name for name in functions if manager.parse_hookimpl_opts(plugin, name) is not None}
+    missing = [name for name in _names(spec) if name not in marked]
+    for name, function in functions.items():
+        foreign = inspect.ismodule(plugin) and getattr(function, "__module__", "") != plugin.__name__
+        if name in marked or name.startswith("_") or foreign:
+            continue
+        taken = _arguments(function)
+        for hook in [name] if name in missing else near_matches(name, missing, limit=1):
+            if taken <= _arguments(getattr(spec, hook)) and (taken or hook == name):
+                found = f"its function {name} looks like the hook {hook} and is not marked, so it is never called"
+                remedy = "put @hookimpl (from engine.plugin) above it" + ("" if hook == name else f", call it {hook}")
+                return f"{found} ({candidate.value})", f"{remedy}, or give it another name"
+    return "", ""
+
+
+def _arguments(function: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters) - {"self", "cls"}
+    except (TypeError, ValueError):  # one of C says nothing of its arguments
+        return {""}
+
+
+def _process(candidate: Candidate) -> str:
+    return candidate.point.partition(".")[2]
+
+
+def _register(manager: pluggy.PluginManager, candidate: Candidate, plugin: object) -> None:
+    """Enter a plugin. Raises ContractError, and leaves it out, where it is no implementation of the manager's hooks."""
+    try:
+        manager.register(plugin, name=candidate.name)
+        _refuse_what_is_no_plain_call(manager, plugin)
+        _refuse_misspelt(manager, candidate, plugin)
+    except Exception as error:
+        if manager.has_plugin(candidate.name):
+            manager.unregister(name=candidate.name)
+        if isinstance(error, ContractError):
+            raise
+        raise _contract(candidate, f"{type(error).__name__}: {error}", "") from error
+
+
+def _refuse_misspelt(manager: pluggy.PluginManager, candidate: Candidate, plugin: object) -> None:
+    process = _process(candidate)
+    names = _names(HOOKSPECS[process])
+    hooks = {hook.name: hook for hook in manager.get_hookcallers(plugin) or ()}
+    unknown = [
+        name
+        for name, hook in hooks.items()
+        if not hook.has_spec() and any(i.plugin is plugin and not i.optionalhook for i in hook.get_hookimpls())
+    ]
+    if not unknown:
+        return
+    elsewhere = [p for p, spec in HOOKSPECS.items() if p != process and hasattr(spec, unknown[0])]
+    hint = did_you_mean(unknown[0], names) or f"the hooks of this process are: {', '.join(names)}"
+    if elsewhere:
+        hint = f"it is a hook of {elsewhere[0]}: register the plugin in engine.hooks.{elsewhere[0]}.v0"
+    found = f"it implements {', '.join(repr(u) for u in unknown)}, which is no hook of {process}"
+    raise _contract(candidate, found, hint)
 
 
 def _refuse_what_is_no_plain_call(manager: pluggy.PluginManager, plugin: object) -> None:

@@ -109,17 +109,19 @@ def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate
             driver=driver,
             distribution=distribution,
         )
-    return body if candidate is None else _adapted(body, candidate)
+    return body if candidate is None else _adapted(body, card, candidate)
 
 
-def _adapted(body: type, candidate: Candidate) -> type:
-    """The body as one of the major that the core speaks, through an adapter for each major between."""
+def _adapted(body: type, card: type[Card], candidate: Candidate) -> type:
+    """The body as one of the version that the core speaks, through an adapter for each version between."""
     if (point := POINTS.get(candidate.point)) is None:
         return body
-    for major in point.majors:
-        if candidate.major <= major and (adapter := point.adapters.get(major)) is not None:
-            module, _, function = adapter.partition(":")
-            body = getattr(importlib.import_module(module), function)(body)
+    adapters = [point.adapters.get(major) for major in point.majors if candidate.major <= major]
+    minor = card.requires_minor if candidate.major == point.majors[-1] else 0
+    adapters += [point.additions.get(later) for later in range(minor + 1, point.minor + 1)]
+    for adapter in filter(None, adapters):
+        module, _, function = adapter.partition(":")
+        body = getattr(importlib.import_module(module), function)(body)
     return body
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -10,7 +10,7 @@ from engine.plugin.discovery import Registry
 from engine.plugin.options import validate_options
 from engine.plugin.points import HOOKS
 from engine.plugin.verdicts import Selection
-from engine.types.errors import ManifestError, PluginError
+from engine.types.errors import ContractError, ManifestError, PluginError
 from engine.types.start import Choice
 
 ManifestEntry = Choice
@@ -66,6 +66,44 @@ class Manifest(msgspec.Struct, frozen=True):
         """
         self.check(registry)
         return tuple(restore_choice(registry, choice) for choice in self.choices)
+
+
+class Blame:
+    """Names the driver that a ContractError is about: who finds a fault in a driver at work knows its point alone.
+
+    `with blame:` does so for what is raised inside. It has no state, and may be entered as often as one likes.
+
+    Args:
+        choices: the drivers at work.
+    """
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        self._choices = choices
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None and (named := self.named(error)) is not error:
+            raise named from error
+
+    def named(self, error: BaseException) -> BaseException:
+        """The error with driver and distribution; any that is no ContractError, or names them already, as it is."""
+        if not isinstance(error, ContractError) or error.driver:
+            return error
+        at_work = dict.fromkeys(
+            (c.driver, f"{c.distribution} {c.version}") for c in self._choices if c.point == error.point
+        )
+        if not at_work:
+            return error
+        who = " or ".join(f"driver '{driver}' for {error.point}, of {there}" for driver, there in at_work)
+        return ContractError(
+            error.asked,
+            f"{error.found} ({who})",
+            error.remedy,
+            point=error.point,
+            driver=", ".join(driver for driver, _ in at_work),
+            distribution=", ".join(there for _, there in at_work),
+        )
 
 
 def hook_choices(registry: Registry, processes: Iterable[str]) -> tuple[Choice, ...]:

@@ -72,14 +72,16 @@ def build_options(point: str, candidate: Candidate, card: Any, given: Mapping[st
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"])
             faults.append(f"{path or 'options'}: {fault['msg']} (given: {fault['input']!r})")
-        raise OptionsError(
+        refused = OptionsError(
             f"set options of {'plugin' if point.startswith('hooks.') else 'driver'} '{candidate.name}' for {point}",
             f"{candidate.provenance} says: " + "; ".join(faults),
             "its options: " + _listing(options),
             point=point,
             driver=candidate.name,
             distribution=candidate.provenance,
-        ) from error
+        )
+        refused.options = tuple(str(fault["loc"][0]) for fault in error.errors() if fault["loc"])
+        raise refused from error
 
 
 def _choices(annotation: Any) -> list[Any]:

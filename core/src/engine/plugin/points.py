@@ -27,6 +27,19 @@ Pick = Literal["one", "ordered", "in_turn", "per_kind", "by_architecture", "clai
 - `many`: all that are named, and one for each job that the point has.
 """
 
+_UNNAMED: Mapping[Pick, str] = MappingProxyType(
+    {
+        "one": "to have one chosen",
+        "ordered": "to have those chosen that are needed",
+        "in_turn": "to have them chosen",
+        "per_kind": "to have one chosen for each kind",
+        "by_architecture": "to have the one that is called like the model's architecture",
+        "claims": "to have the one that claims the model",
+        "recognises": "to have one chosen where the model's chat template shows which",
+        "many": "to have those alone that the requests' parameters need",
+    }
+)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -40,6 +53,8 @@ class Point:
         majors: the interface majors that this core serves, ascending; its own code speaks the last.
         adapters: for each older one "module:function", which makes of a body of that major one of the next.
         minor: the interface's minor version; a card whose `requires_minor` is higher is refused.
+        additions: for each minor version whose additions bodies of the one before cannot do without, "module:function",
+            which makes of such a body one of this minor. Asked of cards whose `requires_minor` is lower.
         flag: the command-line flag without dashes in front, where it is not the point's name.
         kinds: for `per_kind`, the kinds of layer that can be bound.
         optional: no driver is used unless the user names one; for `one`, and for `per_kind`, where a kind that no
@@ -53,6 +68,7 @@ class Point:
     majors: tuple[int, ...] = (0,)
     adapters: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     minor: int = 0
+    additions: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     flag: str | None = None
     kinds: tuple[str, ...] = ()
     optional: bool = False
@@ -61,6 +77,11 @@ class Point:
     def option_flag(self) -> str:
         """The flag as typed on the command line, e.g. "--load-format"."""
         return "--" + (self.flag or self.name).replace("_", "-")
+
+    @property
+    def unnamed(self) -> str:
+        """What a user gets who names no driver, as the end of a remedy that says so, e.g. "to have one chosen"."""
+        return "to do without" if self.optional else _UNNAMED[self.pick]
 
     @property
     def keyword(self) -> str:
@@ -113,6 +134,8 @@ POINTS: Mapping[str, Point] = _declare(
         "engine.interfaces.evictor:EvictorCard",
         "one",
         "orders the cached KV pages that are given up first",
+        minor=1,
+        additions={1: "engine.interfaces.evictor_v0_0:adapt"},
     ),
     Point(
         "model",
@@ -162,6 +185,8 @@ POINTS: Mapping[str, Point] = _declare(
         "engine.interfaces.drafter:DrafterCard",
         "one",
         "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
+        minor=1,
+        additions={1: "engine.interfaces.drafter_v0_0:adapt"},
         optional=True,
     ),
     Point(

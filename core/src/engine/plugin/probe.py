@@ -9,6 +9,7 @@ needs is imported once; then each card is imported in a fork of this process, wh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -21,11 +22,16 @@ from typing import NamedTuple
 
 from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.loading import load_entry_point
-from engine.plugin.points import POINTS
+from engine.plugin.points import HOOKS, POINTS
+from engine.plugin.verdicts import judge
 from engine.types.errors import PluginError
 
 HEAVY = ("torch", "transformers", "jax", "tensorflow", "triton")
 """Modules that a card must not import: `engine plugins why` and the start would wait for them."""
+
+_ASKED_OF_ONE_MODEL = ("model", "checkpoint")
+"""Points whose cards are asked of the one model that they are named after, or claim: no other is of interest."""
+_HOOKS_MODULE = "engine.plugin.hooks"
 
 
 class Finding(NamedTuple):
@@ -35,12 +41,14 @@ class Finding(NamedTuple):
         seconds: that the import took.
         heavy: modules of `HEAVY` that it brought.
         found, remedy: what is wrong with the card; empty where nothing is.
+        kind: "broken", or "unmarked" for a hook plugin that works, but for a function that is no hook.
     """
 
     seconds: float
     heavy: list[str]
     found: str = ""
     remedy: str = ""
+    kind: str = "broken"
 
 
 class Report(NamedTuple):
@@ -58,23 +66,54 @@ class Report(NamedTuple):
 
 
 def probe(candidate: Candidate) -> Finding:
-    """Import what the candidate names: a card is also checked against its point's interface."""
-    started, found, remedy = time.perf_counter(), "", ""
+    """Import what the candidate names. A card is also checked against its point's interface, and asked whether it can
+    serve `plain_need`; a hook plugin's functions are compared with the hooks of its process. Nothing is built."""
+    started, seconds, found, remedy, kind = time.perf_counter(), None, "", "", "broken"
     try:
         if candidate.point in POINTS:
-            Registry(found=[candidate]).card(candidate)
+            card = Registry(found=[candidate]).card(candidate)
+            seconds = time.perf_counter() - started
+            if candidate.point not in _ASKED_OF_ONE_MODEL:
+                judge(card, candidate, plain_need(candidate.point))
         else:
-            load_entry_point(candidate)
+            plugin = load_entry_point(candidate)
+            seconds = time.perf_counter() - started
+            if candidate.point.startswith(HOOKS):
+                hooks = importlib.import_module(_HOOKS_MODULE)
+                hooks.check_hooks_of(candidate, plugin)
+                kind, (found, remedy) = "unmarked", hooks.unmarked_hook(candidate, plugin)
     except PluginError as error:
         found, remedy = error.found, error.remedy
-    seconds = time.perf_counter() - started
-    return Finding(seconds, [name for name in HEAVY if name in sys.modules], found, remedy)
+    if seconds is None:
+        seconds = time.perf_counter() - started
+    return Finding(seconds, [name for name in HEAVY if name in sys.modules], found, remedy, kind)
+
+
+def plain_need(point: str) -> object:
+    """A need of this point, as a start might have it on a processor; None where the point's need is that.
+
+    The interface of `XCard` has it as `XNeed`. Fields without a default get 1, "cpu", "float32", the first kind, or "".
+    """
+    module, _, card = POINTS[point].interface.partition(":")
+    need = getattr(importlib.import_module(module), card.removesuffix("Card") + "Need", None)
+    if need is None:
+        return None
+    plain = {"device": "cpu", "kind": next(iter(POINTS[point].kinds), "")}
+    required = (f for f in dataclasses.fields(need) if f.default is f.default_factory is dataclasses.MISSING)
+    return need(
+        **{
+            f.name: 1 if f.type == "int" else plain.get(f.name, "float32" if "dtype" in f.name else "")
+            for f in required
+        }
+    )
 
 
 def apart(candidate: Candidate, seconds: float) -> Report:
     """Probe in a fork of this process, which is killed after so many seconds."""
     if candidate.point in POINTS:  # what every card of the point needs is not counted as this card's
         importlib.import_module(POINTS[candidate.point].interface.partition(":")[0])
+    elif candidate.point.startswith(HOOKS):
+        importlib.import_module(_HOOKS_MODULE)
     with tempfile.TemporaryFile() as errors:
         reader, writer = os.pipe()
         child = os.fork()

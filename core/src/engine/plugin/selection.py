@@ -13,7 +13,17 @@ from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.near import did_you_mean
 from engine.plugin.options import validate_options
 from engine.plugin.selection_many import select_fitting, select_kinds, select_ordered
-from engine.plugin.verdicts import Selection, Verdict, broken_verdict, judge, none_fits, or_quarantine, ranked, unfit
+from engine.plugin.verdicts import (
+    Selection,
+    Verdict,
+    broken_verdict,
+    consider,
+    judge,
+    none_fits,
+    raised,
+    ranked,
+    unfit,
+)
 from engine.types.errors import (
     ConfigError,
     ContractError,
@@ -76,7 +86,7 @@ def select(
     verdicts: list[Verdict] = []
     cards, broken = ranked(registry, point)
     for candidate, card in cards:
-        verdict = or_quarantine(registry, candidate, judge, card, candidate, need)
+        verdict = consider(registry, candidate, judge, card, candidate, need)
         verdicts.append(verdict)
         if verdict.fit:
             return _selection(point, kind, candidate, card, options, False, [*verdicts, *broken], need)
@@ -168,7 +178,7 @@ def select_claims(
         except Exception as error:
             registry.quarantine[candidate] = ContractError(
                 f"open {name!r} with driver '{candidate.name}' of {point}",
-                f"its claims() raised {type(error).__name__}: {error} ({candidate.value} of {candidate.provenance})",
+                f"its claims() raised {raised(error)} ({candidate.value} of {candidate.provenance})",
                 f"report it to its author; until then: pip uninstall {candidate.distribution}",
                 point=point,
                 driver=candidate.name,
@@ -178,6 +188,7 @@ def select_claims(
             continue
         verdicts.append(Verdict(candidate, claims, () if claims else (f"does not claim {name!r}",)))
         if claims:
+            registry.find(point, candidate.name)  # two of one name: no name says which one is meant
             claiming.append((candidate, card))
     flag = registry.points[point].option_flag
     if not claiming:
@@ -217,6 +228,8 @@ def select_default_model(
         candidate = registry.find(point, asked.strip())
         cards = [(candidate, registry.card(candidate))]
     offers = [(c, card, name) for c, card in cards if (name := getattr(card, "default_model", None)) is not None]
+    for candidate, _, _ in offers:
+        registry.find(point, candidate.name)  # as above
     if not offers:
         others = "".join(f"; {verdict}" for verdict in verdicts)
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.options import validate_options
-from engine.plugin.verdicts import Selection, Verdict, judge, none_fits, or_quarantine, ranked, unfit
+from engine.plugin.verdicts import Selection, Verdict, consider, judge, none_fits, ranked, unfit
 from engine.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def select_in_turn(
         for candidate, card in cards:
             if candidate in named:
                 continue
-            verdict = or_quarantine(registry, candidate, _verdict, card, candidate, need, kinds)
+            verdict = consider(registry, candidate, _verdict, card, candidate, need, kinds)
             verdicts.append(verdict)
             if verdict.fit:
                 order.append((candidate, card))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.near import did_you_mean
 from engine.plugin.options import validate_options
-from engine.plugin.verdicts import Selection, Verdict, judge, none_fits, or_quarantine, ranked, unfit
+from engine.plugin.verdicts import Selection, Verdict, another, consider, judge, none_fits, ranked, unfit
 from engine.types.errors import ConfigError, UnfitDriverError
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def select_kinds(
             raise UnfitDriverError(
                 f"use driver '{text}' for {point}",
                 f"it serves layers of kind {_kinds(card)}, the model has {', '.join(needs)}",
-                "name another driver, or leave "
-                f"{registry.points[point].option_flag} out to have one chosen for each kind",
+                another(registry, point),
                 point=point,
                 driver=text,
                 distribution=candidate.provenance,
@@ -109,7 +108,7 @@ def _auto(registry: Registry, point: str, kind: str, need: Any) -> tuple[Chosen,
     verdicts: list[Verdict] = []
     cards, broken = ranked(registry, point)
     for candidate, card in cards:
-        verdict = or_quarantine(registry, candidate, _kind_verdict, card, candidate, kind, need)
+        verdict = consider(registry, candidate, _kind_verdict, card, candidate, kind, need)
         verdicts.append(verdict)
         if verdict.fit:
             return (candidate, card), False, (*verdicts, *broken)
@@ -190,7 +189,7 @@ def select_ordered(
             if candidate in named:
                 verdict = _operations_verdict(card, candidate, wanted)
             else:
-                verdict = or_quarantine(registry, candidate, _operations_verdict, card, candidate, wanted)
+                verdict = consider(registry, candidate, _operations_verdict, card, candidate, wanted)
             verdicts.append(verdict)
             if verdict.fit:
                 for operation in group:
@@ -271,7 +270,7 @@ def select_fitting(
     for candidate, card in cards:
         if candidate in named:
             continue
-        verdict = or_quarantine(registry, candidate, judge, card, candidate, need)
+        verdict = consider(registry, candidate, judge, card, candidate, need)
         verdicts.append(verdict)
         if verdict.fit:
             chosen.append(((candidate, card), False))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.points import NONE
 from engine.plugin.selection import is_auto, select
-from engine.plugin.verdicts import Selection, Verdict, judge, or_quarantine, ranked
+from engine.plugin.verdicts import Selection, Verdict, consider, judge, raised, ranked
 from engine.types.errors import ConfigError, ContractError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def select_recognised(
         verdicts: list[Verdict] = []
         cards, broken = ranked(registry, point)
         for candidate, card in cards:
-            verdict = or_quarantine(registry, candidate, recognition, card, candidate, need)
+            verdict = consider(registry, candidate, recognition, card, candidate, need)
             verdicts.append(verdict)
             if verdict.fit:
                 chosen = select(registry, point, need, candidate.name, options)
@@ -73,7 +73,7 @@ def recognition(card: type[Card], candidate: Candidate, need: Any) -> Verdict:
     except Exception as error:
         raise ContractError(
             f"use driver '{candidate.name}' for {candidate.point}",
-            f"its recognises() raised {type(error).__name__}: {error} ({candidate.value} of {candidate.provenance})",
+            f"its recognises() raised {raised(error)} ({candidate.value} of {candidate.provenance})",
             "its author has to answer True or False",
             point=candidate.point,
             driver=candidate.name,

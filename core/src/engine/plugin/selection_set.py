@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.options import validate_options
-from engine.plugin.verdicts import Selection, Verdict, judge, or_quarantine, ranked, unfit
+from engine.plugin.verdicts import Selection, Verdict, consider, judge, ranked, unfit
 from engine.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def select_set(
         for candidate, card in cards:
             if job in taken or job not in _jobs(card):
                 continue
-            verdict = _free_verdict(registry, card, candidate, need, taken)
+            verdict = consider(registry, candidate, _free_verdict, card, candidate, need, taken)
             verdicts.append(verdict)
             if verdict.fit:
                 take(candidate, card, (*verdicts, *broken), False)
@@ -94,12 +94,8 @@ def _jobs(card: type[Card]) -> Collection[str]:
     return jobs
 
 
-def _free_verdict(
-    registry: Registry, card: type[Card], candidate: Candidate, need: Any, taken: Mapping[str, Candidate]
-) -> Verdict:
+def _free_verdict(card: type[Card], candidate: Candidate, need: Any, taken: Mapping[str, Candidate]) -> Verdict:
     """Whether it fits, and none of its jobs is another's already."""
-    verdict = or_quarantine(registry, candidate, judge, card, candidate, need)
-    if candidate in registry.quarantine:
-        return verdict
+    verdict = judge(card, candidate, need)
     others = [f"'{taken[job].name}' serves {job} already" for job in sorted(_jobs(card)) if job in taken]
     return Verdict(candidate, fit=verdict.fit and not others, reasons=(*verdict.reasons, *others))

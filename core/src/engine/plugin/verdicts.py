@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.plugin.discovery import Candidate, Registry, duplicate
+from engine.plugin.discovery import Candidate, Registry
 from engine.plugin.loading import load_body
 from engine.plugin.plugin_list import only
 from engine.types.errors import ContractError, EngineError, PluginError, UnfitDriverError
@@ -125,7 +126,7 @@ def judge(card: type[Card], candidate: Candidate, need: Any) -> Verdict:
         answer = card.unsupported(need)
         valid = isinstance(answer, (list, tuple)) and all(isinstance(reason, str) for reason in answer)
     except Exception as error:
-        raise _broken(candidate, f"its unsupported() raised {type(error).__name__}: {error}") from error
+        raise _broken(candidate, f"its unsupported() raised {raised(error)}") from error
     if not valid:
         raise _broken(candidate, f"its unsupported() answered {answer!r}, not a list of strings")
     assert isinstance(answer, (list, tuple))
@@ -137,18 +138,12 @@ def ranked(registry: Registry, point: str) -> tuple[list[tuple[Candidate, type[C
     """The cards of a point as `auto` walks them: by priority, ties by name; and the verdicts on those that it passes
     over, which are broken or denied.
 
-    Broken candidates are put into quarantine, not raised.
-
-    Raises:
-        DuplicateDriverError: two distributions offer one name, so that no name says which one runs.
+    Broken candidates are put into quarantine, not raised. Two of one name are both there: `consider` refuses the name
+    where it would be taken.
     """
-    candidates = registry.candidates(point)
     cards: list[tuple[Candidate, type[Card]]] = []
     broken: list[Verdict] = []
-    for candidate in candidates:
-        same = [c for c in candidates if c.name == candidate.name]
-        if len(same) > 1:
-            raise duplicate(point, same)
+    for candidate in registry.candidates(point):
         if candidate not in registry.quarantine:
             try:
                 cards.append((candidate, registry.card(candidate)))
@@ -167,6 +162,25 @@ def or_quarantine(registry: Registry, candidate: Candidate, judge: Callable[...,
     except PluginError as error:
         registry.quarantine[candidate] = error
         return broken_verdict(candidate, error)
+
+
+def consider(registry: Registry, candidate: Candidate, judge: Callable[..., Verdict], *arguments: Any) -> Verdict:
+    """The verdict by which `auto` takes a driver or passes it over; see `or_quarantine`.
+
+    Raises DuplicateDriverError where it fits and another distribution offers its name: no name says which one runs.
+    """
+    verdict = or_quarantine(registry, candidate, judge, *arguments)
+    if verdict.fit:
+        registry.find(candidate.point, candidate.name)
+    return verdict
+
+
+def raised(error: Exception) -> str:
+    """What a method of a card raised, and where, e.g. "KeyError: 'mps' at /lib/moon/card.py:12". To be called where it
+    was caught."""
+    text = f"{type(error).__name__}: {error}"
+    _, *within = traceback.walk_tb(error.__traceback__)  # the first frame is the caller's
+    return f"{text} at {within[-1][0].f_code.co_filename}:{within[-1][1]}" if within else text
 
 
 def broken_verdict(candidate: Candidate, error: PluginError) -> Verdict:
@@ -190,11 +204,16 @@ def unfit(registry: Registry, verdict: Verdict, kind: str = "") -> UnfitDriverEr
     return UnfitDriverError(
         f"use driver '{candidate.name}' for {describe(candidate.point, kind)}",
         f"{candidate.provenance} says: {'; '.join(verdict.reasons)}",
-        f"name another driver, or leave {registry.points[candidate.point].option_flag} out to have one chosen",
+        another(registry, candidate.point),
         point=candidate.point,
         driver=candidate.name,
         distribution=candidate.provenance,
     )
+
+
+def another(registry: Registry, point: str) -> str:
+    """The remedy where a driver that was named is of no use."""
+    return f"name another driver, or leave {registry.points[point].option_flag} out {registry.points[point].unnamed}"
 
 
 def none_fits(

@@ -20,7 +20,7 @@ from engine.interfaces.context import WorkerContext
 from engine.interfaces.drafter import Drafter, DrafterNeed, DrafterOptions
 from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
-from engine.interfaces.model import Model, ModelContext, ModelNeed
+from engine.interfaces.model import NOT_CAPTURED, Model, ModelCard, ModelContext, ModelNeed
 from engine.interfaces.ops import LATENT_OPERATIONS, MODEL_OPERATIONS, OPERATIONS, Ops, OpsNeed
 from engine.interfaces.platform import CapturesDrafts, Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
@@ -128,6 +128,9 @@ def _not_captured(
     reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], operations)
     if not attention.can_capture_decodes():
         reasons.append("the attention's steps cannot be replayed")
+    model = chosen.fit("model", "", None)
+    if not cast("type[ModelCard]", model.card).captured:
+        reasons.append(f"model '{model.candidate.name}': {NOT_CAPTURED}")
     return tuple(reasons)
 
 

@@ -21,7 +21,7 @@ from engine.interfaces.platform import Fetch, Platform
 from engine.sampling.packed import send
 from engine.sampling.sampler import SampledDrafts
 from engine.types.errors import ContractError
-from engine.types.plan import GivenDrafts, StepPlan
+from engine.types.plan import GivenDrafts, LeftSlots, NewSlot, StepPlan
 
 
 class ChosenDrafter(NamedTuple):
@@ -123,6 +123,17 @@ class Drafting:
     def rejects(self) -> bool:
         """Rejection sampling, instead of drawing as without drafts."""
         return self._acceptance == "rejection"
+
+    def leave(self, left: LeftSlots) -> None:
+        """Requests have left their slots; their tokens are still in the table."""
+        if self._drafter is not None:
+            for slot, num_tokens in zip(left.slot.tolist(), left.num_tokens.tolist(), strict=True):
+                self._drafter.leave(slot, num_tokens, self._session)
+
+    def enter(self, new: NewSlot) -> None:
+        """A request enters a slot."""
+        if self._drafter is not None:
+            self._drafter.enter(new)
 
     def propose(self, plan: StepPlan) -> tuple[StepPlan, StepDrafts]:
         """Ask for the drafts of a plan with `num_drafts`, as far as they do not come with it, and put all into the

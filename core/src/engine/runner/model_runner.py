@@ -243,7 +243,10 @@ class ModelRunner:
         if plan.copies is not None:
             assert self._attention.pool is not None
             copy_pages(self._platform, self._attention.pool, plan.copies)
+        if plan.left_slots is not None:
+            self._drafting.leave(plan.left_slots)
         for new in plan.new_slots:
+            self._drafting.enter(new)
             self._parameters.enter(new)
             self._processors.enter(new)
             self._scorer.enter(new)

@@ -14,7 +14,7 @@ from engine.interfaces.executor import StepFuture
 from engine.interfaces.platform import CacheMemory
 from engine.modeling.memory import out_of_memory
 from engine.plugin import HookRelay, PluginList, Registry
-from engine.plugin.manifest import check_hooks
+from engine.plugin.manifest import Blame, check_hooks
 from engine.runner.assemble import Assembly, assemble
 from engine.runner.model_runner import ModelRunner
 from engine.runner.profile import profile_step
@@ -43,6 +43,7 @@ class Worker:
         self._transfers: Transfers | None = None
         self._stopping: Callable[[], None] | None = None
         self._profiler = Profiler(message)
+        self._blame = Blame(message.choices)
 
     @torch.inference_mode()
     def start(self) -> WorkerReady:
@@ -52,7 +53,8 @@ class Worker:
         the worker keeps beside weights and pool finds no room.
         """
         try:
-            return self._build()
+            with self._blame:
+                return self._build()
         except torch.OutOfMemoryError as error:
             remedy = "lower --max-num-seqs, --max-model-len or --memory-utilization, or free the device's memory"
             raise out_of_memory("start the engine", error, remedy) from error
@@ -108,22 +110,25 @@ class Worker:
         """Launch a step. Raises EngineDeadError before `start` and after `shutdown`."""
         if self._runner is None:
             raise EngineDeadError("run a step", "the worker is not started, or shut down", "start an engine anew")
-        if plan.kv_metadata is not None:
-            assert self._transfers is not None
-            return self._transfers.execute(plan, self._runner.execute)
-        return self._runner.execute(plan)
+        with self._blame:
+            if plan.kv_metadata is not None:
+                assert self._transfers is not None
+                return self._transfers.execute(plan, self._runner.execute)
+            return self._runner.execute(plan)
 
     def sample(self, step_id: int, masks: Masks) -> None:
         """Let the last step draw. Raises EngineDeadError before `start` and after `shutdown`."""
         if self._runner is None:
             raise EngineDeadError("sample a step", "the worker is not started, or shut down", "start an engine anew")
-        self._runner.sample(step_id, masks)
+        with self._blame:
+            self._runner.sample(step_id, masks)
 
     def drafts(self, step_id: int) -> list[list[int]]:
         """Those of the step that waits for its masks. Raises EngineDeadError before `start` and after `shutdown`."""
         if self._runner is None:
             raise EngineDeadError("tell the drafts", "the worker is not started, or shut down", "start an engine anew")
-        return self._runner.drafts(step_id)
+        with self._blame:
+            return self._runner.drafts(step_id)
 
     def start_profile(self) -> None:
         """Record what is computed from now on. See `engine.runner.profiler.Profiler`."""

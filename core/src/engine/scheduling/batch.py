@@ -131,6 +131,7 @@ def build_plan(
         new_blocks=[_new_blocks(of_group) for of_group in entries],
         num_drafts=num_drafts,
         given_drafts=given_drafts,
+        left_slots=slots.take_left(),
         host_tokens=_host_tokens(batch.decodes, slots),
         copies=kv.take_copies(step_id),
         kv_metadata=None if swapping is None else swapping.plan_metadata(),
@@ -188,4 +189,5 @@ def _new_slot(request: Request, hit: Hit | None) -> NewSlot:
         pooling=request.pooling,
         encoder=request.encoder,
         fills_encoder=request.encoder is not None and hit is not None and hit.fills_encoder,
+        cache_salt=request.cache_salt,
     )

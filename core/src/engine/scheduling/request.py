@@ -56,8 +56,7 @@ class Request:
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
         queued_at, admitted_at: seconds of `time.monotonic()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
-        timeout: see `EngineRequest`.
-        encoder: see `EngineRequest`.
+        timeout, cache_salt, encoder: see `EngineRequest`.
         matcher: its place in its constraint, behind the tokens that were accepted; None where it has no constraint.
         pooling: for a request that draws nothing and ends with its prompt; None for one that generates.
         num_pooled: prompt tokens whose own vectors were sent.
@@ -66,6 +65,7 @@ class Request:
     __slots__ = (
         "admitted_at",
         "arrival_time",
+        "cache_salt",
         "encoder",
         "eos_token_ids",
         "hashes",
@@ -101,6 +101,7 @@ class Request:
         self.parent = request.parent
         self.host_tokens = request.host_tokens
         self.timeout = request.timeout
+        self.cache_salt = request.cache_salt
         self.encoder = request.encoder
         self.token_ids = np.array(request.prompt_token_ids, np.int32)
         self.num_prompt_tokens = len(request.prompt_token_ids)

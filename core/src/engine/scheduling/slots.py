@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.types.plan import LeftSlots
+
 if TYPE_CHECKING:
     from engine.scheduling.request import Request
 
@@ -70,6 +72,7 @@ class SlotTable:
         self.request_ids = [""] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._pending: list[tuple[int, int]] = []
+        self._left: list[tuple[int, int]] = []
         self._admissions = 0
 
     @property
@@ -116,6 +119,7 @@ class SlotTable:
         """The slot's request has ended or taken its tokens out; give the slot back."""
         request = self.requests[slot]
         assert request is not None
+        self._left.append((slot, int(self.known[slot])))
         request.slot = -1
         self.requests[slot] = None
         self.phase[slot] = EMPTY
@@ -131,6 +135,14 @@ class SlotTable:
             self._pending.append((last, slot))
         else:
             self._free.append(slot)
+
+    def take_left(self) -> LeftSlots | None:
+        """The slots that were left since the last call; None where there are none."""
+        if not self._left:
+            return None
+        slot, num_tokens = np.array(self._left, np.int32).T.copy()
+        self._left.clear()
+        return LeftSlots(slot=slot, num_tokens=num_tokens)
 
     def step_done(self, step_id: int) -> None:
         """This step, and all before it, no longer name any slot."""

@@ -20,7 +20,15 @@ class EngineError(Exception):
 
     def __init__(self, asked: str, found: str = "", remedy: str = "") -> None:
         self.asked, self.found, self.remedy = asked, found, remedy
-        super().__init__("; ".join(part for part in (asked, found, remedy) if part))
+        super().__init__(*self._text())
+
+    def add_place(self, place: str) -> None:
+        """Say where what was asked was set, e.g. "environment ENGINE_DTYPE", for those who did not type it."""
+        self.asked += f" ({place})"
+        self.args = self._text()
+
+    def _text(self) -> tuple[str]:
+        return ("; ".join(part for part in (self.asked, self.found, self.remedy) if part),)
 
     @property
     def parts(self) -> tuple[str, str, str, str]:
@@ -78,6 +86,12 @@ class EngineDeadError(EngineError):
     """The engine core or one of its workers has died; requests in progress are lost."""
 
     code = "engine_dead"
+
+
+class ShuttingDownError(EngineDeadError):
+    """The engine is being stopped, as somebody planned; requests that are still in progress end with this."""
+
+    code = "shutting_down"
 
 
 class RankDeadError(EngineError):
@@ -229,9 +243,10 @@ class ContractError(PluginError):
 
 
 class OptionsError(PluginError, ValueError):
-    """An option of a driver is unknown or has a bad value."""
+    """Options of a driver are unknown or have bad values: those that `options` names."""
 
     code = "driver_options"
+    options: tuple[str, ...] = ()
 
 
 class ManifestError(PluginError):

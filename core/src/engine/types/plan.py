@@ -32,6 +32,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
         encoder: its encoder input; None where it has none.
         fills_encoder: this step computes the keys and values of the encoder's tokens, into the slot's blocks of each
             "cross" group. False: they are there, or come with this step's copies and loads.
+        cache_salt: requests with different salts share no cached pages, and nothing that is learned from their tokens.
     """
 
     slot: int
@@ -43,6 +44,19 @@ class NewSlot(msgspec.Struct, kw_only=True):
     pooling: PoolingParams | None = None
     encoder: EncoderInput | None = None
     fills_encoder: bool = False
+    cache_salt: str | None = None
+
+
+class LeftSlots(msgspec.Struct, kw_only=True):
+    """Slots that requests have left since the last plan that says so: they ended, or were preempted.
+
+    Args:
+        slot: int32 [m]; each once. One may be entered again in the same step.
+        num_tokens: int32 [m]; the request's tokens, prompt and output. Draws behind them do not count.
+    """
+
+    slot: Int32
+    num_tokens: Int32
 
 
 class NewBlocks(msgspec.Struct, kw_only=True):
@@ -120,6 +134,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
             which goes to position `num_computed + num_tokens` (with drafts: one after each of the 1 + d tokens).
         num_decodes: the first rows, with exactly one token each and `samples` set.
         new_slots: requests that enter a slot.
+        left_slots: those that requests have left; None where there are none.
         new_blocks: one entry for each KV group.
         num_drafts: int32 [R]; the drafts among `num_tokens`; None where no row has any.
         given_drafts: those that come with the plan; None where there are none.
@@ -143,6 +158,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     new_blocks: list[NewBlocks]
     num_drafts: Int32 | None = None
     given_drafts: GivenDrafts | None = None
+    left_slots: LeftSlots | None = None
     host_tokens: HostTokens | None = None
     copies: PageCopies | None = None
     kv_metadata: dict[str, bytes] | None = None

@@ -32,7 +32,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         eos_token_ids: ids that end the sequence unless `ignore_eos`.
         arrival_time: seconds since the epoch, by a clock that is never set back; first come, first served goes by it.
         priority: lower values are more urgent; heeded by scheduling policies that order by it.
-        cache_salt: requests with different salts share no cached pages.
+        cache_salt: requests with different salts share no cached pages, and no drafter uses for one what it has learned
+            from another.
         parent: the id that siblings of one prompt (n > 1) have in common. The core computes the prompt for the first
             of them and lets the others wait for it, so that they share its pages.
         host_tokens: a logits processor of this request reads its tokens on the host: none is drawn before the one

@@ -15,7 +15,6 @@ from engine.cli.flags import (
     add_server_flags,
     command_settings,
     name_positional_model,
-    warn,
 )
 from engine.config.declaration import SERVER_SETTINGS, SETTINGS
 from engine.plugin.command import Command
@@ -51,8 +50,6 @@ class Bench(Command):
         measure = _KINDS[arguments.kind][0]
         name_positional_model(arguments, "measure")
         merged = command_settings(arguments)
-        for warning in merged.warnings:
-            warn(warning)
         report = measure(arguments, merged)
         command = shlex.join(["engine", *sys.argv[1:]])
         report.figures = {**report.figures, "command": command}

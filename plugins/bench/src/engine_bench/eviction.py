@@ -145,7 +145,8 @@ class EvictorCache:
             self._block_of[page] = block
         if pages:
             before = held[-1] if held else _NO_PARENT
-            self._evictor.on_commit(np.array(pages, np.int32), np.array([before, *pages[:-1]], np.int32))
+            hashes = [block.to_bytes(32, "little") for block in path[found:]]
+            self._evictor.on_commit(np.array(pages, np.int32), np.array([before, *pages[:-1]], np.int32), hashes)
         self._evictor.on_release(np.array([*held, *pages], np.int32))
 
 

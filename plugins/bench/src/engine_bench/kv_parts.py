@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -40,18 +40,20 @@ def time_evictor(registry: Registry, name: str, seed: int) -> Times:
     evictor = build_evictor(registry, name, _PAGES)
     pages = np.random.default_rng(seed).permutation(np.arange(1, _PAGES, dtype=np.int32))
     pages = pages[: pages.size // PAGES_PER_CALL * PAGES_PER_CALL]
+    names = [number.to_bytes(32, "little") for number in range(pages.size + _CALLS * PAGES_PER_CALL)]
+    hashes = iter([names[start : start + PAGES_PER_CALL] for start in range(0, len(names), PAGES_PER_CALL)])
     for start in range(0, pages.size, PAGES_PER_CALL):
-        _cached(evictor, pages[start : start + PAGES_PER_CALL])
-    times = _timed(lambda: _cached(evictor, evictor.victims(PAGES_PER_CALL, 0)), _CALLS)
+        _cached(evictor, pages[start : start + PAGES_PER_CALL], next(hashes))
+    times = _timed(lambda: _cached(evictor, evictor.victims(PAGES_PER_CALL, 0), next(hashes)), _CALLS)
     evictor.check_integrity()
     assert len(evictor) == pages.size
     return Times(*(value / PAGES_PER_CALL for value in times))
 
 
-def _cached(evictor: Evictor, pages: np.ndarray) -> None:
-    """These pages hold the blocks of a sequence, one after the other, which ended."""
+def _cached(evictor: Evictor, pages: np.ndarray, hashes: Sequence[bytes]) -> None:
+    """These pages hold the blocks of a sequence, one after the other, which ended; hashes: one for each."""
     parents = np.concatenate([np.zeros(1, np.int32), pages[:-1]])
-    evictor.on_commit(pages, parents)
+    evictor.on_commit(pages, parents, hashes)
     evictor.on_release(pages)
 
 

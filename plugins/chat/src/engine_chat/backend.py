@@ -14,10 +14,12 @@ class Piece(NamedTuple):
     Attributes:
         text: what is new.
         finish_reason: "stop", "length", ...; None where more comes.
+        stop_reason: the stop text or stop token that ended it; None for the end of sequence.
     """
 
     text: str
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
 
 
 class Backend(Protocol):

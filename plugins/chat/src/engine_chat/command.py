@@ -12,7 +12,6 @@ from engine.cli.flags import (
     add_server_flags,
     command_settings,
     name_positional_model,
-    warn,
 )
 from engine.cli.sampling_flags import add_sampling_flags, sampling_keywords
 from engine.plugin.command import Command
@@ -36,18 +35,17 @@ class ChatCommand(Command):
         add_positional_model(parser)
         chat = parser.add_argument_group("chat")
         chat.add_argument("--system", metavar="TEXT", help="the system prompt")
+        chat.add_argument("-q", "--quick", metavar="TEXT", help="ask this alone, and leave")
         chat.add_argument("--url", metavar="URL", help="talk to this server, e.g. http://127.0.0.1:8000/v1")
-        add_server_flags(chat, only=("api_key",))
+        add_server_flags(chat, only=("api_key", "verbose"))
         add_sampling_flags(parser, max_tokens=None)
         add_engine_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         name_positional_model(arguments, "chat with")
         merged = command_settings(arguments)
-        for warning in merged.warnings:
-            warn(warning)
         url: str | None = getattr(arguments, "url", None)
-        interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        interactive = sys.stdin.isatty() and sys.stdout.isatty() and not hasattr(arguments, "quick")
         keywords = sampling_keywords(arguments)
         if url is None:
             backend = _embedded(merged, keywords, interactive)
@@ -77,12 +75,21 @@ def _talk(backend: Backend, arguments: argparse.Namespace, limited: bool, intera
         Chat(backend, conversation, sys.stdout, sys.stdout, reader, limited=limited).interact()
         return 0
     chat = Chat(backend, conversation, sys.stdout, sys.stderr, None, limited=limited)
+    if hasattr(arguments, "quick"):
+        chat.ask(arguments.quick)
+        return 2 if chat.failed else 0
+    asked = False
     try:
         for line in sys.stdin:
+            asked = asked or bool(line.strip())
             if not chat.take(line):
                 break
     except UnicodeDecodeError as error:
         raise InvalidRequestError("read standard input", f"it is no UTF-8 text: {error}", "convert it") from error
+    if not asked:
+        raise InvalidRequestError(
+            "chat through standard input", "it is empty", "write one question a line, or pass --quick"
+        )
     return 2 if chat.failed else 0
 
 
@@ -106,15 +113,18 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
         engine.shutdown()
         raise
     if interactive and engine.plan is not None:
-        from engine.frontend.banner import render
+        from engine.config.server import ServerConfig
+        from engine.frontend.banner import greeting, show
 
-        print(render(engine.plan, engine.client.worker, None) + "\n", flush=True)
+        verbose = ServerConfig.from_merged(merged).verbose
+        show(greeting(engine.plan, engine.client.worker, None, verbose=verbose))
     return backend
 
 
 def _remote(url: str, merged: Merged, keywords: dict[str, Any], interactive: bool) -> Backend:
     names = {key.name for key in merged.values if key.section != "server"} - _OF_THE_CLIENT
-    _refuse_flags(merged, names, "that is the server's own affair when --url is given", "leave it out")
+    _refuse_flags(merged, names | {"verbose"}, "that is the server's own affair when --url is given", "leave it out")
+    from engine.cli.chat.remote import RemoteBackend
     from engine.config.server import ServerConfig
     from engine_chat.remote import RemoteBackend
 

@@ -45,7 +45,7 @@ class EmbeddedBackend:
                         if output.error is not None:
                             raise output.error
                         for completion in output.outputs:
-                            yield Piece(completion.text, completion.finish_reason)
+                            yield Piece(completion.text, completion.finish_reason, completion.stop_reason)
                     interrupt.check()
             finally:
                 engine.abort_request(request_id)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol, TextIO
 
+from engine.cli.chat.backend import Backend, Piece
+from engine.cli.chat.conversation import Conversation
+from engine.cli.empty_answer import why_empty
 from engine.cli.terminal import printable
 from engine.plugin.near import did_you_mean
 from engine.types.errors import EngineDeadError, EngineError, KVCacheTooSmallError, PromptTooLongError
@@ -97,11 +100,11 @@ class Chat:
         if not text:
             return True
         if text.startswith("//"):
-            self._ask(text[1:])
+            self.ask(text[1:])
         elif text.startswith("/"):
             return self._command(text)
         else:
-            self._ask(text)
+            self.ask(text)
         return True
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -137,7 +140,8 @@ class Chat:
         self._note("\n".join(lines))
 
     # -- answers ------------------------------------------------------------------------------------------------------
-    def _ask(self, question: str) -> None:
+    def ask(self, question: str) -> None:
+        """Ask the model, and show its answer. Raises as `take`."""
         while True:
             try:
                 answer = self._stream(question)
@@ -163,12 +167,12 @@ class Chat:
             All of it, or as much as came before Ctrl-C or an error; None where it was stopped before it began.
         """
         came: list[str] = []
-        reason: str | None = None
+        last = Piece("")
         pieces = self._backend.answer(self.conversation.messages(question))
         try:
             for piece in pieces:
                 came.append(piece.text)
-                reason = piece.finish_reason or reason
+                last = piece if piece.finish_reason else last
                 self._out.write(self._shown(piece.text))
                 self._out.flush()
         except KeyboardInterrupt:
@@ -187,8 +191,10 @@ class Chat:
             self.failed += 1
             return "".join(came)
         self._end_line(came, always=True)
-        if reason == "length" and not self._limited:
+        if last.finish_reason == "length" and not self._limited:
             self._note("(the answer was cut: the context is full. /reset empties it)")
+        elif last.finish_reason is not None and not "".join(came).strip():
+            self._note(f"(the answer is empty: {why_empty(last.finish_reason, last.stop_reason)[0]})")
         return "".join(came)
 
     def _end_line(self, came: list[str], *, always: bool = False) -> None:

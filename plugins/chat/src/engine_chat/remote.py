@@ -55,7 +55,7 @@ class RemoteBackend:
                     raise self._refusal(response.status, event)
                 for choice in event.get("choices") or ():
                     text = (choice.get("delta") or {}).get("content") or ""
-                    yield Piece(text, choice.get("finish_reason"))
+                    yield Piece(text, choice.get("finish_reason"), choice.get("stop_reason"))
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
         finally:

@@ -120,6 +120,27 @@ public:
         }
     }
 
+    // A value that is not a number changes no bit of the tokens that do not see it, and gives the others none.
+    void check_unseen(const Kernels& kernels, const char* what) {
+        constexpr std::size_t ROW = 5;  // of 50 tokens
+        const std::size_t heads = c_.heads * c_.group, key = keys_[ROW] - 10;
+        Array lse(DType::float32, 0);
+        const Array before = run(kernels, 0, std::size(ROWS), 1, 0, lse);
+        for (std::size_t h = 0; h < c_.heads; ++h) v_[0].set(((first_key_[ROW] + key) * c_.heads + h) * c_.size, NAN);
+        write(kernels);
+        const Array after = run(kernels, 0, std::size(ROWS), 1, 0, lse);
+        const auto first = static_cast<std::size_t>(starts_[ROW]), next = static_cast<std::size_t>(starts_[ROW + 1]);
+        for (std::size_t i = 0; i < after.size(); ++i) {
+            const std::size_t t = i / (heads * c_.size);
+            const std::int64_t last = c_.index ? index_[t] : static_cast<std::int64_t>(key), at = static_cast<std::int64_t>(key);
+            const bool sees = t >= first && t < next && last >= at && (!c_.window || last < at + c_.window);
+            if (sees)
+                expect(std::isnan(after[i]), "%s: token %zu sees NaN, and is %g", what, t, after[i]);
+            else
+                expect(after[i] == before[i], "%s: token %zu does not see NaN, and is %g, not %g", what, t, after[i], before[i]);
+        }
+    }
+
 private:
     std::size_t q_stride() const { return c_.heads * c_.group * c_.size; }
     float scale() const { return 1.0f / std::sqrt(static_cast<float>(c_.size)); }
@@ -200,6 +221,7 @@ void test_attention(const Kernels& kernels) {
         Step step(c, random);
         step.write(kernels);
         step.check(kernels, what);
+        step.check_unseen(kernels, what);
     }
 }
 

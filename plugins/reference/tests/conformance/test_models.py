@@ -17,6 +17,7 @@ LATENT = {
     "num_key_value_heads": 4, "first_k_dense_replace": 2,
 }  # fmt: skip
 LATENT_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
+LATENT_V3 = {"rope_parameters": LATENT_YARN, "num_nextn_predict_layers": 0}  # no layers that nobody uses
 ONE_TYPE = {"type_vocab_size": 1, "pad_token_id": 1}
 
 
@@ -45,7 +46,10 @@ class TestQwen3Classifier(ModelConformance):
 
 
 class TestDeepseekV3(ModelConformance):
-    driver, config = "DeepseekV3ForCausalLM", {**LATENT, "rope_parameters": LATENT_YARN, "attention_bias": True}
+    driver, config = (
+        "DeepseekV3ForCausalLM",
+        {**LATENT, **LATENT_V3, "attention_bias": True},
+    )
 
 
 class TestBert(EncoderModelConformance):

@@ -45,7 +45,7 @@ class AgainstOrderedDict(RuleBasedStateMachine):
     def release(self, seed: int, share: float) -> None:
         held = np.array(sorted(set(range(1, self.num_pages)) - set(self.model)), np.int32)
         pages = np.random.default_rng(seed).permutation(held)[: int(share * held.size) + 1]
-        self.evictor.on_commit(pages, np.zeros_like(pages))
+        self.evictor.on_commit(pages, np.zeros_like(pages), [b""] * pages.size)
         if pages.size:
             self.evictor.on_release(pages)
         self.model.update(dict.fromkeys(pages[::-1].tolist()))

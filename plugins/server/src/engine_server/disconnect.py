@@ -11,6 +11,9 @@ from starlette.types import Receive
 
 T = TypeVar("T")
 
+CLIENT_GONE = 499
+"""The status of an answer that nobody reads any more: the access log does."""
+
 
 class ClientGone(Exception):
     """The client closed the connection before the answer was ready."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from engine.frontend.async_llm import AsyncLLM
-from engine.types.errors import EngineDeadError
-from engine_server.lifecycle import Lifecycle, Phase
+from engine.server.lifecycle import Lifecycle, Phase
+from engine.types.errors import ShuttingDownError
 
 FAREWELL_SECONDS = 1
 """How long answers that were cut off get to reach their clients."""
@@ -35,7 +35,7 @@ async def drain(
         await first(timeout, lifecycle.idle(), at_once.wait())
     if lifecycle.active:
         say(f"cutting off {lifecycle.active} requests")
-        llm.end_all(EngineDeadError("a request in progress", "the server was stopped", "send it again"))
+        llm.end_all(ShuttingDownError("a request in progress", "the server was stopped", "send it again"))
         await first(FAREWELL_SECONDS, lifecycle.idle())
 
 

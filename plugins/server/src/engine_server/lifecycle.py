@@ -7,6 +7,8 @@ import enum
 
 ACCESS_LOG = "engine.access"
 """The name of the access log."""
+ENDED_AS = "ended_as"
+"""In a request's state: the status that says how an answer ended whose status had been sent before."""
 
 
 class Phase(enum.Enum):

@@ -19,9 +19,9 @@ from engine_server.error_shape import anthropic
 Event = tuple[str, dict[str, Any]]
 
 
-def _error(error: Exception, request_id: str) -> bytes:
+def _error(error: Exception, request_id: str) -> tuple[int, bytes]:
     status, content = errors.describe(error, request_id)
-    return sse.named_event("error", anthropic(status, content, request_id))
+    return status, sse.named_event("error", anthropic(status, content, request_id))
 
 
 DIALECT = sse.Dialect(_error, b"")

@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable
 
 from engine.config.server import ServerConfig
+from engine.frontend.banner import show
+from engine.server.keys import KeyRing
 from engine.types.json_log import logs_json, tell
 from engine_server.keys import KeyRing
 
@@ -29,8 +31,10 @@ def say(text: str) -> None:
     tell("engine.server", text, f"engine: {text}")
 
 
-def statistics_writer() -> Callable[[str], None] | None:
+def statistics_writer(settings: ServerConfig) -> Callable[[str], None] | None:
     """Who writes the lines of statistics; None: they are printed."""
+    if not settings.log_stats:
+        return lambda line: None
     return (lambda line: tell("engine.statistics", line, "", logging.INFO)) if logs_json() else None
 
 
@@ -39,7 +43,7 @@ def greet(text: str, address: str) -> None:
     if logs_json():
         tell("engine.server", text, "", logging.INFO, address=address)
     else:
-        print(text, flush=True)
+        show(text)
 
 
 def address_of(listener: socket.socket, settings: ServerConfig) -> str:

@@ -12,6 +12,8 @@ from typing import cast
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.server.error_shape import speaks_anthropic
+from engine.server.lifecycle import ACCESS_LOG, ENDED_AS
 from engine.types.json_log import REQUEST_ID
 from engine_server.error_shape import speaks_anthropic
 from engine_server.lifecycle import ACCESS_LOG
@@ -64,9 +66,15 @@ class RequestIds:
         context = REQUEST_ID.set(identity.decode())
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception:
+            if 0 < status < 400:  # a plugin's stream: the client was told otherwise
+                scope["state"][ENDED_AS] = 500
+            raise
         finally:
             if self._access_log:
                 seconds = time.perf_counter() - began
+                ended_as = scope["state"].get(ENDED_AS)
+                status = ended_as or status
                 client = "{}:{}".format(*scope["client"]) if scope.get("client") else "-"
                 line = f"{client} {scope['method']} {scope['path']} {status or 'left'} {seconds:.3f} s"
                 fields = {
@@ -76,6 +84,8 @@ class RequestIds:
                     "status": status or None,
                     "seconds": round(seconds, 6),
                 }
+                if ended_as is not None:
+                    line, fields["in_stream"] = f"{line}, in mid-stream", True
                 if user := scope["state"].get("end_user"):
                     line, fields["user"] = f"{line}, for {user}", user
                 shown = line.encode("unicode_escape").decode()

@@ -17,10 +17,10 @@ _PREFIXES = {"thoughts": "rs_", "text": "msg_", "call": "fc_"}
 _CUT = {"reason": "max_output_tokens"}
 
 
-def _error(error: Exception, request_id: str) -> bytes:
-    told = errors.describe(error, request_id)[1]["error"]
-    fields = {name: told[name] for name in ("code", "message", "param")}
-    return sse.named_event("error", {"type": "error", **fields, "sequence_number": 0})
+def _error(error: Exception, request_id: str) -> tuple[int, bytes]:
+    status, content = errors.describe(error, request_id)
+    fields = {name: content["error"][name] for name in ("code", "message", "param")}
+    return status, sse.named_event("error", {"type": "error", **fields, "sequence_number": 0})
 
 
 DIALECT = sse.Dialect(_error, b"")
@@ -58,10 +58,26 @@ class ResponseMaker:
         """The response that nobody wants any more."""
         return self._response("cancelled")
 
-    def failed(self, error: Exception, request_id: str) -> dict[str, Any]:
-        """The response that could not be computed."""
-        told = errors.describe(error, request_id)[1]["error"]
-        return self._response("failed", error={"code": told["code"] or "server_error", "message": told["message"]})
+    def failed(self, error: Exception, request_id: str) -> tuple[int, dict[str, Any]]:
+        """The response that could not be computed, and the status that says so."""
+        status, content = errors.describe(error, request_id)
+        told = content["error"]
+        fields = {"code": told["code"] or "server_error", "message": told["message"]}
+        return status, self._response("failed", error=fields)
+
+    def failure(self, response: dict[str, Any]) -> bytes:
+        """The last event of a failed response."""
+        return self._event("response.failed", response=response)
+
+    @property
+    def dialect(self) -> sse.Dialect:
+        """How its events tell of an error."""
+
+        def error(found: Exception, request_id: str) -> tuple[int, bytes]:
+            status, response = self.failed(found, request_id)
+            return status, self.failure(response)
+
+        return sse.Dialect(error, b"")
 
     async def whole(self, output: RequestOutput) -> dict[str, Any]:
         """The response to a finished request."""
@@ -69,23 +85,17 @@ class ResponseMaker:
         self._blocks.whole(completion.text)
         return await self._end(output, completion)
 
-    async def events(self, outputs: AsyncIterator[RequestOutput], request_id: str) -> AsyncGenerator[bytes]:
-        """The response as it comes. What goes wrong on the way is told as a failed response."""
+    async def events(self, outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes]:
+        """The response as it comes. Raises what goes wrong on the way."""
         yield self._event("response.created", response=self.begun())
         yield self._event("response.in_progress", response=self.begun())
-        try:
-            async for output in outputs:
-                for completion in output.outputs:
-                    for name, fields in self._told(completion):
-                        yield self._event(name, **fields)
-                    if completion.finished:
-                        made = await self._end(output, completion)
-                        yield self._event(f"response.{made['status']}", response=made)
-        except Exception as error:
-            made = self.failed(error, request_id)
-            if self._head["background"]:  # nobody else may hear of it
-                await self._finish(made)
-            yield self._event("response.failed", response=made)
+        async for output in outputs:
+            for completion in output.outputs:
+                for name, fields in self._told(completion):
+                    yield self._event(name, **fields)
+                if completion.finished:
+                    made = await self._end(output, completion)
+                    yield self._event(f"response.{made['status']}", response=made)
 
     def _told(self, completion: CompletionOutput) -> Iterator[Event]:
         self._num_tokens += len(completion.token_ids)

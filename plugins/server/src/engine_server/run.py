@@ -69,8 +69,6 @@ def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -
         )
     check_certificate(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
     listener = _listen(settings.host, settings.port)
-    if config.grammar_warm_up is None:
-        config = config.model_copy(update={"grammar_warm_up": True})
     if settings.api_workers > 1:
         from engine_server.processes.parent import serve_several
 
@@ -119,7 +117,7 @@ class _Run:
             self._on_signal()
         stopped = asyncio.ensure_future(self._stop.wait())
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
-        statistics = asyncio.ensure_future(StatisticsLog(self._llm, statistics_writer()).run())
+        statistics = asyncio.ensure_future(StatisticsLog(self._llm, statistics_writer(self._settings)).run())
         watching = asyncio.ensure_future(self._keys.watch())
         settings, server = self._settings, self._server
         certificate = CertificateWatch(settings.ssl_certfile, settings.ssl_keyfile, lambda: tls_context(server))
@@ -131,7 +129,8 @@ class _Run:
             self._lifecycle.phase = Phase.SERVING
             assert self._llm.worker is not None
             address = address_of(listener, self._settings)
-            greet(banner.render(self._llm.plan, self._llm.worker, address), address)
+            told = banner.greeting(self._llm.plan, self._llm.worker, address, verbose=self._settings.verbose)
+            greet(told, address)
             record_start(self._llm.plan, self._llm.worker, "engine serve")
             await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
             if self._dead is None:

@@ -12,8 +12,9 @@ import orjson
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine_server import errors
-from engine_server.disconnect import left
+from engine.server import errors
+from engine.server.disconnect import CLIENT_GONE, left
+from engine.server.lifecycle import ENDED_AS
 
 DONE = b"data: [DONE]\n\n"
 EXTENSION = "engine.answer"
@@ -43,15 +44,20 @@ class Dialect(NamedTuple):
     """How a protocol tells of an error in mid-stream, and of the end.
 
     Args:
-        error: makes an event of an exception and the request's id.
+        error: makes of an exception and the request's id the status that the answer would have had, and an event.
         end: the last event; b"" for none.
     """
 
-    error: Callable[[Exception, str], bytes]
+    error: Callable[[Exception, str], tuple[int, bytes]]
     end: bytes
 
 
-OPENAI = Dialect(lambda error, request_id: event(errors.describe(error, request_id)[1]), DONE)
+def _openai(error: Exception, request_id: str) -> tuple[int, bytes]:
+    status, content = errors.describe(error, request_id)
+    return status, event(content)
+
+
+OPENAI = Dialect(_openai, DONE)
 
 
 class PreparedEvent:
@@ -73,7 +79,8 @@ class PreparedEvent:
 class EventStream(Response):
     """Streams events; closes `sources` at its end, however it ends: also when the client left before the first byte.
 
-    An error in mid-stream becomes an event, and the end.
+    An error in mid-stream becomes an event, and the end. `state[ENDED_AS]` of its scope then has the status that says
+    so, for the access log; 499 where the client left.
 
     Args:
         events: the bytes of one or several events at a time.
@@ -104,6 +111,8 @@ class EventStream(Response):
             await asyncio.wait((streaming, leaving), return_when=asyncio.FIRST_COMPLETED)
             if streaming.done():
                 streaming.result()
+            else:
+                scope.setdefault("state", {})[ENDED_AS] = CLIENT_GONE
         finally:
             leaving.cancel()
             streaming.cancel()
@@ -119,7 +128,8 @@ class EventStream(Response):
                 async for chunk in events:
                     await send_body({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
-            told = self._dialect.error(error, self._request_id)
+            status, told = self._dialect.error(error, self._request_id)
+            scope.setdefault("state", {})[ENDED_AS] = status
             await send_body({"type": "http.response.body", "body": told, "more_body": True})
         if self._dialect.end:
             await send_body({"type": "http.response.body", "body": self._dialect.end, "more_body": True})

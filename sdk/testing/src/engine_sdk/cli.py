@@ -28,6 +28,9 @@ class Test(Command):
         parser.add_argument(
             "--model", default="", metavar="NAME", help="for checkpoint and tokenizer drivers: a model to open"
         )
+        parser.add_argument(
+            "--config", metavar="FILE", help="for models: a small config.json, in the place of the one that is made"
+        )
         parser.add_argument("--json", action="store_true", default=False, help="print JSON")
         parser.add_argument("--details", action="store_true", default=False, help="print pytest's own output too")
         parser.add_argument(
@@ -53,6 +56,13 @@ class Test(Command):
             raise ConfigError(f"test a driver of point '{arguments.point}'", found, remedy)
         options = _options(point, arguments.option)
         subject = Subject.installed(point, driver, options)  # what is wrong with the name is said here, and typed
+        config = getattr(arguments, "config", "")
+        if config and point != "model":
+            raise ConfigError(
+                f"test a driver of point '{point}' with --config {config}",
+                "only models have a config.json",
+                "leave it out",
+            )
         report = run_driver(
             point,
             driver,
@@ -61,6 +71,7 @@ class Test(Command):
             thorough=arguments.thorough,
             select=arguments.select,
             model=arguments.model,
+            config=config,
         )
         if arguments.details:
             print(report.output)

@@ -16,6 +16,7 @@ from engine.types.kv import KVGroup
 from engine_cuda.attention_mla.kernels import join_kernel, latent_attention_kernel, write_kernel
 from engine_cuda.attention_mla.plan import LEAST_SPLIT, Launch, MLAPlan, launches_of
 from engine_cuda.attention_mla.tiles import Target, target_of
+from engine_cuda.attention_storing import rounded
 from engine_cuda.interpreter import interpreted
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class TritonLatentAttentionBody:
         What fp8 cannot hold becomes its largest number.
         """
         latent, rope_key = _dense_inside(latent), _dense_inside(rope_key)
-        if self._interpreted:  # the interpreter cuts off what it should round
-            latent, rope_key = (_stored(x, cache.dtype) for x in (latent, rope_key))
+        if self._interpreted:
+            latent, rope_key = (rounded(x, cache.dtype) for x in (latent, rope_key))
         tokens, (c, p) = len(latent), (latent.shape[1], rope_key.shape[1])
         write_kernel[(triton.cdiv(tokens, WRITTEN),)](
             latent, rope_key, cache, plan.batch.slot_mapping, tokens, latent.stride(0), rope_key.stride(0),
@@ -177,10 +178,3 @@ def _dense_inside(x: torch.Tensor) -> torch.Tensor:
 def _width(size: int) -> int:
     """Elements, up to a power of two; products take 16 at least."""
     return int(max(16, triton.next_power_of_2(size)))
-
-
-def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if dtype.itemsize == 1:
-        limits = torch.finfo(dtype)
-        values = values.clamp(limits.min, limits.max)
-    return values.to(dtype)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine_cuda.attention_storing import stored
+
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -272,10 +274,8 @@ def write_kernel(
     p = tl.arange(0, P_BLOCK)
     c_mask = there[:, None] & (c < C)[None, :]
     p_mask = there[:, None] & (p < P)[None, :]
-    latents = tl.load(latent + (token * latent_token)[:, None] + c[None, :], mask=c_mask)
-    rotated = tl.load(rope_key + (token * rope_token)[:, None] + p[None, :], mask=p_mask)
-    if cache.dtype.element_ty == tl.float8e4nv:  # what 8 bits cannot hold becomes the largest that they can
-        latents = tl.clamp(latents.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-        rotated = tl.clamp(rotated.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(cache + at[:, None] + c[None, :], latents.to(cache.dtype.element_ty), mask=c_mask)
-    tl.store(cache + at[:, None] + (C + p)[None, :], rotated.to(cache.dtype.element_ty), mask=p_mask)
+    latents = tl.load(latent + (token * latent_token)[:, None] + c[None, :], mask=c_mask, other=0.0)
+    rotated = tl.load(rope_key + (token * rope_token)[:, None] + p[None, :], mask=p_mask, other=0.0)
+    rotated, latents = stored(rotated, latents, cache.dtype.element_ty)
+    tl.store(cache + at[:, None] + c[None, :], latents, mask=c_mask)
+    tl.store(cache + at[:, None] + (C + p)[None, :], rotated, mask=p_mask)

@@ -14,6 +14,7 @@ import triton
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
 from engine.types.kv import KVGroup
+from engine_cuda.attention_storing import rounded
 from engine_cuda.attention_triton.items import FIELDS
 from engine_cuda.attention_triton.kernel import LOG2E, attention_kernel
 from engine_cuda.attention_triton.plan import Division, TritonPlan, WorkList
@@ -84,8 +85,8 @@ class TritonAttentionBody:
         """
         if k.stride(-1) != 1 or v.stride(-1) != 1:
             k, v = k.contiguous(), v.contiguous()
-        if self._interpreted:  # the interpreter cuts off what it should round
-            k, v = (_stored(x, cache.k.dtype) for x in (k, v))
+        if self._interpreted:
+            k, v = (rounded(x, cache.k.dtype) for x in (k, v))
         tokens, heads, size = k.shape
         pages = cache.k
         write_kernel[(triton.cdiv(tokens, WRITTEN), heads)](
@@ -226,10 +227,3 @@ def _division(
 def _width(size: int) -> int:
     """A head's elements, up to a power of two; products take 16 at least."""
     return max(16, triton.next_power_of_2(size))
-
-
-def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if dtype.itemsize == 1:
-        limits = torch.finfo(dtype)
-        values = values.clamp(limits.min, limits.max)
-    return values.to(dtype)

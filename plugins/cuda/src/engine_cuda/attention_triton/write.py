@@ -5,13 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _stored(values, DTYPE: tl.constexpr):
-    """In the cache's type; what 8 bits cannot hold becomes the largest that they can (e4m3: 448)."""
-    if values.dtype != DTYPE and DTYPE.is_fp8():
-        values = tl.clamp(values.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    return values.to(DTYPE)
+from engine_cuda.attention_storing import stored
 
 
 @triton.jit(do_not_specialize=("num_tokens",))
@@ -43,7 +37,8 @@ def write_kernel(
     slot = tl.load(slot_mapping + token, mask=there, other=0)
     at = (slot // PAGE * cache_page + slot % PAGE * cache_token + head * cache_head)[:, None] + element[None]
     token = token.to(tl.int64)
-    keys = tl.load(k + (token * k_token + head * k_head)[:, None] + element[None], mask=mask)
-    values = tl.load(v + (token * v_token + head * v_head)[:, None] + element[None], mask=mask)
-    tl.store(k_cache + at, _stored(keys, k_cache.dtype.element_ty), mask=mask)
-    tl.store(v_cache + at, _stored(values, v_cache.dtype.element_ty), mask=mask)
+    keys = tl.load(k + (token * k_token + head * k_head)[:, None] + element[None], mask=mask, other=0.0)
+    values = tl.load(v + (token * v_token + head * v_head)[:, None] + element[None], mask=mask, other=0.0)
+    keys, values = stored(keys, values, k_cache.dtype.element_ty)
+    tl.store(k_cache + at, keys, mask=mask)
+    tl.store(v_cache + at, values, mask=mask)

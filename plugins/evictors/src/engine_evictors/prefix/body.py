@@ -12,6 +12,7 @@ at hits, because a conversation finds its own pages with every turn, and those a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ class Prefix:
         """(value, stamp, page) of ripe candidates, and of some that are so no more."""
         self._len = 0
 
-    def on_commit(self, pages: np.ndarray, parents: np.ndarray) -> None:
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray, hashes: Sequence[bytes]) -> None:
         """Hang new leaves into the tree. A page that is committed anew holds other content: its past is forgotten."""
         for page, parent in zip(pages.tolist(), parents.tolist(), strict=True):
             if self._cached[page]:

@@ -52,14 +52,10 @@ class TorchAttentionBody:
     def write(
         self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: TorchPlan
     ) -> None:
-        """Store k, v [T, num_kv_heads, head_size], rounded to the cache's type where that is narrower.
-
-        What fp8 cannot hold becomes its largest number.
-        """
+        """Store k, v [T, num_kv_heads, head_size], see `stored`."""
         del layer
         where = (plan.page, slice(None), plan.offset)
-        cache.k[where] = stored(k, cache.k.dtype)
-        cache.v[where] = stored(v, cache.v.dtype)
+        cache.k[where], cache.v[where] = stored(k, v, cache.k.dtype)
 
     def forward(
         self,

@@ -49,12 +49,10 @@ class TorchLatentAttentionBody:
     def write(
         self, layer: AttentionLayer, latent: torch.Tensor, rope_key: torch.Tensor, cache: torch.Tensor, plan: TorchPlan
     ) -> None:
-        """Store latent [T, C] and rope_key [T, P], rounded to the cache's type where that is narrower.
-
-        What fp8 cannot hold becomes its largest number.
-        """
+        """Store latent [T, C] and rope_key [T, P], see `stored`."""
         del layer
-        cache[plan.page, plan.offset] = stored(torch.cat((latent, rope_key), dim=-1), cache.dtype)
+        keys, values = stored(rope_key, latent, cache.dtype)
+        cache[plan.page, plan.offset] = torch.cat((values, keys), dim=-1)
 
     def forward(
         self,

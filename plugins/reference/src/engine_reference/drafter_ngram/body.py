@@ -18,6 +18,7 @@ from engine.interfaces.drafter import DraftRows, Drafts, DraftSession
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
+    from engine.types.plan import NewSlot
 
 
 class NgramDrafterBody:
@@ -28,6 +29,12 @@ class NgramDrafterBody:
         # Counts make a step shorter, but asking for them makes the host wait where the device is another one.
         self._platform = context.platform
         self._counts = context.device is None or context.device.type == "cpu"
+
+    def enter(self, new: NewSlot) -> None:
+        """Nothing is kept: the table has it all."""
+
+    def leave(self, slot: int, num_tokens: int, session: DraftSession) -> None:
+        """Nothing is kept."""
 
     def propose(self, rows: DraftRows, session: DraftSession) -> Drafts:
         """See `engine.interfaces.drafter.Drafter.propose`."""

@@ -7,6 +7,7 @@ living entries move to its front. Each page passes through a constant number of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,7 @@ class LRU:
         self._clock = 0
         self._len = 0
 
-    def on_commit(self, pages: np.ndarray, parents: np.ndarray) -> None:
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray, hashes: Sequence[bytes]) -> None:
         """Nothing to remember: order is by release alone."""
 
     def on_touch(self, pages: np.ndarray) -> None:

@@ -8,4 +8,5 @@ from engine.interfaces.evictor import EvictorCard
 class LRUEvictor(EvictorCard):
     """Gives up the pages that were released longest ago; of one sequence, its end first."""
 
-    body = "engine_reference.evictor_lru.body:LRU"
+    requires_minor = 1
+    body = "engine.builtin.evictor_lru.body:LRU"

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from engine.interfaces.host_processor import DTYPES, best_dtypes, cores, processor
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
 from engine_kit.host_processor import DTYPES, best_dtypes, cores, processor
+
+
+class HostPlatformOptions(BaseModel):
+    """Options of `host`.
+
+    Attributes:
+        capture: "never": nothing is captured here, and whoever wants that of any platform may say so.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    capture: Literal["never"] = "never"
 
 
 class HostPlatform(PlatformCard):
@@ -11,7 +28,8 @@ class HostPlatform(PlatformCard):
 
     priority = 0
     framework = "torch"
-    body = "engine_reference.platform_host.body:HostPlatformBody"
+    Options = HostPlatformOptions
+    body = "engine.builtin.platform_host.body:HostPlatformBody"
 
     @classmethod
     def unsupported(cls, need: PlatformNeed) -> list[str]:

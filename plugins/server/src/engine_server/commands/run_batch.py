@@ -6,15 +6,20 @@ import argparse
 import sys
 from pathlib import Path
 
-from engine.cli.flags import add_engine_flags, command_settings, warn
+from engine.cli.flags import add_engine_flags, command_settings
 from engine.plugin.command import Command
-from engine.types.errors import InvalidRequestError
+from engine.types.errors import ConfigError, InvalidRequestError
 
 _EPILOG = """\
 Each line of IN is an object {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions", "body": {...}}; url
 is any route of the server that takes a POST. OUT gets a line for each as it is done: "custom_id", and "response" with
 "status_code" and "body", or "error" for a line that could not be read. Where OUT is there, the requests whose results
 it holds are passed over: the same command goes on where it was stopped. The exit code is 2 where requests failed."""
+
+_FILES = (
+    ("input", "IN", "the requests, one JSON object a line"),
+    ("output", "OUT", "the results, one JSON object a line; added to what is there"),
+)
 
 
 class RunBatch(Command):
@@ -24,22 +29,29 @@ class RunBatch(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.epilog = _EPILOG
-        parser.add_argument("input", metavar="IN", help="the requests, one JSON object a line")
-        parser.add_argument("output", metavar="OUT", help="the results, one JSON object a line; added to what is there")
+        for name, metavar, text in _FILES:
+            parser.add_argument(name, nargs="?", metavar=metavar, help=text)
+        for name, metavar, _ in _FILES:
+            flags = f"-{name[0]}", f"--{name}-file"
+            parser.add_argument(*flags, metavar=metavar, dest=f"{name}_file", help=f"the same as {metavar}")
         add_engine_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
+        source, target = (_file(arguments, name, metavar) for name, metavar, _ in _FILES)
         merged = command_settings(arguments)
-        for warning in merged.warnings:
-            warn(warning)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
         from engine.config.settings import EngineConfig
         from engine_server.batch_file import Results, left, read_requests
 
         config = EngineConfig.from_merged(merged)
-        requests = read_requests(_data(arguments.input, arguments.output), arguments.input)
-        with Results(arguments.output) as results:
+        requests = read_requests(_data(source, target), source)
+        if all(request.custom_id is None for request in requests):
+            found = f"none of its {len(requests)} lines is a request: {requests[0].error}"
+            raise InvalidRequestError(
+                f"run the batch {source!r}", found, "prompts are for: engine generate --input FILE"
+            )
+        with Results(target) as results:
             todo = left(requests, results)
             skipped, failed, postponed = len(requests) - len(todo), results.failed, 0
             if skipped:
@@ -63,6 +75,16 @@ class RunBatch(Command):
         if postponed:
             print(f"{postponed} could not be taken; run the same command again", file=sys.stderr)
         return 2 if failed or postponed else 0
+
+
+def _file(arguments: argparse.Namespace, name: str, metavar: str) -> str:
+    """A file's path, given by its place or by its flag."""
+    given = {getattr(arguments, place) for place in (name, f"{name}_file") if hasattr(arguments, place)}
+    if len(given) == 1:
+        path: str = given.pop()
+        return path
+    found = f"it is {' and '.join(map(repr, sorted(given)))}" if given else "it is not given"
+    raise ConfigError(f"run a batch with {metavar}", found, "write: engine run-batch IN OUT")
 
 
 def _data(path: str, output: str) -> bytes:

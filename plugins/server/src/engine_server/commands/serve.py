@@ -10,7 +10,6 @@ from engine.cli.flags import (
     add_server_flags,
     command_settings,
     name_positional_model,
-    warn,
 )
 from engine.plugin.command import Command
 
@@ -28,8 +27,6 @@ class Serve(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         name_positional_model(arguments, "serve")
         merged = command_settings(arguments)
-        for warning in merged.warnings:
-            warn(warning)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
         from engine.config.server import ServerConfig

@@ -147,7 +147,7 @@ class Parent:
         if self._early:
             self._on_signal()
         self._keys.on_change.append(self._tell_keys)
-        statistics = asyncio.ensure_future(StatisticsLog(self, statistics_writer()).run())
+        statistics = asyncio.ensure_future(StatisticsLog(self, statistics_writer(self._settings)).run())
         watching = asyncio.ensure_future(self._keys.watch())
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
@@ -157,7 +157,8 @@ class Parent:
             for process in self._processes.values():
                 process.channel.tell("serve")
             worker, address = merge_ready(self._workers), address_of(self._place, self._settings)
-            greet(banner.render(self._plan, worker, address, len(self._processes)), address)
+            verbose = self._settings.verbose
+            greet(banner.greeting(self._plan, worker, address, len(self._processes), verbose=verbose), address)
             record_start(self._plan, worker, "engine serve")
             await stopped
             return 0 if self._dead is None else 1

@@ -77,7 +77,7 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
         begun = await _run_behind(maker, streams, finish, name, request, state, log)
         return JSON(begun) if log is None else sse.EventStream(log.read(), (), name, DIALECT)
     if body.stream:
-        return sse.EventStream(maker.events(streams[0], name), streams, name, DIALECT)
+        return sse.EventStream(maker.events(streams[0]), streams, name, maker.dialect)
     (output,) = await until_disconnect(request, collect(streams))
     return JSON(await maker.whole(output))
 
@@ -96,13 +96,16 @@ async def _run_behind(
     async def run() -> None:
         try:
             if log is not None:
-                async for event in maker.events(streams[0], name):
+                async for event in maker.events(streams[0]):
                     log.add(event)
                 return
             (output,) = await collect(streams)
             await maker.whole(output)
         except Exception as error:
-            await finish(maker.failed(error, name))
+            _, response = maker.failed(error, name)
+            await finish(response)
+            if log is not None:
+                log.add(maker.failure(response))
         except asyncio.CancelledError:
             await finish(maker.cancelled())
 

@@ -322,6 +322,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
         ),
         "model": (
             Capability("as transformers computes it", "as_transformers_computes_it"),
+            Capability("other values of the config computed, or refused", "variants_of_the_config"),
             Capability(
                 "config read whole, and refused by key",
                 "describe_is_pure describe_agrees_with_the_config a_config_that_makes_no_sense "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +96,7 @@ class EvictorConformance(Conformance):
                 going = [page for page in held if random.random() < 0.3]
                 held = [page for page in held if page not in going]
                 for evictor in evictors:
-                    evictor.on_commit(_array(*chain), _array(above, *chain[:-1]))
+                    _commit(evictor, chain, above)
                     if going:
                         evictor.on_release(_array(*going))
             n = len(evictors[0])
@@ -126,6 +127,59 @@ class EvictorConformance(Conformance):
             assert len(evictor) == len(candidates)
         evictor.check_integrity()
 
+    def test_thousands_of_calls(self) -> None:
+        """Few pages for a long time: each is touched thousands of times, by requests that hold it already, too."""
+        evictor, random = self.make(8), np.random.default_rng(2)
+        free, held, candidates = set(range(1, 8)), set[int](), set[int]()
+        for _ in range(8000):
+            what, some = random.integers(8), set((np.flatnonzero(random.random(7) < 0.5) + 1).tolist())
+            if what == 0 and (chain := sorted(some & free)):
+                _commit(evictor, chain)
+                free, held = free - some, held | {*chain}
+            elif what == 1:
+                given = _given(evictor, int(random.integers(1, 4)))
+                assert set(given) <= candidates, f"pages that are no candidates: {set(given) - candidates}"
+                free, candidates = free | {*given}, candidates - {*given}
+            elif what < 5 and (going := sorted(some & held)):
+                evictor.on_release(_array(*going))
+                held, candidates = held - some, candidates | {*going}
+            elif found := sorted(some & (held | candidates)):
+                evictor.on_touch(_array(*found))
+                held, candidates = held | {*found}, candidates - some
+            assert len(evictor) == len(candidates)
+        evictor.check_integrity()
+
+    def test_what_comes_back(self) -> None:
+        """Content that was given up is committed again, on any page: it is held until it is released."""
+        evictor = self.make()
+        for turn in range(100):
+            first = 1 + turn % 5
+            chain = [first, first + 1, first + 2]
+            _commit(evictor, chain, contents=[7, 8, 9 + turn % 2])
+            assert len(evictor) == 0 and _given(evictor, 3) == []
+            evictor.on_release(_array(*chain))
+            assert sorted(_given(evictor, 3)) == chain
+            evictor.check_integrity()
+
+    def test_memory_is_bounded(self) -> None:
+        """By the pool, not by all content that ever was."""
+        evictor = self.make(8)
+
+        def turns(start: int, stop: int) -> int:
+            for content in range(start, stop):
+                _commit(evictor, [1 + content % 7], contents=[content])
+                evictor.on_release(_array(1 + content % 7))
+                _given(evictor, 1)
+            return tracemalloc.get_traced_memory()[0]
+
+        tracemalloc.start()
+        try:
+            before = turns(0, 1000)
+            left = turns(1000, 6000) - before
+        finally:
+            tracemalloc.stop()
+        assert left < 100_000, f"{left} bytes more are kept after 5,000 pages, in a pool of 7"
+
     def test_any_sequence_of_calls(self) -> None:
         """Commits, touches, releases, evictions and resets in any order."""
         make = self.make
@@ -141,9 +195,10 @@ class EvictorConformance(Conformance):
         """What a page costs on its way round."""
         evictor, pages = cls.make(10_001), np.arange(1, 10_001, dtype=np.int32)
         parents = np.append(np.int32(0), pages[:-1])
+        hashes = [page.to_bytes(32, "little") for page in pages.tolist()]
 
         def turn() -> None:
-            evictor.on_commit(pages, parents)
+            evictor.on_commit(pages, parents, hashes)
             evictor.on_release(pages)
             evictor.on_touch(pages[::2])
             evictor.on_release(pages[::2])
@@ -160,6 +215,7 @@ class _Calls(RuleBasedStateMachine):
         self.evictor = self.make()
         self.held: set[int] = set()
         self.candidates: set[int] = set()
+        self.content: dict[int, int] = {}
 
     def make(self) -> Evictor:
         """A new body."""
@@ -176,7 +232,11 @@ class _Calls(RuleBasedStateMachine):
         """A sequence, behind any page that is there, or behind none."""
         chain = data.draw(st.lists(st.sampled_from(self.free), min_size=1, max_size=5, unique=True))
         above = data.draw(st.sampled_from([0, *sorted(self.held)]))
-        self.evictor.on_commit(_array(*chain), _array(above, *chain[:-1]))
+        there = {self.content[page] for page in self.held | self.candidates}
+        # Some have been here before, on this page or another.
+        contents = data.draw(st.permutations([content for content in range(2 * PAGES) if content not in there]))
+        self.content.update(zip(chain, contents, strict=False))
+        _commit(self.evictor, chain, above, [self.content[page] for page in chain])
         self.held |= set(chain)
 
     @precondition(lambda self: self.held)
@@ -226,8 +286,10 @@ def _array(*pages: int) -> np.ndarray:
     return np.array(pages, np.int32)
 
 
-def _commit(evictor: Evictor, chain: list[int]) -> None:
-    evictor.on_commit(_array(*chain), _array(0, *chain[:-1]))
+def _commit(evictor: Evictor, chain: list[int], above: int = 0, contents: Sequence[int] = ()) -> None:
+    """A sequence behind a page; contents: what each page holds, as a number. None: always the same of a page."""
+    hashes = [content.to_bytes(32, "little") for content in contents or chain]
+    evictor.on_commit(_array(*chain), _array(above, *chain[:-1]), hashes)
 
 
 def _given(evictor: Evictor, n: int) -> list[int]:

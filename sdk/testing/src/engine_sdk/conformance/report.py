@@ -157,10 +157,24 @@ def run_driver(
     thorough: bool = False,
     select: str = "",
     model: str = "",
+    config: str = "",
 ) -> Report:
-    """Run the suite of a point against an installed driver: as the three lines that its author would write."""
+    """Run the suite of a point against an installed driver: as the three lines that its author would write.
+
+    Args:
+        thorough: with the mixin for long ranges.
+        select: as pytest's -k.
+        model: for drivers of checkpoints and tokenizers, a model to open.
+        config: for models, the path of a config.json.
+
+    Raises ConfigError for a config that is none.
+    """
     first, *mixins = SUITES[point]
-    suite = getattr(conformance, first).suite_for(Subject.installed(point, driver, options))
+    asked: type[Conformance] = getattr(conformance, first)
+    if config:
+        config = str(Path(config).absolute())
+        asked = type(first, (asked,), {"config": config})
+    suite = asked.suite_for(Subject.installed(point, driver, options))
     bases = [*(mixins if thorough else ()), suite]
     lines = [
         f"from engine_sdk.conformance import {', '.join(bases)}",
@@ -170,6 +184,7 @@ def run_driver(
         f"    options = {dict(options)!r}",
         f"    device = {device!r}",
         *([f"    model = {model!r}"] if model else []),
+        *([f"    config = {config!r}"] if config else []),
     ]
     with tempfile.TemporaryDirectory(prefix="engine-conformance-") as folder:
         # Pytest keeps modules by name: a second driver of this process must not be taken for the first.

@@ -16,7 +16,7 @@ class New(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("point", metavar="POINT", help=f"the point, e.g. attention; or {HOOKS}, to listen")
-        parser.add_argument("name", metavar="NAME", help="the driver's name, e.g. my-attention")
+        parser.add_argument("name", metavar="NAME", help="the driver's name, e.g. my-attention; a model's architecture")
         parser.add_argument(
             "--folder", default=".", metavar="FOLDER", help="where the package's folder is made (default: here)"
         )

@@ -17,6 +17,9 @@ HOOKS = "hooks"
 """Not a point: a plugin that listens."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
+_ARCHITECTURE = re.compile(r"[A-Z][A-Za-z0-9]*\Z")
+_CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "Model")
+"""Of architecture strings: what comes before is the model's name."""
 _NUMPY = frozenset({"checkpoint", "drafter", "evictor", "grammar", "kv_connector"})
 """Points whose minimal body computes with numpy."""
 _TORCH = frozenset(
@@ -53,12 +56,29 @@ def kinds() -> tuple[str, ...]:
     return tuple(kind for kind in (*SUITES, HOOKS) if (templates / kind).is_dir())
 
 
+class _Names(NamedTuple):
+    """What a plugin's parts are called.
+
+    Attributes:
+        driver: in its entry point.
+        package: after "engine-".
+        class_name: of its card and body, before what they end with.
+        oracle: of a model, the line of its test that names one.
+    """
+
+    driver: str
+    package: str
+    class_name: str
+    oracle: str = ""
+
+
 def write(kind: str, name: str, parent: Path) -> Written:
     """Make the package `engine-<name>` in a new folder of that name.
 
     Args:
         kind: a point, or "hooks".
-        name: the driver's, e.g. "my-attention".
+        name: the driver's, e.g. "my-attention"; of a model, the architecture's string as well: "MixtralForCausalLM"
+            makes the package `engine-mixtral`.
         parent: where the folder is to be.
 
     Raises:
@@ -69,21 +89,18 @@ def write(kind: str, name: str, parent: Path) -> Written:
         found = "this version of the kit has no template for it" if kind in POINTS else "there is no such point"
         hint = did_you_mean(kind, kinds()) or f"there are templates for: {', '.join(kinds())}"
         raise ConfigError(f"make a plugin for '{kind}'", found, hint)
-    if not _NAME.match(name) or keyword.iskeyword(name):
-        raise ConfigError(
-            f"make a plugin called '{name}'", "that is no name of a driver", "use lower-case letters, digits and dashes"
-        )
-    driver = f"{_class_name(name)}ForCausalLM" if kind == "model" else name
-    taken = [c for c in Registry.discover().candidates("hooks.core" if kind == HOOKS else kind) if c.name == driver]
+    names = _names(kind, name)
+    point = "hooks.core" if kind == HOOKS else kind
+    taken = [c for c in Registry.discover().candidates(point) if c.name == names.driver]
     if taken:
         raise ConfigError(
             f"make a plugin called '{name}'",
             f"{taken[0].provenance} offers a driver of this name for {kind}, and two of a name are an error",
             "choose another",
         )
-    folder = parent / f"engine-{name}"
-    contents = {path: _filled(text, kind, name) for path, text in _templates(kind).items()}
-    package = f"engine_{name.replace('-', '_')}"
+    folder = parent / f"engine-{names.package}"
+    contents = {path: _filled(text, kind, names) for path, text in _templates(kind).items()}
+    package = f"engine_{names.package.replace('-', '_')}"
     contents = {path.replace("engine_my_driver", package): text for path, text in contents.items()}
     try:
         folder.mkdir(parents=True)
@@ -120,13 +137,24 @@ def _templates(kind: str) -> dict[str, str]:
     return contents
 
 
-def _class_name(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("-"))
+def _names(kind: str, name: str) -> _Names:
+    """What the parts are called. Raises ConfigError for what is no name."""
+    if kind == "model" and _ARCHITECTURE.match(name):
+        plain = next((name.removesuffix(end) for end in _CLASS_ENDINGS if name.endswith(end)), "") or name
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", plain)
+        return _Names(name, words.lower(), plain)
+    if not _NAME.match(name) or keyword.iskeyword(name):
+        remedy = "use lower-case letters, digits and dashes"
+        remedy += ", or the architecture's string of config.json" if kind == "model" else ""
+        raise ConfigError(f"make a plugin called '{name}'", "that is no name of a driver", remedy)
+    class_name = "".join(part.capitalize() for part in name.split("-"))
+    if kind != "model":
+        return _Names(name, name, class_name)
+    return _Names(f"{class_name}ForCausalLM", name, class_name, '\n    oracle = "LlamaForCausalLM"')
 
 
-def _filled(text: str, kind: str, name: str) -> str:
-    class_name = _class_name(name)
-    dependencies = ['"engine-base"', *(['"msgspec"'] if kind == "kv_connector" else [])]
+def _filled(text: str, kind: str, names: _Names) -> str:
+    dependencies = ['"engine"', *(['"msgspec"'] if kind == "kv_connector" else [])]
     dependencies += ['"numpy"'] if kind in _NUMPY else []
     dependencies += ['"torch"'] if kind in _TORCH else []
     dependencies += ['"jinja2"'] if kind == "tokenizer" else []
@@ -139,6 +167,8 @@ def _filled(text: str, kind: str, name: str) -> str:
         group, entry = POINTS[kind].group(POINTS[kind].majors[-1]), "engine_my_driver.card:MyDriverCard"
         flag, suite = POINTS[kind].option_flag, SUITES[kind][0]
     fields = {
+        "architecture": names.driver,
+        "oracle": names.oracle,
         "help": help_line,
         "dependencies": ", ".join(dependencies),
         "group": group,
@@ -149,8 +179,8 @@ def _filled(text: str, kind: str, name: str) -> str:
     }
     for field, value in fields.items():
         text = text.replace(f"@{field}@", value)
-    plain = name.replace("-", "_")
-    names = {"engine_my_driver": f"engine_{plain}", "my_driver": plain, "MyDriver": class_name, "my-driver": name}
-    for placeholder, value in names.items():
+    plain = names.package.replace("-", "_")
+    placeholders = {"my_driver": plain, "MyDriver": names.class_name, "my-driver": names.package}
+    for placeholder, value in placeholders.items():
         text = text.replace(placeholder, value)
     return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,8 @@ from engine_sdk.conformance.attention.dense import Extras, dense, visible
 
 Rows = Sequence[Sequence[int]]
 """For each row the `kv_index` of its queries, ascending; the last one is the row's last key."""
+Keys = Sequence[tuple[int, int]]
+"""(row, place) of some of the rows' keys."""
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 5e-3, "bfloat16": 3e-2}
 """Of the output, by the dtype of queries: relative, and absolute for values about 1."""
 LSE_TOLERANCE = {"float64": 1e-5, "float32": 3e-5, "float16": 5e-3, "bfloat16": 3e-2}
@@ -179,6 +181,24 @@ class Case:
         rounded: np.ndarray = torch.from_numpy(values).to(self.dtype).to(self.kv_dtype).double().numpy()
         return rounded
 
+    def spoil(self, keys: Keys, value: float, values_alone: bool) -> np.ndarray:
+        """Put `value` into all elements of these keys and their values, and of the queries that stand there; or into the
+        values alone. Returns which queries (of real rows) see any of them: bool [num_real]."""
+        hit = [seen[:, [place for r, place in keys if r == row]].any(axis=1) for row, seen in enumerate(self.seen)]
+        for row, place in keys:
+            parts = [self.v] if values_alone else [self.k, self.v]
+            for part in parts:
+                part[row][place] = value
+            if place in self.rows[row]:
+                token = sum(map(len, self.rows[:row])) + list(self.rows[row]).index(place)
+                self._spoil_token(token, value, values_alone)
+        return np.concatenate(hit)
+
+    def _spoil_token(self, token: int, value: float, values_alone: bool) -> None:
+        self.new_v[token] = value
+        if not values_alone:
+            self.new_k[token] = self.q[token] = value
+
     # -- pages -------------------------------------------------------------------------------------------------------
     def _lay_out_pages(self, per_block: int, width: int | None) -> None:
         """Pages in random order. The table names pages full of NaN past each row's end, and where a block has left the
@@ -315,6 +335,30 @@ class Case:
         assert torch.equal(self.pool[:, stop:], self.before[:, stop:]), "bytes after the layer's own were changed"
         others = [page for page in range(len(self.pool)) if page not in self.used]
         assert torch.equal(self.pool[others], self.before[others]), "a page of nobody's was written"
+
+
+def check_unseen(make: Callable[[], Case], body: AttentionBackend, keys: Keys) -> None:
+    """Whatever these keys and values are, queries that do not see them give the same bits; and who sees them no number:
+    that is how the engine learns of it.
+
+    make: the step; called for each way of spoiling it, and once for the step as it should be.
+    """
+    clean = make()
+    out, lse = clean.run(body)
+    clean.check(out, lse)
+    real, narrow = clean.num_real, clean.kv_dtype.itemsize == 1  # where an infinity is a large number
+    for value in (np.nan, np.inf):
+        for values_alone in (True, False):
+            case = make()
+            hit = torch.from_numpy(case.spoil(keys, value, values_alone)).to(clean.device)
+            got, total = case.run(body)
+            what = f"{'values' if values_alone else 'keys and values'} of {value}"
+            for mine, others in ((got, out), (total, lse)):
+                same = torch.equal(mine[:real][~hit], others[:real][~hit])
+                assert same, f"{what} had an effect on queries that do not see them"
+            assert got[real:].isfinite().all(), f"{what} made the output of padding tokens not finite"
+            seen = got[:real][hit].isfinite()
+            assert (narrow and value == np.inf) or not seen.any(), f"a query that sees {what} gave numbers"
 
 
 def whole_rows(form: Form, lengths: Sequence[int], device: str, seed: int = 0, padding: int = 0) -> Case:

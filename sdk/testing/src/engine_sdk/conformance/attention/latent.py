@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionCard
-from engine_sdk.conformance.attention.case import Form, Rows
+from engine_sdk.conformance.attention.case import Form, Keys, Rows, check_unseen
 from engine_sdk.conformance.attention.latent_case import LatentCase, latent_form
 from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
@@ -139,6 +139,28 @@ class LatentTests:
         torch.testing.assert_close(out[own], expected[own], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(total[own], lse[own], rtol=1e-5, atol=1e-5)
 
+    # -- what is not seen --------------------------------------------------------------------------------------------
+    @classmethod
+    def unseen_latent(cls: Any, form: Form, rows: Rows, num_decodes: int, keys: Keys, **how: Any) -> None:
+        """Run one step, compare it with the oracle, and run it again with some vectors that are no numbers."""
+        check_unseen(lambda: cls.latent_case(form, rows, num_decodes, **how), cls.backend(form.dtype), keys)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_latent_what_some_queries_do_not_see(self, dtype: str) -> None:
+        """Later vectors of a prompt or a chunk. As NaN or infinity they change not a bit of the output of queries before
+        them (0 * NaN is NaN)."""
+        form = latent_form(dtype=dtype)
+        self.unseen_latent(form, MIXED, 2, [(2, 22), (2, 7), (3, 31), (3, 38), (4, 32)], padding_tokens=2)
+
+    def test_latent_what_some_queries_do_not_see_of_long_rows(self) -> None:
+        """Of rows that are computed in several pieces."""
+        form = latent_form(num_q_heads=2)
+        self.unseen_latent(form, [[700], range(660, 700), range(2000, 2003)], 1, [(1, 672), (1, 699), (2, 2002)])
+
+    def test_latent_what_lies_between_queries(self) -> None:
+        """Vectors between the places of a row's queries."""
+        self.unseen_latent(latent_form(), [[7], [0, 3, 4, 19], [12, 13, 40]], 1, [(1, 2), (1, 10), (2, 30)])
+
     # -- plans -------------------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("rows", ["decodes", "prefills"])
     def test_latent_refilled_plan(self, rows: str) -> None:
@@ -221,7 +243,7 @@ class LatentTests:
             if me.subject().reasons(form.need(me.device, batch["rows"])):
                 form = latent_form()
             me.require(form.need(me.device, batch["rows"]))
-            self.verify_latent(form, **batch)
+            self.unseen_latent(form, **batch)
 
         check()
 

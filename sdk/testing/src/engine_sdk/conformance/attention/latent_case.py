@@ -54,6 +54,11 @@ class LatentCase(Case):
             part if strided else part.contiguous() for part in parts
         )
 
+    def _spoil_token(self, token: int, value: float, values_alone: bool) -> None:
+        self.latent[token] = value
+        if not values_alone:
+            self.rope_key[token] = self.q_latent[token] = self.q_rope[token] = value
+
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """What the step is given."""
         return self.q_latent, self.q_rope, self.latent, self.rope_key

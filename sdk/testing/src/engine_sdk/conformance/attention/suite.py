@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
 from engine.interfaces.latent_attention import LatentAttention
 from engine.interfaces.platform import STREAM
-from engine_sdk.conformance.attention.case import TOLERANCE, Case, Form, Rows, whole_rows
+from engine_sdk.conformance.attention.case import TOLERANCE, Case, Form, Keys, Rows, check_unseen, whole_rows
 from engine_sdk.conformance.attention.latent import LatentTests, LatentThorough, copy_into
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
@@ -239,6 +239,39 @@ class AttentionConformance(LatentTests, Conformance):
         case.check(alone, lse)
         assert torch.equal(alone, out)
 
+    # -- what is not seen --------------------------------------------------------------------------------------------
+    @classmethod
+    def unseen(cls, form: Form, rows: Rows, num_decodes: int, keys: Keys, **how: Any) -> None:
+        """Run one step, compare it with the oracle, and run it again with some keys and values that are no numbers."""
+        check_unseen(lambda: cls.case(form, rows, num_decodes, **how), cls.backend(form.dtype), keys)
+
+    @pytest.mark.parametrize("window", [None, 9])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_what_some_queries_do_not_see(self, dtype: str, window: int | None) -> None:
+        """Keys and values that some of a row's queries see and others do not: later ones of a prompt or a chunk, and those
+        that left the window. As NaN or infinity they change not a bit of the others' output (0 * NaN is NaN)."""
+        form = Form(kind="full" if window is None else "sliding", window=window, dtype=dtype)
+        self.unseen(form, MIXED, 2, [(2, 22), (2, 7), (3, 12), (3, 31), (3, 38), (4, 32)], padding_tokens=2)
+        self.unseen(replace(form, block_size=4), [range(9, 12), range(5), range(64)], 0, [(0, 11), (0, 4), (1, 4), (2, 33)])
+
+    def test_what_some_queries_do_not_see_of_long_rows(self) -> None:
+        """Of rows that are computed in several pieces."""
+        form = Form(num_kv_heads=1, group_size=2)
+        rows: Rows = [[700], range(660, 700), range(300), range(3000, 3003)]
+        self.unseen(form, rows, 1, [(1, 672), (1, 699), (2, 130), (2, 299), (3, 3002)])
+
+    def test_what_lies_between_queries(self) -> None:
+        """Keys between the places of a row's queries."""
+        self.unseen(Form(), [[7], [0, 3, 4, 19], [12, 13, 40], range(5, 9)], 1, [(1, 2), (1, 10), (2, 30), (3, 8)])
+
+    def test_what_some_queries_do_not_see_in_fp8(self) -> None:
+        """In a cache of 8 bits, of the first dtype that is served."""
+        for dtype in ("bfloat16", "float16", "float32"):
+            form = Form(dtype=dtype, kv_dtype="float8_e4m3fn")
+            if not self.subject().reasons(form.need(self.device)):
+                return self.unseen(form, MIXED, 2, [(2, 22), (3, 31), (4, 32)])
+        self.require(Form(kv_dtype="float8_e4m3fn").need(self.device))
+
     # -- plans -------------------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("window", [None, 9])
     def test_refilled_plan(self, window: int | None) -> None:
@@ -302,6 +335,13 @@ class AttentionConformance(LatentTests, Conformance):
         case = whole_rows(form, (5, 1, 17, 40), self.device, padding=3)
         case.check(*case.run(self.backend(dtype)))
 
+    def test_encoder_rows_are_apart(self) -> None:
+        """What stands in other rows has no effect, NaN included."""
+        form = Form(kind="encoder")
+        self.require(form.need(self.device))
+        make = functools.partial(whole_rows, form, (5, 1, 17, 40), self.device, padding=3)
+        check_unseen(make, self.backend("float32"), [(1, 0), (2, 0), (2, 16)])
+
     def test_encoder_with_everything(self) -> None:
         """Soft cap, sinks, and slopes by the distance to both sides."""
         form = Form(kind="encoder", soft_cap=2.0, sinks=True, alibi=True)
@@ -323,7 +363,7 @@ class AttentionConformance(LatentTests, Conformance):
             plainer = replace(form, dtype="float32")
             for asked in (form, plainer, replace(plainer, sinks=False, alibi=False)):
                 if not self.subject().reasons(asked.need(self.device, batch["rows"])):
-                    return self.verify(asked, **batch)
+                    return self.unseen(asked, **batch)
 
         check()
 
@@ -401,9 +441,11 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
             others.append(range(start, start + draw(st.integers(1, 20))))
         else:
             others.append(sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=8))))
+    rows = [*decodes, *others]
     return {
-        "rows": [*decodes, *others],
+        "rows": rows,
         "num_decodes": len(decodes),
+        "keys": [(row, draw(st.integers(0, places[-1]))) for row, places in enumerate(rows) if draw(st.booleans())],
         "seed": draw(st.integers(0, 2**32)),
         "padding_tokens": draw(st.sampled_from([0, 0, 3])),
         "bound": draw(st.sampled_from([0, 0, 4])),

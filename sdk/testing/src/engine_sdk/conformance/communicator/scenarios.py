@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -215,41 +216,107 @@ def empty(communicator: Communicator, rank: int, size: int) -> list[Any]:
     return found
 
 
+# -- one large message -----------------------------------------------------------------------------------------------
+def large(communicator: Communicator, rank: int, size: int, count: int) -> dict[str, bool | None]:
+    """One tensor of `count` float32, or 3 more, by each collective: whether every element came; None for what is not
+    accepted. Numbers, and their sums, that float32 holds exactly; each in one place alone, so that no part can stand
+    for another."""
+
+    def of(r: int, n: int) -> torch.Tensor:
+        return torch.arange(n, dtype=torch.float32) + 1_000_003 * r
+
+    more = count + 3
+    part = [count // size] * (size - 1) + [count - count // size * (size - 1)]
+    own = slice(sum(part[:rank]), sum(part[: rank + 1]))
+    calls: dict[Collective, tuple[int, Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {
+        "send": (
+            count, lambda: _passed_on(communicator, rank, size, of(rank, count)), lambda: of(max(rank - 1, 0), count),
+        ),
+        "broadcast": (more, lambda: _filled(communicator, of(rank, more), size - 1), lambda: of(size - 1, more)),
+        "all_gather": (count, lambda: communicator.all_gather(of(0, count)[own], 0, part), lambda: of(0, count)),
+        "all_reduce": (
+            more, lambda: communicator.all_reduce(of(rank, more)), lambda: sum(of(r, more) for r in range(size)),
+        ),
+    }  # fmt: skip
+    found: dict[str, bool | None] = {}
+    for op, (n, work, wanted) in calls.items():
+        found[op] = torch.equal(work(), wanted()) if communicator.accepts(op, (n,), torch.float32) else None
+    return found
+
+
 # -- ends ------------------------------------------------------------------------------------------------------------
-def _any_collective(communicator: Communicator) -> None:
-    if communicator.accepts("all_reduce", (1000,), torch.float32):
-        communicator.all_reduce(torch.ones(1000))
+def _collective(communicator: Communicator, op: str, rank: int, size: int) -> bool:
+    """One collective in which the last rank has a part, the root's or the receiver's; False where it is not accepted.
+    "any": of which no rank can do without another."""
+    x, last = torch.ones(1000), size - 1
+    if op == "any":
+        return _collective(communicator, "all_reduce", rank, size) or _collective(communicator, "barrier", rank, size)
+    if op == "barrier":
+        accepted = communicator.accepts("barrier", (), None)
     else:
+        accepted = communicator.accepts(op, (1000,), torch.float32)  # type: ignore[arg-type]
+    if not accepted:
+        return False
+    if op == "all_reduce":
+        communicator.all_reduce(x)
+    elif op == "barrier":
         communicator.barrier()
+    elif op == "broadcast":
+        communicator.broadcast(x, last)
+    elif op == "recv":
+        communicator.recv(x, last)
+    else:
+        raise AssertionError(op)
+    return True
 
 
-def killed(communicator: Communicator, rank: int, size: int, patience: float = 20.0) -> tuple[str, float]:
-    """The last rank is killed while the others wait for it: the error's type, and seconds until it came. Where calls
-    are queued, one that comes later may raise it."""
-    _any_collective(communicator)
+def gone(
+    communicator: Communicator, rank: int, size: int, op: str, how: str, folder: str, patience: float = 20.0
+) -> tuple[str, float] | None:
+    """The last rank is killed, or closes, while the others wait for it: the error's type, and seconds until it came.
+    Where calls are queued, one that comes later may raise it. None where the driver does not accept the collective.
+
+    folder: a rank that has closed lives on until the others have said there that they are through.
+    """
+    _collective(communicator, "any", rank, size)
     if rank == size - 1:
         time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGKILL)
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        communicator.close()
+        deadline = time.monotonic() + patience
+        while len(os.listdir(folder)) < size - 1 and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return "closed", 0.0
     start = time.monotonic()
     try:
-        _any_collective(communicator)
+        if not _collective(communicator, op, rank, size):
+            return None
         while getattr(communicator, "queued", False) and time.monotonic() - start < patience:
-            _any_collective(communicator)
+            _collective(communicator, op, rank, size)
     except RuntimeError as error:
         return f"RuntimeError: {error}", time.monotonic() - start
+    finally:
+        Path(folder, str(rank)).touch()
     return "no error", time.monotonic() - start
 
 
-def closed(communicator: Communicator, rank: int, size: int) -> str:
-    """`close` twice, without the others; then a call."""
-    _any_collective(communicator)
+def closed(communicator: Communicator, rank: int, size: int) -> list[str]:
+    """`close` twice, without the others; then every collective: those that were not answered with a RuntimeError."""
+    _collective(communicator, "any", rank, size)
     communicator.close()
     communicator.close()
-    try:
-        _any_collective(communicator)
-    except RuntimeError:
-        return "RuntimeError"
-    return "no error"
+    calls: dict[str, Any] = _calls(communicator, rank, size, "float32", 7)
+    calls["barrier"] = ("barrier", (), communicator.barrier)
+    silent = []
+    for name, (op, shape, work) in calls.items():
+        if communicator.accepts(op, shape, None if op == "barrier" else torch.float32):
+            try:
+                work()
+            except RuntimeError:
+                continue
+            silent.append(name)
+    return silent
 
 
 def timed(communicator: Communicator, rank: int, size: int, count: int) -> float | None:

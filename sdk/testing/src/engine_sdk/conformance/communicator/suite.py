@@ -137,6 +137,15 @@ class CommunicatorConformance(Conformance):
         for one, other in zip(self._sums(size, 5003), again, strict=True):
             assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
+    def test_a_message_of_16_mebibytes(self) -> None:
+        """Or of a few elements more: it comes whole, the last element too, by each collective."""
+        found = self.meet("large", 2, count=(16 << 20) // 4).found()
+        for rank, of_rank in enumerate(found):
+            cut = [op for op, whole in of_rank.items() if whole is False]
+            assert not cut, f"rank {rank} did not get all of the message by {', '.join(cut)}"
+        if not any(whole for whole in found[0].values()):
+            not_served("accepts() takes no message of that size")
+
     @classmethod
     def _sums(cls, size: int, count: int) -> list[Any]:
         return cls.once(f"sums {size} {count}", lambda: cls.meet("sums", size, count=count).found())  # type: ignore[no-any-return]
@@ -161,22 +170,36 @@ class CommunicatorConformance(Conformance):
 
     # -- ends --------------------------------------------------------------------------------------------------------
     @each_size
-    def test_a_killed_rank_is_an_error_for_all_others(self, size: int) -> None:
+    def test_a_killed_rank_is_an_error_for_all_others(self, size: int, tmp_path: Path) -> None:
         """RuntimeError, soon; nothing is left in shared memory."""
-        before = _shared()
-        *others, victim = self.meet("killed", size).ranks
-        assert victim.code == -9, "the rank that was to be killed ended otherwise"
-        for number, rank in enumerate(others):
-            assert rank.found is not None, f"rank {number} ended with {rank.code}: {rank.error or 'it hung'}"
-            error, seconds = rank.found
-            assert error.startswith("RuntimeError"), f"rank {number} got: {error}"
-            assert seconds < NOTICED, f"rank {number} waited {seconds:.0f} s for a rank that was killed"
-        assert not _shared() - before, f"left in {SHARED_MEMORY}: {sorted(_shared() - before)}"
+        self._gone("any", size, "killed", tmp_path)
+
+    @pytest.mark.parametrize("op", ["recv", "broadcast", "barrier"])
+    def test_a_killed_rank_is_an_error_for_those_who_wait_for_it(self, op: str, tmp_path: Path) -> None:
+        """In a collective in which they send nothing: a connection that nobody writes to breaks all the same."""
+        self._gone(op, 3, "killed", tmp_path)
 
     def test_close(self) -> None:
-        """It asks nobody, may be called twice, and what is called afterwards is a RuntimeError. Nothing is left."""
+        """It asks nobody, may be called twice, and whatever is called afterwards is a RuntimeError. Nothing is left."""
         before = _shared()
-        assert self.meet("closed", 2).found() == ["RuntimeError"] * 2
+        assert self.meet("closed", 2).found() == [[], []], "calls of a closed communicator that raise no RuntimeError"
+        assert not _shared() - before, f"left in {SHARED_MEMORY}: {sorted(_shared() - before)}"
+
+    def test_a_closed_rank_has_gone(self, tmp_path: Path) -> None:
+        """For the others, while its process lives on."""
+        self._gone("any", 2, "closed", tmp_path)
+
+    def _gone(self, op: str, size: int, how: str, folder: Path) -> None:
+        before = _shared()
+        *others, last = self.meet("gone", size, op=op, how=how, folder=str(folder)).ranks
+        assert last.code == (-9 if how == "killed" else 0), f"the rank that was to be {how} ended otherwise: {last}"
+        for number, rank in enumerate(others):
+            assert rank.code == 0, f"rank {number} ended with {rank.code}: {rank.error or 'it hung'}"
+            if rank.found is None:
+                not_served(f"accepts() takes no {op} of a thousand float32")
+            error, seconds = rank.found
+            assert error.startswith("RuntimeError"), f"rank {number} got: {error}"
+            assert seconds < NOTICED, f"rank {number} waited {seconds:.0f} s for a rank that was {how}"
         assert not _shared() - before, f"left in {SHARED_MEMORY}: {sorted(_shared() - before)}"
 
     @classmethod

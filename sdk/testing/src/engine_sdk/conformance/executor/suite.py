@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from engine.interfaces.executor import Executor, ExecutorNeed
-from engine.types.errors import EngineDeadError, InvalidRequestError, KVCacheTooSmallError
+from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError
 from engine.types.params import SamplingParams
 from engine.types.plan import Masks, NewBlocks, NewSlot, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
@@ -166,6 +166,24 @@ class ExecutorConformance(Conformance):
             assert executor.execute(plan_of(0)).result(timeout=PATIENCE).tokens.tolist() == tokens_of(0)
             with pytest.raises(Exception, match="fell off the bus"):
                 executor.execute(plan_of(1)).result(timeout=PATIENCE)
+
+    @each_size
+    def test_a_step_that_fails_when_it_is_computed(self, size: int) -> None:
+        """On the last rank, whose future says so after the launch: as a device's errors come. The others' results do
+        not make up for it."""
+        with self.running(size, "fails") as (executor, _, _):
+            assert executor.execute(plan_of(0)).result(timeout=PATIENCE).tokens.tolist() == tokens_of(0)
+            with pytest.raises(EngineError, match="fell off the bus"):
+                executor.execute(plan_of(1)).result(timeout=PATIENCE)
+
+    @each_size
+    def test_a_step_that_fails_when_it_samples(self, size: int) -> None:
+        """On the last rank, after its masks came: `sample` returns, and the step's future has the error."""
+        with self.running(size, "fails to sample") as (executor, _, _):
+            future = executor.execute(msgspec.structs.replace(plan_of(0), masks_follow=True))
+            executor.sample(0, Masks(row=np.zeros(1, np.int32), bits=np.zeros((1, 2), np.int32)))
+            with pytest.raises(EngineError, match="fell off the bus"):
+                future.result(timeout=PATIENCE)
 
     # -- deaths ------------------------------------------------------------------------------------------------------
     def _apart(self, pids: Sequence[int]) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.types.errors import InvalidRequestError, KVCacheTooSmallError
+from engine.types.errors import EngineError, InvalidRequestError, KVCacheTooSmallError
 from engine.types.plan import LogprobRows, Masks, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
 LATE_SECONDS = 0.2
+FELL_OFF = "the device fell off the bus"
 
 
 class LateStep:
@@ -72,7 +73,7 @@ class EchoWorker:
             if self.fate == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fate == "raises":
-                raise RuntimeError("the device fell off the bus")
+                raise RuntimeError(FELL_OFF)
         slots = plan.slot_of_row.tolist()
         pages = sum(int(blocks.page.sum()) for blocks in plan.new_blocks)
         base = [self.sums[slot] + slot + plan.step_id + pages for slot in slots]
@@ -85,6 +86,10 @@ class EchoWorker:
         if plan.masks_follow:
             self.open = plan.step_id, tokens, Future()
             return self.open[2]
+        if plan.step_id == 1 and self.fate == "fails" and self.last:
+            failed: Future[StepResult] = Future()
+            failed.set_exception(EngineError("compute a step", FELL_OFF))
+            return failed
         return LateStep(StepResult(step_id=plan.step_id, tokens=tokens, logprobs=logprobs), LATE_SECONDS * self.late)
 
     @property
@@ -95,6 +100,8 @@ class EchoWorker:
     def sample(self, step_id: int, masks: Masks) -> None:
         """Adds each row's first word of bits to its token."""
         assert self.open is not None and self.open[0] == step_id
+        if self.fate == "fails to sample" and self.last:
+            return self.open[2].set_exception(EngineError("compute a step", FELL_OFF))
         tokens = self.open[1].copy()
         tokens[masks.row] += masks.bits[:, 0]
         self.open[2].set_result(StepResult(step_id=step_id, tokens=tokens))

@@ -316,10 +316,7 @@ class KVConnectorConformance(Conformance):
         tier = self.make(ranks=2)
         assert tier.swap_out("a", [1, 2, 3])
         tier.step()
-        gone = tier.kept["a"]
-        if not self.lose(tier.workers):
-            pytest.skip("the suite does not know how loads of this driver fail: override lose(workers)")
-        tier.lost.add(id(gone))
+        self._lose(tier)
         assert tier.swap_out("b", [7, 8])
         tier.step()
         tier.swap_in("a", [0, 2], [11, 9])
@@ -330,6 +327,28 @@ class KVConnectorConformance(Conformance):
         tier.swap_in("a", [0, 1, 2], [3, 4, 5])
         tier.step()
         assert tier.core.usage().used == 0
+
+    @pytest.mark.parametrize("lost", ["a", "b", "c", "ab", "ac", "bc", "abc"])
+    def test_every_failed_load_is_reported(self, lost: str) -> None:
+        """Of one step that brings three requests back: whichever are lost, from the first page to the last."""
+        tier = self.make()
+        pages = {"a": [1], "b": [5, 4, 3], "c": [8, 7, 6, 9]}
+        for name in lost:
+            assert tier.swap_out(name, pages[name])
+        tier.step()
+        self._lose(tier)
+        for name in sorted(pages.keys() - {*lost}):
+            assert tier.swap_out(name, pages[name])
+        tier.step()
+        for name, first in (("a", 10), ("b", 20), ("c", 11)):
+            count = len(pages[name])
+            tier.swap_in(name, range(count), range(first, first + count))
+        tier.step()
+
+    def _lose(self, tier: Tier) -> None:
+        if not self.lose(tier.workers):
+            pytest.skip("the suite does not know how loads of this driver fail: override lose(workers)")
+        tier.lost()
 
     def test_memory_that_is_not_there(self) -> None:
         """Space that nobody has: a typed error at the start, or memory that is taken as it is needed."""
@@ -344,12 +363,15 @@ class KVConnectorConformance(Conformance):
 
     # -- everything at once ------------------------------------------------------------------------------------------
     def test_any_sequence_of_calls(self) -> None:
-        """Requests go, come back in part, and end in any order, with plans in flight."""
-        make = self.make
+        """Requests go, come back in part, get lost, and end in any order, with plans in flight."""
+        make, lose = self.make, self.lose
 
         class Machine(_Calls):
             def make(self) -> Tier:
                 return make(ranks=2)
+
+            def lose(self) -> bool:
+                return lose(self.tier.workers)
 
         run_state_machine_as_test(Machine, settings=self.hypothesis_settings(60, stateful_step_count=40))
 
@@ -404,6 +426,17 @@ class _Calls(RuleBasedStateMachine):
     def make(self) -> Tier:
         """New halves."""
         raise NotImplementedError
+
+    def lose(self) -> bool:
+        """Make all that is kept unreadable; False where nobody knows how."""
+        raise NotImplementedError
+
+    @precondition(lambda self: self.tier.running)
+    @rule()
+    def everything_is_lost(self) -> None:
+        """What the steps have taken out by now."""
+        if self.lose():
+            self.tier.lost()
 
     @rule(data=st.data())
     def swap_out(self, data: st.DataObject) -> None:

@@ -23,10 +23,12 @@ class Kept:
     Args:
         pages: int32 [n], as they were given.
         content: uint8 [n, page_bytes] on each rank, from the plan on that takes them out.
+        lost: loads of it have to fail.
     """
 
     pages: np.ndarray
     content: list[np.ndarray] = field(default_factory=list)
+    lost: bool = False
 
 
 @dataclass
@@ -38,12 +40,14 @@ class Plan:
         metadata: of the scheduler half.
         out: what is taken out; without those that were given up before the plan was made.
         into: whose places go into which pages.
+        failed: the pages that cannot be filled, known when it runs.
     """
 
     step_id: int
     metadata: bytes | None
     out: list[Kept]
     into: list[tuple[Kept, np.ndarray, np.ndarray]]
+    failed: set[int] = field(default_factory=set)
 
 
 class Tier:
@@ -62,8 +66,6 @@ class Tier:
         self.kept: dict[str, Kept] = {}
         self.freed = 0
         """Pages that were given up since the last plan: their places may not be free yet."""
-        self.lost: set[int] = set()
-        """Objects `Kept`, by id, whose loads have to fail."""
         self._out: list[Kept] = []
         self._into: list[tuple[Kept, np.ndarray, np.ndarray]] = []
         self._plans: deque[Plan] = deque()
@@ -134,6 +136,7 @@ class Tier:
         """Run the oldest plan, and compare every page of every rank; then the step computes, which changes pages."""
         plan = self._plans.popleft()
         self._running.append(plan)
+        plan.failed = {page for kept, _, pages in plan.into if kept.lost for page in pages.tolist()}
         for kept in plan.out:
             kept.content = [pool[kept.pages].cpu().numpy().copy() for pool in self.pools]
         for rank, (worker, pool) in enumerate(zip(self.workers, self.pools, strict=True)):
@@ -141,7 +144,7 @@ class Tier:
             unknown = np.zeros(len(expected), bool)
             for kept, places, pages in plan.into:
                 expected[pages] = kept.content[rank][places] if places.size else expected[pages]
-                unknown[pages] |= id(kept) in self.lost
+                unknown[pages] |= kept.lost
             if plan.metadata is not None:
                 worker.save(plan.metadata)
                 worker.start_load(plan.step_id, plan.metadata)
@@ -152,18 +155,23 @@ class Tier:
                 raise AssertionError(f"page {page} of rank {rank} {what}")
             self.scribble(pool)
 
+    def lost(self) -> None:
+        """All that plans have taken out by now can be read no more."""
+        on_its_way = [kept for into in (self._into, *(plan.into for plan in self._plans)) for kept, _, _ in into]
+        for kept in (*self.kept.values(), *on_its_way):
+            kept.lost = kept.lost or bool(kept.content)
+
     def take(self) -> None:
         """Take the oldest step's result: the pages that could not be filled, and no others."""
         plan = self._running.popleft()
-        lost = {page for kept, _, pages in plan.into if id(kept) in self.lost for page in pages.tolist()}
         for rank, worker in enumerate(self.workers):
             if plan.metadata is None:
                 continue
             failed = worker.step_result(plan.step_id).failed_pages
             assert isinstance(failed, np.ndarray) and failed.dtype == np.int32, "failed_pages are no int32 array"
-            assert sorted(failed.tolist()) == sorted(lost), (
+            assert sorted(failed.tolist()) == sorted(plan.failed), (
                 f"step {plan.step_id} says that pages {failed.tolist()} could not be filled on rank {rank}; "
-                f"{sorted(lost)} could not"
+                f"{sorted(plan.failed)} could not"
             )
 
     @property

@@ -9,7 +9,6 @@ import torch
 
 from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.model.common import NEAR
-from engine_sdk.conformance.model.oracle import TOLERANCE
 from engine_sdk.conformance.model.paged import Request
 from engine_sdk.conformance.model.ranks import on_ranks
 from engine_sdk.conformance.model.session import Padding, Part
@@ -97,13 +96,3 @@ class EncoderModelConformance(WalkedSuite):
                 torch.testing.assert_close(answer, one, rtol=NEAR, atol=NEAR)
                 assert torch.equal(answer, first)
             assert count < self.session().model.num_parameters(), "a rank holds the whole model: nothing is shared"
-
-    @pytest.mark.parametrize("length", [1, 6, None], ids=["1", "6", "whole"])
-    def test_as_transformers_computes_it(self, length: int | None) -> None:
-        """Hidden states of every token, or the pooled token's labels."""
-        oracle, length = self.oracle(), length or min(self.description().max_model_len, 320)
-        ids, types = self.ids(length, seed=1), self.types(length)
-        found, expected = self.alone(ids, types), oracle(ids, types)
-        if self.description().pooler.num_labels:
-            found = found[{"last": slice(-1, None), "cls": slice(0, 1)}[self.description().pooler.pooling_type]]
-        torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.abs().max()))

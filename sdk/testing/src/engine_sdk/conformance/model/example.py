@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +35,9 @@ SMALL: Mapping[str, Any] = MappingProxyType(
         "num_labels": 3,
     }
 )
-"""config.json in Hugging Face's words. A suite's own `config` goes over it."""
+"""config.json in Hugging Face's words; `small.small_config` puts it into an architecture's own."""
+LARGEST = 4_000_000
+"""Parameters of the largest model that a suite takes: it makes each some hundred times."""
 FIRST_TOKEN = 3
 """Prompts are drawn from here on: padding ids have positions of their own in some models."""
 
@@ -53,6 +56,16 @@ def draw(shapes: Shapes, changed: str = "") -> Iterator[tuple[str, torch.Tensor]
         else:
             tensor = torch.empty(shape).normal_(0.0, 1.2 * shape[-1] ** -0.5, generator=random)
         yield name, tensor
+
+
+def check_size(shapes: Shapes) -> None:
+    """Raise ValueError where these make a model that is too large for a suite."""
+    size = sum(math.prod(shape) for shape in shapes.values())
+    if size > LARGEST:
+        raise ValueError(
+            f"this config makes a model of {size:,} parameters, the suite takes {LARGEST:,} at most: give it a smaller "
+            "one, config = {...} or --config FILE"
+        )
 
 
 def prompt(length: int, vocab_size: int, seed: int = 0) -> list[int]:

@@ -2,59 +2,101 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
+import tempfile
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from engine_sdk.conformance.model.example import Shapes
+from engine.modeling import read_safetensors
+from engine_sdk.conformance.model.example import FIRST_TOKEN, Shapes, check_size, draw
+from engine_sdk.conformance.model.small import class_of, quiet
 
 TOLERANCE = 2e-5
-"""transformers computes norms and rotary tables in float32, whatever the model's dtype."""
+"""How far from transformers' answers others may be, of the largest of them. It computes norms, routers and rotary
+tables in float32, whatever the model's dtype: that of a small model in float32 is no further off than that."""
 
 
 class Oracle:
-    """transformers' model with the same config.
+    """transformers' model with the same config, with drawn weights; in float64, or in float32 where its class refuses
+    that.
 
     Args:
         architecture: the name of transformers' class.
         config: config.json.
+        like: of another config; its shapes are taken where the two models are of one form.
 
     Attributes:
-        shapes: the tensors of a checkpoint, shared ones once.
+        shapes: the tensors of a checkpoint, as the class's `save_pretrained` writes them: shared ones once.
+        form: the tensors of the class itself, shared ones once, whose names may be others.
+        dtype: that it computes in.
+
+    Raises ValueError as `check_size`.
     """
 
-    def __init__(self, architecture: str, config: dict[str, Any]) -> None:
-        kind = getattr(importlib.import_module("transformers"), architecture)
-        made = kind.config_class(**{key: value for key, value in config.items() if key != "architectures"})
-        made._attn_implementation = "eager"
-        self._model = kind(made).double().eval()
-        self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in self._model.named_parameters()}
+    def __init__(self, architecture: str, config: dict[str, Any], like: Oracle | None = None) -> None:
+        self._class = class_of(architecture)
+        assert self._class is not None, why_none(architecture)
+        self._config = {key: value for key, value in config.items() if key != "architectures"}
+        with torch.device("meta"), quiet():
+            empty = self._class(self._made())
+        tensors = [*empty.named_parameters(), *empty.named_buffers()]
+        self.form: Shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
+        check_size(self.form)
+        self.shapes = like.shapes if like is not None and like.form == self.form else self._saved()
+        for self.dtype in (torch.float64, torch.float32):
+            try:
+                self.load(draw(self.shapes))
+                self([FIRST_TOKEN] * 5)
+                break
+            except Exception:
+                if self.dtype == torch.float32:
+                    raise
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take a checkpoint's tensors."""
-        parameters = dict(self._model.named_parameters())
-        with torch.no_grad():
-            for name, tensor in weights:
-                parameters[name].copy_(tensor)
+        """Take a checkpoint's tensors: all of them, under the names in which the class saves them."""
+        tensors = {name: tensor.to(self.dtype) for name, tensor in weights}
+        with quiet():
+            model, said = self._class.from_pretrained(
+                None, config=self._made(), state_dict=tensors, dtype=self.dtype, output_loading_info=True
+            )
+        lost = {what: names for what, names in said.items() if names}
+        assert not lost, f"{self._class.__name__} does not load what it saves: {lost}"
+        self._model = model.eval()
 
     @torch.no_grad()
     def __call__(self, ids: Sequence[int], token_types: Sequence[int] | None = None) -> torch.Tensor:
-        """Of one prompt: logits [T, vocab_size]; [1, num_labels] of a classifier; else hidden states [T, H]."""
+        """Of one prompt, in float64: logits [T, vocab_size]; [1, num_labels] of a classifier; else hidden states
+        [T, H]."""
         inputs = {"input_ids": torch.tensor([list(ids)]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
         if token_types is not None:
             inputs["token_type_ids"] = torch.tensor([list(token_types)])
         found = self._model(**inputs)
         answer: torch.Tensor = found.logits if hasattr(found, "logits") else found.last_hidden_state[0]
-        return answer[0] if answer.dim() == 3 else answer
+        return (answer[0] if answer.dim() == 3 else answer).double()
+
+    def _made(self) -> Any:
+        config = self._class.config_class(**self._config)
+        config._attn_implementation = config._experts_implementation = "eager"
+        return config
+
+    def _saved(self) -> Shapes:
+        with tempfile.TemporaryDirectory(prefix="engine-oracle-") as folder, quiet():
+            self._class(self._made()).save_pretrained(folder)
+            files = sorted(Path(folder).glob("*.safetensors"))
+            tensors = read_safetensors([str(file) for file in files])
+            return {name: tuple(tensor.shape) for name, tensor in tensors if tensor.is_floating_point()}
 
 
 def why_none(architecture: str) -> str:
     """Why there is no oracle for this architecture; "" where there is one."""
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed, whose class of this architecture is the oracle"
-    if not hasattr(importlib.import_module("transformers"), architecture):
-        return f"transformers has no class {architecture!r}: name one that computes the same, transformers_class = ..."
+    if class_of(architecture) is None:
+        return (
+            f'transformers has no class {architecture!r}: name one that computes the same, oracle = "..."; or say that '
+            "there is none, oracle = None"
+        )
     return ""

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.model.common import NEAR
-from engine_sdk.conformance.model.oracle import TOLERANCE
 from engine_sdk.conformance.model.paged import Request
 from engine_sdk.conformance.model.ranks import on_ranks
 from engine_sdk.conformance.model.session import Padding, Part
@@ -136,15 +135,3 @@ class ModelConformance(WalkedSuite):
         held = [count for _, count in found]
         assert sum(held) >= one, "ranks hold less than the model together"
         assert max(held) < one, "a rank holds the whole model: nothing is shared"
-
-    # -- another's ---------------------------------------------------------------------------------------------------
-    @pytest.mark.parametrize("length", [1, 6, None], ids=["1", "6", "whole"])
-    def test_as_transformers_computes_it(self, length: int | None) -> None:
-        """Logits of every token; the hidden states of a model that embeds; the pooled token's labels of a classifier.
-        Of a token, a short prompt, and one as long as the description promises."""
-        oracle = self.oracle()
-        ids = self.ids(length or min(self.description().max_model_len, 320), seed=1)
-        found, expected = self.alone(ids), oracle(ids)
-        if self.description().pooler.num_labels:
-            found = found[{"last": slice(-1, None), "cls": slice(0, 1)}[self.description().pooler.pooling_type]]
-        torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.abs().max()))

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import State
-from engine_sdk.conformance.model.common import NEAR, ModelSuite
+from engine_sdk.conformance.model.common import NEAR
 from engine_sdk.conformance.model.paged import Request
+from engine_sdk.conformance.model.parity import ParitySuite
 from engine_sdk.conformance.model.session import Part
 
 
-class WalkedSuite(ModelSuite):
+class WalkedSuite(ParitySuite):
     """A suite of models whose layers run under the walk."""
 
     @staticmethod

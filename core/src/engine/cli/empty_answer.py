@@ -1,0 +1,20 @@
+"""Why an answer has no text: what ended it before there was any."""
+
+from __future__ import annotations
+
+
+def why_empty(finish_reason: str | None, stop_reason: int | str | None) -> tuple[str, bool]:
+    """The reason, and whether the model chose to end it.
+
+    Args:
+        finish_reason, stop_reason: see `engine.types.outputs.CompletionOutput`.
+    """
+    if finish_reason == "length":
+        return "as many tokens as it may have were made, and they have no text to show", False
+    if finish_reason != "stop":
+        return f"it ended with {finish_reason!r}", False
+    if isinstance(stop_reason, str):
+        return f"the stop text {stop_reason!r} came first; leave it out of --stop", False
+    if stop_reason is not None:
+        return f"the stop token {stop_reason} came first; leave it out of --stop-token-ids", False
+    return "the model ended it at once, with its end of sequence", True

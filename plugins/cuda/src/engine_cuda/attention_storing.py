@@ -1,0 +1,38 @@
+"""What becomes of keys and values that the cache stores."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def stored(keys, values, DTYPE: tl.constexpr):
+    """Keys [n, P] and values [n, C] in the cache's type; what 8 bits cannot hold becomes the largest that they can (e4m3:
+    448).
+
+    A vector of values that are not all finite is stored as zeros, and its key as NaN: the attention multiplies values that
+    a query does not see by 0, and 0 * NaN is NaN, but their scores it overwrites. Who sees the key still gets NaN.
+    """
+    if DTYPE.is_fp8():
+        if values.dtype != DTYPE:
+            keys = tl.clamp(keys.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(DTYPE)
+            values = tl.clamp(values.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(DTYPE)
+        # In codes, whose seven lower bits are all set in a NaN: Triton's interpreter makes no NaN of 8 bits.
+        keys, values = keys.to(tl.uint8, bitcast=True), values.to(tl.uint8, bitcast=True)
+        broken = tl.max(((values & 127) == 127).to(tl.int32), 1)[:, None] > 0
+        keys, values = tl.where(broken, 127, keys).to(tl.uint8), tl.where(broken, 0, values).to(tl.uint8)
+        return keys.to(DTYPE, bitcast=True), values.to(DTYPE, bitcast=True)
+    keys, values = keys.to(DTYPE), values.to(DTYPE)
+    broken = tl.max(((tl.abs(values.to(tl.float32)) < float("inf")) == 0).to(tl.int32), 1)[:, None] > 0
+    return tl.where(broken, float("nan"), keys), tl.where(broken, 0.0, values)
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same without the rule for NaN, where kernels are interpreted: Triton's interpreter cuts off what it should
+    round."""
+    if dtype.itemsize == 1:
+        limits = torch.finfo(dtype)
+        values = values.clamp(limits.min, limits.max)
+    return values.to(dtype)

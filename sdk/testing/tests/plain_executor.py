@@ -1,0 +1,80 @@
+"""An executor that runs any number of workers on the caller's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engine.types.errors import EngineDeadError
+from engine.types.importing import import_object
+
+if TYPE_CHECKING:
+    from engine.interfaces.context import CoreContext
+    from engine.types.plan import Masks, StepPlan
+    from engine.types.start import WorkerReady, WorkerStart
+
+
+class AllRanks:
+    """A step on every rank: done when all are, and the result is rank 0's."""
+
+    def __init__(self, futures: Sequence[Any]) -> None:
+        self.futures = futures
+
+    def done(self) -> bool:
+        """Of all."""
+        return all(future.done() for future in self.futures)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Rank 0's, or the first error."""
+        first, *_ = [future.result(timeout) for future in self.futures]
+        return first
+
+
+class Plain:
+    """See `engine.interfaces.executor.Executor`."""
+
+    def __init__(self, context: CoreContext) -> None:
+        self._class: Any = import_object(context.worker)
+        self._workers: list[Any] | None = None
+
+    def start(self, message: WorkerStart) -> WorkerReady:
+        """One rank after the other."""
+        ranks = range(message.size)
+        self._workers = [self._class(msgspec.structs.replace(message, rank=rank)) for rank in ranks]
+        ready: list[WorkerReady] = [worker.start() for worker in self._workers]
+        return msgspec.structs.replace(
+            ready[0],
+            num_pages=min(one.num_pages for one in ready),
+            weight_bytes=sum(one.weight_bytes for one in ready),
+            cache_bytes=sum(one.cache_bytes for one in ready),
+            num_parameters=sum(one.num_parameters for one in ready),
+            load_seconds=max(one.load_seconds for one in ready),
+        )
+
+    def execute(self, plan: StepPlan) -> Any:
+        """On every rank."""
+        return AllRanks([worker.execute(plan) for worker in self._living()])
+
+    def sample(self, step_id: int, masks: Masks) -> None:
+        """On every rank."""
+        for worker in self._living():
+            worker.sample(step_id, masks)
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """On every rank."""
+        return [getattr(worker, method)(*args) for worker in self._living()]
+
+    def check_health(self) -> None:
+        """They live as long as the caller."""
+        self._living()
+
+    def shutdown(self) -> None:
+        """Let go of them."""
+        self._workers = None
+
+    def _living(self) -> list[Any]:
+        if self._workers is None:
+            raise EngineDeadError("reach the workers", "they were shut down")
+        return self._workers

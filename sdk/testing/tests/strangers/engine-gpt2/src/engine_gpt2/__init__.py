@@ -1,0 +1,1 @@
+"""A driver of the point model, for Engine."""

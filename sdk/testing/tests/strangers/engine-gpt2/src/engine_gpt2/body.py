@@ -1,0 +1,145 @@
+"""GPT-2's layers, made of the engine's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from engine.interfaces.model import ModelContext, State, Walk
+from engine.modeling import (
+    Body,
+    ColumnParallelLinear,
+    Embedding,
+    LayerNorm,
+    LMHead,
+    Module,
+    QKVLinear,
+    RowParallelLinear,
+    Slot,
+    Table,
+)
+from engine.modeling.describe import flag, number
+from engine_gpt2.card import ACTIVATIONS, inner_size
+
+
+class _Turned:
+    """A linear layer whose matrix the checkpoint stores as [in, out]."""
+
+    def slots(self) -> list[Slot]:
+        found: list[Slot] = super().slots()  # type: ignore[misc]
+        return [dataclasses.replace(slot, shape=slot.shape[::-1], part=slot.part[::-1]) for slot in found]
+
+    def place(self, slot: Slot, tensor: torch.Tensor) -> None:
+        super().place(slot, tensor.t())  # type: ignore[misc]
+
+
+class Column(_Turned, ColumnParallelLinear):
+    """Outputs divided over ranks."""
+
+
+class Row(_Turned, RowParallelLinear):
+    """Inputs divided over ranks."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Fused(Slot):
+    """A tensor of which a rank keeps several pieces: it comes whole."""
+
+    kept: tuple[int, ...] = ()
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        return self.kept
+
+
+class FusedQKV(QKVLinear):
+    """Queries, keys and values, which the checkpoint stores as one matrix [in, 3 * in]."""
+
+    def __init__(self, context: ModelContext, size: int, heads: int, head_size: int, name: str) -> None:
+        super().__init__(context, size, heads, heads, head_size, name, bias=True)
+        self._name, self._size = name, size
+
+    def slots(self) -> list[Slot]:
+        width, kept = 3 * self._size, sum(self.out_sizes)
+        return [
+            _Fused(f"{self._name}.weight", (self._size, width), self, "weight", kept=(self._size, kept)),
+            _Fused(f"{self._name}.bias", (width,), self, "bias", kept=(kept,)),
+        ]
+
+    def place(self, slot: Slot, tensor: torch.Tensor) -> None:
+        parts = tensor.t().chunk(3)
+        for part, own in zip(parts, [s for s in super().slots() if s.key[0] == slot.key], strict=True):
+            super().place(own, part[own.part])
+
+
+class GPT2Layer(Module):
+    """norm, attention, norm, feed-forward; each block's output is added to what came in."""
+
+    def __init__(self, context: ModelContext, index: int, eps: float) -> None:
+        model, config, self._ops = context.description, context.description.config, context.ops
+        size, spec, name = model.hidden_size, model.kv_specs[index], f"h.{index}"
+        scale = spec.head_size**-0.5 if flag(config, "scale_attn_weights", True) else 1.0
+        if flag(config, "scale_attn_by_inverse_layer_idx", False):
+            scale /= index + 1
+        self._tanh = ACTIVATIONS[config.get("activation_function", "gelu_new")]
+        self.attention_norm = LayerNorm(context, size, eps, f"{name}.ln_1")
+        self.qkv = FusedQKV(context, size, model.num_q_heads, spec.head_size, f"{name}.attn.c_attn")
+        self.attend = context.attention(index, scale)
+        self.attention_out = Row(context, size, size, f"{name}.attn.c_proj", bias=True)
+        self.mlp_norm = LayerNorm(context, size, eps, f"{name}.ln_2")
+        self.up = Column(context, size, inner_size(config), f"{name}.mlp.c_fc", bias=True)
+        self.down = Row(context, inner_size(config), size, f"{name}.mlp.c_proj", bias=True)
+
+    def __call__(self, state: State) -> None:
+        """Change `hidden` [T, n_embd] in the state."""
+        hidden = state["hidden"]
+        attended = self.attend(*self.qkv(self.attention_norm(hidden)))
+        hidden = self._ops.add(hidden, self.attention_out(attended))
+        inner = self._ops.gelu(self.up(self.mlp_norm(hidden)), self._tanh)
+        state["hidden"] = self._ops.add(hidden, self.down(inner))
+
+
+class GPT2(Body):
+    """See `engine.interfaces.model.Model`."""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(context)
+        model, config = context.description, context.description.config
+        eps = number(config, "layer_norm_epsilon", 1e-5)
+        self.words = Embedding(context, model.vocab_size, model.hidden_size, "wte")
+        self.positions = Table(context, model.max_model_len, model.hidden_size, "wpe")
+        self.layers = [GPT2Layer(context, index, eps) for index in range(model.num_layers)]
+        self.norm = LayerNorm(context, model.hidden_size, eps, "ln_f")
+        tied = self.words if flag(config, "tie_word_embeddings", True) else None
+        self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head", tied)
+
+    def forward(self, state: State, walk: Walk) -> torch.Tensor:
+        """The final, normed hidden states [T, n_embd]."""
+        if "hidden" not in state:
+            state["hidden"] = self.context.ops.add(
+                self.words(state["token_ids"]), self.positions(self.places(state["positions"]))
+            )
+        for layer in walk(self.layers, state):
+            layer(state)
+        return self.norm(state["hidden"])
+
+    def places(self, positions: torch.Tensor) -> torch.Tensor:
+        """Rows of the table of positions [T]."""
+        return positions
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, n_embd] -> [R, vocab_size]."""
+        return self.head(hidden)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """As `Body.load_weights`; the names may have the prefix "transformer.", and old files hold causal masks."""
+        super().load_weights(self._named(weights))
+
+    @staticmethod
+    def _named(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for name, tensor in weights:
+            if not name.endswith((".attn.bias", ".attn.masked_bias")):
+                yield name.removeprefix("transformer."), tensor
