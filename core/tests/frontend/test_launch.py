@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("features", "dtype"), [({"avx512_bf16"}, "bfloat16"), ({"avx2"}, "float32")])
 def test_decisions(folder: Path, monkeypatch: pytest.MonkeyPatch, features: set[str], dtype: str) -> None:
-    monkeypatch.setattr("engine.builtin.platform_host.card.processor", lambda: ("a processor", frozenset(features)))
+    monkeypatch.setattr("engine_reference.platform_host.card.processor", lambda: ("a processor", frozenset(features)))
     config = EngineConfig(model=str(folder), platform="host", max_num_seqs=8, seed=3, in_flight=1, block_size=32)
     plan = launch(config)
     worker = plan.start.worker

@@ -44,10 +44,10 @@ class Policy(FCFS):
 """
 POINT = POINTS["scheduling_policy"]
 OF_MINOR_0 = """
-from engine.builtin.drafter_ngram.body import NgramDrafterBody
-from engine.builtin.drafter_ngram.card import NgramDrafter
-from engine.builtin.evictor_lru.body import LRU
-from engine.builtin.evictor_lru.card import LRUEvictor
+from engine_reference.drafter_ngram.body import NgramDrafterBody
+from engine_reference.drafter_ngram.card import NgramDrafter
+from engine_reference.evictor_lru.body import LRU
+from engine_reference.evictor_lru.card import LRUEvictor
 
 class EvictorCard(LRUEvictor):
     requires_minor = 0
@@ -131,7 +131,7 @@ def test_a_body_of_the_older_minor_is_adapted_and_one_of_this_is_not(point: str,
     candidate = registry.find(point, driver)
     card = registry.card(candidate)
     body: Any = load_body(card, candidate=candidate)
-    assert body.__module__ == f"engine.builtin.{point}_{driver}.body" and body is load_body(card)
+    assert body.__module__ == f"engine_reference.{point}_{driver}.body" and body is load_body(card)
     assert POINTS[point].minor == 1 and method in vars(body)
 
 

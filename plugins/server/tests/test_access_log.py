@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse, StreamingResponse
 
-from engine.server import messages_answer, responses_answer, sse
-from engine.server.blocks import Blocks
-from engine.server.lifecycle import ACCESS_LOG
-from engine.server.request_id import RequestIds
 from engine.types.errors import RequestTimeoutError, ShuttingDownError
+from engine_server import messages_answer, responses_answer, sse
+from engine_server.blocks import Blocks
+from engine_server.lifecycle import ACCESS_LOG
+from engine_server.request_id import RequestIds
 
 MAKER = responses_answer.ResponseMaker({"id": "r"}, Blocks(None), len, None)  # type: ignore[arg-type]
 

@@ -12,6 +12,8 @@ from plain_executor_card import PlainExecutor
 
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.plan import StepResult
+from engine_reference.executor_inline.body import Inline
+from engine_reference.executor_process.body import Process
 from engine_sdk.conformance import ExecutorConformance
 
 

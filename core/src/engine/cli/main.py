@@ -153,9 +153,10 @@ def _find(name: str, arguments: Sequence[str] = ()) -> Command:
     names = [*COMMANDS, *(candidate.name for candidate in registry.candidates("commands"))]
     known = name in names or any(c.name == name for c in registry.outdated("commands"))
     if not known and not registry.denies("commands", name):
-        hint = f"pip install {ours}" if ours else did_you_mean(name, names)
+        offers = ours or distribution_of("commands", name)
+        hint = f"pip install {offers}" if offers else did_you_mean(name, names)
         hint = OTHER_COMMANDS.get(name) or hint or f"the commands are: {', '.join(names)}"
-        found = "no installed distribution offers this command" if ours else "there is no such command"
+        found = "no installed distribution offers this command" if offers else "there is no such command"
         raise ConfigError(f"engine {name}", found, hint)
     candidate = registry.find("commands", name)
     loaded = load_entry_point(candidate)

@@ -124,7 +124,6 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
 def _remote(url: str, merged: Merged, keywords: dict[str, Any], interactive: bool) -> Backend:
     names = {key.name for key in merged.values if key.section != "server"} - _OF_THE_CLIENT
     _refuse_flags(merged, names | {"verbose"}, "that is the server's own affair when --url is given", "leave it out")
-    from engine.cli.chat.remote import RemoteBackend
     from engine.config.server import ServerConfig
     from engine_chat.remote import RemoteBackend
 

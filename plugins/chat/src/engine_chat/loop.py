@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol, TextIO
 
-from engine.cli.chat.backend import Backend, Piece
-from engine.cli.chat.conversation import Conversation
 from engine.cli.empty_answer import why_empty
 from engine.cli.terminal import printable
 from engine.plugin.near import did_you_mean
 from engine.types.errors import EngineDeadError, EngineError, KVCacheTooSmallError, PromptTooLongError
-from engine_chat.backend import Backend
+from engine_chat.backend import Backend, Piece
 from engine_chat.conversation import Conversation
 
 COMMANDS: dict[str, str] = {

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from engine.frontend.async_llm import AsyncLLM
-from engine.server.lifecycle import Lifecycle, Phase
 from engine.types.errors import ShuttingDownError
+from engine_server.lifecycle import Lifecycle, Phase
 
 FAREWELL_SECONDS = 1
 """How long answers that were cut off get to reach their clients."""

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from engine.config.server import ServerConfig
 from engine.frontend.banner import show
-from engine.server.keys import KeyRing
 from engine.types.json_log import logs_json, tell
 from engine_server.keys import KeyRing
 

@@ -12,11 +12,9 @@ from typing import cast
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.server.error_shape import speaks_anthropic
-from engine.server.lifecycle import ACCESS_LOG, ENDED_AS
 from engine.types.json_log import REQUEST_ID
 from engine_server.error_shape import speaks_anthropic
-from engine_server.lifecycle import ACCESS_LOG
+from engine_server.lifecycle import ACCESS_LOG, ENDED_AS
 
 HEADER = b"x-request-id"
 ANTHROPIC_HEADER = b"request-id"

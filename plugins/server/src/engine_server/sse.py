@@ -12,9 +12,9 @@ import orjson
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.server import errors
-from engine.server.disconnect import CLIENT_GONE, left
-from engine.server.lifecycle import ENDED_AS
+from engine_server import errors
+from engine_server.disconnect import CLIENT_GONE, left
+from engine_server.lifecycle import ENDED_AS
 
 DONE = b"data: [DONE]\n\n"
 EXTENSION = "engine.answer"

@@ -9,4 +9,4 @@ class LRUEvictor(EvictorCard):
     """Gives up the pages that were released longest ago; of one sequence, its end first."""
 
     requires_minor = 1
-    body = "engine.builtin.evictor_lru.body:LRU"
+    body = "engine_reference.evictor_lru.body:LRU"

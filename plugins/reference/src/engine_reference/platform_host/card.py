@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from engine.interfaces.host_processor import DTYPES, best_dtypes, cores, processor
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
 from engine_kit.host_processor import DTYPES, best_dtypes, cores, processor
 
@@ -29,7 +28,7 @@ class HostPlatform(PlatformCard):
     priority = 0
     framework = "torch"
     Options = HostPlatformOptions
-    body = "engine.builtin.platform_host.body:HostPlatformBody"
+    body = "engine_reference.platform_host.body:HostPlatformBody"
 
     @classmethod
     def unsupported(cls, need: PlatformNeed) -> list[str]:

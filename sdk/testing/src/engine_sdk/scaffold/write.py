@@ -154,7 +154,7 @@ def _names(kind: str, name: str) -> _Names:
 
 
 def _filled(text: str, kind: str, names: _Names) -> str:
-    dependencies = ['"engine"', *(['"msgspec"'] if kind == "kv_connector" else [])]
+    dependencies = ['"engine-base"', *(['"msgspec"'] if kind == "kv_connector" else [])]
     dependencies += ['"numpy"'] if kind in _NUMPY else []
     dependencies += ['"torch"'] if kind in _TORCH else []
     dependencies += ['"jinja2"'] if kind == "tokenizer" else []

@@ -252,7 +252,9 @@ class AttentionConformance(LatentTests, Conformance):
         that left the window. As NaN or infinity they change not a bit of the others' output (0 * NaN is NaN)."""
         form = Form(kind="full" if window is None else "sliding", window=window, dtype=dtype)
         self.unseen(form, MIXED, 2, [(2, 22), (2, 7), (3, 12), (3, 31), (3, 38), (4, 32)], padding_tokens=2)
-        self.unseen(replace(form, block_size=4), [range(9, 12), range(5), range(64)], 0, [(0, 11), (0, 4), (1, 4), (2, 33)])
+        self.unseen(
+            replace(form, block_size=4), [range(9, 12), range(5), range(64)], 0, [(0, 11), (0, 4), (1, 4), (2, 33)]
+        )
 
     def test_what_some_queries_do_not_see_of_long_rows(self) -> None:
         """Of rows that are computed in several pieces."""
