@@ -9,7 +9,7 @@ import torch
 from heavy_card import Heavy
 from mutant_suites import suites_of
 from plain_attention import Plain
-from plain_cards import NamesNoBody, PlainAttention, PlainLatentAttention, ServesEverything, Undecided
+from plain_cards import GivesNoLse, NamesNoBody, PlainAttention, PlainLatentAttention, ServesEverything, Undecided
 from plain_latent import PlainLatent
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, LayerCache
@@ -265,10 +265,25 @@ class LatentAssumesDense(PlainLatent):
         super().forward(layer, q_latent, q_rope, cache, plan, out, lse)
 
 
+class WithoutLse(Plain):
+    """Right, of the card `GivesNoLse`."""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        assert lse is None and "lse" not in layer.need.features, "the card has refused it"
+        super().forward(layer, q, k, v, cache, plan, out)
+
+
+class LeavesLse(Plain):
+    """lse is not written, though the card serves the feature"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan, out)
+
+
 LATENT = [LatentWithoutPositions, LatentValuesFromTheEnd, LatentIgnoresKvIndex, LatentAssumesDense]
 
 MUTANTS = [
-    SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, ReadsHiddenPages,
+    SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, LeavesLse, ReadsHiddenPages,
     PaddedDraftsSpoilTheRow, IgnoresKvIndex, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound, WrongGroups,
     NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes, SlopesToOneSide,
     KeepsTwoBits, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
@@ -284,3 +299,7 @@ class TestUnbroken(AttentionConformance):
 
 class TestUnbrokenLatent(AttentionConformance):
     card = PlainLatentAttention
+
+
+class TestUnbrokenWithoutLse(AttentionConformance):
+    card = GivesNoLse
