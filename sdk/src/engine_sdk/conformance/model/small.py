@@ -136,7 +136,7 @@ def spellings(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[st
     if kind is None:
         return
     taken = kind.config_class().to_dict()
-    kept = {*_KEPT, *own_names(architecture, SMALL)}
+    kept = {*_KEPT, *own_names(architecture, SMALL)} - {"tie_word_embeddings"}
     yield (
         "without the keys that stand at the class's defaults",
         {key: value for key, value in config.items() if key in kept or key not in taken or value != taken[key]},
