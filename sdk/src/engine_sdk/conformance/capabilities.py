@@ -338,7 +338,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("other values of the config computed, or refused", "variants_of_the_config"),
             Capability(
                 "config read whole, and refused by key",
-                "describe_is_pure describe_agrees_with_the_config a_config_that_makes_no_sense "
+                "spellings_of_the_config describe_is_pure describe_agrees_with_the_config a_config_that_makes_no_sense "
                 "its_layers_are_those_described it_is_a_decoder it_is_an_encoder",
             ),
             Capability(
