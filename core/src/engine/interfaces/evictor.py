@@ -26,7 +26,11 @@ class Evictor(Protocol):
     def __init__(self, context: CoreContext) -> None: ...
 
     def on_commit(self, pages: np.ndarray, parents: np.ndarray) -> None:
-        """These pages now hold cached content. parents[i] is the page before pages[i] in its sequence, 0 for none."""
+        """These pages now hold cached content. parents[i] is the page before pages[i] in its sequence, 0 for none.
+
+        A page that was committed before and is no candidate may be committed anew: what it held was not to be trusted,
+        and its holders gave it back without a release that is told here.
+        """
         ...
 
     def on_touch(self, pages: np.ndarray) -> None:
