@@ -170,7 +170,12 @@ class AttentionBackend(Protocol):
         ...
 
     def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: Any) -> None:
-        """Store k, v [T, num_kv_heads, head_size] at `slot_mapping`. Padding tokens write to the null page."""
+        """Store k, v [T, num_kv_heads, head_size] at `slot_mapping`. Padding tokens write to the null page.
+
+        They may hold NaN and infinities, which must not reach queries that do not see them (see `forward`). Where a
+        kernel multiplies what is not seen by 0, a value that is not finite is best stored as zeros, and its key as NaN:
+        the score of a key that is not seen is overwritten.
+        """
         ...
 
     def forward(
@@ -190,7 +195,9 @@ class AttentionBackend(Protocol):
         out like q, written in full (padding too, with finite values); lse float32 [T, num_q_heads], the natural
         logarithm of the sum of exponentials of the scores, a sink's included: written where given, and given to drivers
         alone that serve a need with the feature "lse". A query at kv_index i sees keys max(0, i - sliding_window + 1)
-        .. i; keys and values that it does not see have no effect, NaN included (0 * NaN is NaN).
+        .. i; keys and values that it does not see have no effect, not on a bit, NaN and infinities included (0 * NaN is
+        NaN), also where other queries of its row see them. What it makes of a NaN or an infinity among the values that
+        it sees is not finite: so the engine learns of it.
 
         Layers of kind "encoder" keep nothing: `cache` and `write` are not called, `cache` is empty here, the batch's
         block table has no column and its slot mapping means nothing. Each row is whole, and each of its queries sees

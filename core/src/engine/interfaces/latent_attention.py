@@ -78,6 +78,6 @@ class LatentAttention(Protocol):
         [T, num_q_heads, C], written in full (padding too, with finite values): the mean of the latents by the weights
         of their scores; lse float32 [T, num_q_heads], the natural logarithm of the sum of exponentials of the scores,
         given where the need has the feature "lse". A query at kv_index i sees vectors 0 .. i; what it does not see has
-        no effect, NaN included.
+        no effect, and NaN that it sees does, as `engine.interfaces.attention.AttentionBackend.forward` says.
         """
         ...

@@ -185,23 +185,24 @@ class Case:
         rounded: np.ndarray = torch.from_numpy(values).to(self.dtype).to(self.kv_dtype).double().numpy()
         return rounded
 
-    def spoil(self, keys: Keys, value: float, values_alone: bool) -> np.ndarray:
-        """Put `value` into all elements of these keys and their values, and of the queries that stand there; or into the
-        values alone. Returns which queries (of real rows) see any of them: bool [num_real]."""
-        hit = [seen[:, [place for r, place in keys if r == row]].any(axis=1) for row, seen in enumerate(self.seen)]
-        for row, place in keys:
-            parts = [self.v] if values_alone else [self.k, self.v]
-            for part in parts:
-                part[row][place] = value
-            if place in self.rows[row]:
-                token = sum(map(len, self.rows[:row])) + list(self.rows[row]).index(place)
-                self._spoil_token(token, value, values_alone)
-        return np.concatenate(hit)
+    def spoil(self, row: int, place: int, value: float, values_alone: bool) -> None:
+        """Put `value` into all elements of a row's key and value at this place, and of the query that stands there; or
+        into the value alone."""
+        for part in [self.v] if values_alone else [self.k, self.v]:
+            part[row][place] = value
+        if place in self.rows[row]:
+            token = sum(map(len, self.rows[:row])) + list(self.rows[row]).index(place)
+            self._spoil_token(token, value, values_alone)
 
     def _spoil_token(self, token: int, value: float, values_alone: bool) -> None:
         self.new_v[token] = value
         if not values_alone:
             self.new_k[token] = self.q[token] = value
+
+    def seeing(self, keys: Keys) -> torch.Tensor:
+        """Which queries of real rows see any of these: bool [num_real]."""
+        seen = [of_row[:, [p for r, p in keys if r == row]].any(axis=1) for row, of_row in enumerate(self.seen)]
+        return torch.from_numpy(np.concatenate(seen)).to(self.device)
 
     # -- pages -------------------------------------------------------------------------------------------------------
     def _lay_out_pages(self, per_block: int, width: int | None) -> None:
@@ -356,20 +357,21 @@ def check_unseen(make: Callable[[], Case], body: AttentionBackend, keys: Keys) -
     out, lse = clean.run(body)
     clean.check(out, lse)
     real, narrow = clean.num_real, clean.kv_dtype.itemsize == 1  # where an infinity is a large number
-    for value in (np.nan, np.inf):
-        for values_alone in (True, False):
-            case = make()
-            hit = torch.from_numpy(case.spoil(keys, value, values_alone)).to(clean.device)
-            got, total = case.run(body)
-            what = f"{'values' if values_alone else 'keys and values'} of {value}"
-            for mine, others in ((got, out), (total, lse)):
-                if mine is None or others is None:  # no lse was asked for
-                    continue
-                same = torch.equal(mine[:real][~hit], others[:real][~hit])
-                assert same, f"{what} had an effect on queries that do not see them"
-            assert got[real:].isfinite().all(), f"{what} made the output of padding tokens not finite"
-            seen = got[:real][hit].isfinite()
-            assert (narrow and value == np.inf) or not seen.any(), f"a query that sees {what} gave numbers"
+    for values_alone, values in ((True, (np.nan, np.inf)), (False, (np.inf, np.nan))):
+        case = make()
+        for i, (row, place) in enumerate(keys):
+            case.spoil(row, place, values[i % 2], values_alone)
+        got, total = case.run(body)
+        what = f"{'values' if values_alone else 'keys and values'} of NaN and infinity"
+        others = ~case.seeing(keys)
+        same = torch.equal(got[:real][others], out[:real][others])
+        if total is not None and lse is not None:  # where one is asked for
+            same = same and torch.equal(total[:real][others], lse[:real][others])
+        assert same, f"{what} had an effect on queries that do not see them"
+        assert got[real:].isfinite().all(), f"{what} made the output of padding tokens not finite"
+        certain = [key for i, key in enumerate(keys) if values[i % 2] != np.inf or not narrow]
+        seen = got[:real][case.seeing(certain)].isfinite()
+        assert not seen.any(), f"a query that sees {what} gave numbers"
 
 
 def whole_rows(

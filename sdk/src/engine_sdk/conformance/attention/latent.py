@@ -151,8 +151,8 @@ class LatentTests:
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_latent_what_some_queries_do_not_see(self, dtype: str) -> None:
-        """Later vectors of a prompt or a chunk. As NaN or infinity they change not a bit of the output of queries before
-        them (0 * NaN is NaN)."""
+        """Later vectors of a prompt or a chunk. As NaN or infinity they change not a bit of the output of queries
+        before them (0 * NaN is NaN)."""
         form = latent_form(dtype=dtype)
         self.unseen_latent(form, MIXED, 2, [(2, 22), (2, 7), (3, 31), (3, 38), (4, 32)], padding_tokens=2)
 

@@ -281,11 +281,13 @@ class AttentionConformance(LatentTests, Conformance):
     @pytest.mark.parametrize("window", [None, 9])
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_what_some_queries_do_not_see(self, dtype: str, window: int | None) -> None:
-        """Keys and values that some of a row's queries see and others do not: later ones of a prompt or a chunk, and those
-        that left the window. As NaN or infinity they change not a bit of the others' output (0 * NaN is NaN)."""
+        """Keys and values that some of a row's queries see and others do not: later ones of a prompt or a chunk, and
+        those that left the window. As NaN or infinity they change not a bit of the others' output (0 * NaN is NaN)."""
         form = Form(kind="full" if window is None else "sliding", window=window, dtype=dtype)
         self.unseen(form, MIXED, 2, [(2, 22), (2, 7), (3, 12), (3, 31), (3, 38), (4, 32)], padding_tokens=2)
-        self.unseen(replace(form, block_size=4), [range(9, 12), range(5), range(64)], 0, [(0, 11), (0, 4), (1, 4), (2, 33)])
+        self.unseen(
+            replace(form, block_size=4), [range(9, 12), range(5), range(64)], 0, [(0, 11), (0, 4), (1, 4), (2, 33)]
+        )
 
     def test_what_some_queries_do_not_see_of_long_rows(self) -> None:
         """Of rows that are computed in several pieces."""
