@@ -210,6 +210,11 @@ def test_a_slow_body(limited: Server) -> None:
     assert answer.startswith(b"HTTP/1.1 408") and b"body_timeout" in answer
 
 
+def test_no_answer_tells_what_serves(limited: Server) -> None:
+    answers = [httpx.get(limited.address + path) for path in ("/health", "/v1/models", "/nothing")]
+    assert not any("server" in answer.headers for answer in answers)
+
+
 def test_slow_and_endless_headers(limited: Server) -> None:
     assert exchange(limited, b"POST /v1/chat").startswith(b"HTTP/1.1 408")
     assert exchange(limited) == exchange(limited, b"GET")
