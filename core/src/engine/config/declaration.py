@@ -212,7 +212,7 @@ SERVER_SETTINGS: tuple[Setting, ...] = (
         repeatable=True,
     ),
     Setting("max_queue", "integer", 8192, "most sequences that wait for a place; what comes then is refused (429)"),
-    Setting("max_body", "bytes", 32 * 2**20, "largest body of a request, e.g. 64MiB; larger ones are refused (413)"),
+    Setting("max_body", "bytes", 8 * 2**20, "largest body of a request, e.g. 64MiB; larger ones are refused (413)"),
     Setting(
         "response_store_size",
         "bytes",
