@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.frontend.assemble import assemble_frontend, build_router
 from engine.frontend.attached import Attached
@@ -206,7 +208,8 @@ class AsyncLLM:
         request_id, now = request_id or uuid.uuid4().hex, self._input.clock.now()
         info = self._input.admit(request_id, params, priority, timeout, origin)
         complete = partial(self._input.complete, request_id, prompt, params, now, priority, timeout, info)
-        return await self._long.run(complete, _length(prompt))
+        # As messages are encoded anyway, that tells how much there is to check: schemas, ids, arguments of plugins.
+        return await self._long.run(complete, max(_length(prompt), len(msgspec.msgpack.encode(params))))
 
     def enqueue(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
         """Send a processed request to a core. To be called in the event loop that ran `start`.
@@ -440,5 +443,7 @@ def _length(prompt: Any) -> int:
 
 
 def _message_length(message: Any) -> int:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    return 256 + (len(content) if isinstance(content, str) else LONG if content else 0)
+    """Roughly, how much there is to render."""
+    if not isinstance(message, Mapping):
+        return 0
+    return 256 + sum(len(part) if isinstance(part, str) else LONG if part else 0 for part in message.values())

@@ -21,7 +21,7 @@ from engine.frontend.processor_arguments import ProcessorArguments
 from engine.frontend.prompts import ParsedPrompt, TextPrompt, TokensPrompt, parse_prompt
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
-from engine.types.errors import InvalidRequestError, PromptTooLongError
+from engine.types.errors import InvalidRequestError, PromptTooLongError, shown
 from engine.types.hooks import HTTPOrigin, RequestInfo
 from engine.types.model import ModelDescription
 from engine.types.params import MAX_SEED, SamplingParams
@@ -145,7 +145,7 @@ class InputProcessor:
             What hooks are told of the request; None where none looks at single requests.
         """
         if not isinstance(request_id, str) or not request_id:
-            raise InvalidRequestError(f"request_id={request_id!r:.80}", "it is not a string with content")
+            raise InvalidRequestError(f"request_id={shown(request_id)}", "it is not a string with content")
         if isinstance(params, PoolingParams):
             check_pooling(params, self.model)
         elif not isinstance(params, SamplingParams):
@@ -329,7 +329,7 @@ class InputProcessor:
         """
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
             raise InvalidRequestError(
-                f"chat with messages={messages!r:.80}",
+                f"chat with messages={shown(messages)}",
                 "that is no list of messages",
                 'pass [{"role": "user", "content": "..."}]',
             )
@@ -399,7 +399,7 @@ class InputProcessor:
 
     def _check_priority(self, priority: int) -> None:
         if type(priority) is not int:
-            raise InvalidRequestError(f"priority={priority!r:.80}", "it is not an integer", "pass an integer")
+            raise InvalidRequestError(f"priority={shown(priority)}", "it is not an integer", "pass an integer")
         if priority and not self._orders_by_priority:
             raise InvalidRequestError(
                 f"priority={priority}",
@@ -439,7 +439,7 @@ def _check_timeout(timeout: float | None) -> None:
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise InvalidRequestError(f"timeout={timeout!r:.80}", "it is not a number", "pass seconds")
+        raise InvalidRequestError(f"timeout={shown(timeout)}", "it is not a number", "pass seconds")
     if not 0 < timeout < math.inf:
         raise InvalidRequestError(f"timeout={timeout}", "it is not above 0 and finite", "pass seconds, or leave it out")
 

@@ -1,5 +1,4 @@
-"""Work on long texts: in a thread, beside the event loop; on huge ones one after the other, and their memory given back.
-"""
+"""Work on long texts: in a thread beside the event loop; on huge ones one by one, and their memory is given back."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from engine.server.json import LARGE, Count, count
 from engine.server.refusal import refuse
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
-MOST = Count(objects=2**16, values=2**20)
+MOST = Count(objects=2**15, values=2**19)
 """What a body of JSON may hold. Reading and checking so much keeps the interpreter for some 50 ms at a time."""
 
 

@@ -12,7 +12,6 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-
 LARGE = 64 * 1024
 """Bytes of a body from which it is looked through and read in a thread: below, that takes two milliseconds at most."""
 PARSED = "engine.json"

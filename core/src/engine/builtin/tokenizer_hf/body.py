@@ -15,7 +15,6 @@ from engine.interfaces.context import FrontContext
 from engine.interfaces.tokenizer import TextStream
 from engine.types.errors import TokenizerError
 
-
 LONG_TEXT = 4096
 """Characters from which a text is tokenised as a batch of one: that lets go of the interpreter meanwhile, which a
 single `encode` of the library does not, and costs a switch of threads."""

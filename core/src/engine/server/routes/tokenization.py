@@ -47,7 +47,7 @@ async def detokenize(body: DetokenizeBody, state: State) -> Response:
     tokenizer = state.engine.tokenizer
 
     def text() -> str:
-        if body.tokens and not (0 <= min(body.tokens) and max(body.tokens) < tokenizer.vocab_size):
+        if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < tokenizer.vocab_size):
             outside = next(token for token in body.tokens if not 0 <= token < tokenizer.vocab_size)
             found = f"tokens: the id {outside} is none of this tokenizer's; they end at {tokenizer.vocab_size - 1}"
             raise APIError(400, found, param="tokens")
