@@ -132,8 +132,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "step_timeout",
         "number",
-        600.0,
-        "seconds without a sign of life after which a core in a process of its own is taken for hung and ended",
+        None,
+        "seconds without a sign of life after which a core in a process of its own is taken for hung and ended "
+        "(default: platform's)",
     ),
     Setting(
         "log_format",

@@ -161,6 +161,10 @@ class AsyncLLM:
         """True until every core has died or was shut down."""
         return self._death is None and self._cores.alive()
 
+    def answers(self) -> bool:
+        """Whether any core lives and is not stopped. A step that takes long is no silence."""
+        return self.alive() and any(rank.alive and not rank.stopped for rank in self.ranks)
+
     def submit(
         self,
         prompt: Prompt,
