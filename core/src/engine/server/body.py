@@ -42,14 +42,18 @@ class BodyLimit:
         try:
             async with asyncio.timeout(self._timeout):
                 body = await self._read(receive)
-            if body is not None and len(body) >= LARGE and _may_be_json(scope):
-                self._check(await asyncio.to_thread(count, body))
         except TimeoutError:
             return await refuse(scope, receive, send, self._too_slow(), close=True)
         except APIError as error:
             return await refuse(scope, receive, send, error, close=True)
-        if body is not None:
-            await self._app(scope, _replay(body, receive), send)
+        if body is None:
+            return
+        if len(body) >= LARGE and _may_be_json(scope):
+            try:
+                self._check(await asyncio.to_thread(count, body))
+            except APIError as error:
+                return await refuse(scope, receive, send, error)
+        await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The body; None where the client left before it was complete."""
