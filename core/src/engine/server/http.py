@@ -19,7 +19,7 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: c
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
-class _OfClient(logging.LoggerAdapter):  # type: ignore[type-arg]
+class _OfClient(logging.LoggerAdapter):
     """Uvicorn's log; each line says which client it is about."""
 
     def __init__(self, logger: logging.Logger, client: tuple[str, int]) -> None:

@@ -6,7 +6,7 @@ a server can show them in its own form; `str(error)` joins them for a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -45,15 +45,18 @@ def shown(value: object, most: int = 80) -> str:
     return "".join(pieces)[:most]
 
 
+_BRACKETS: dict[Any, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}")}
+
+
 def _pieces(value: Any, most: int) -> Iterator[str]:
     if type(value) in (str, bytes):
         yield repr(value[:most])
-    elif type(value) in (list, tuple, dict):
-        before, after = {list: "[]", tuple: "()", dict: "{}"}[type(value)]
+    elif type(value) in _BRACKETS:
+        before, after = _BRACKETS[type(value)]
         for item in value:
             yield before
             yield from _pieces(item, most)
-            if isinstance(value, Mapping):
+            if isinstance(value, dict):
                 yield ": "
                 yield from _pieces(value[item], most)
             before = ", "
