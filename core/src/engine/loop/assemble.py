@@ -56,6 +56,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
         max_model_len=worker.max_model_len,
         worker=start.worker_class,
         swap_space=worker.swap_space,
+        step_timeout=start.step_timeout,
     )
     executor = _build("executor", start, registry, context)
     constraints: Constraints | None = None

@@ -14,7 +14,7 @@ from engine.config.server import ServerConfig
 from engine.frontend.async_llm import AsyncLLM
 from engine.server import errors
 from engine.server.background import Background
-from engine.server.body import BodyLimit
+from engine.server.body import MOST, BodyLimit
 from engine.server.disconnect import CLIENT_GONE, ClientGone
 from engine.server.engine_view import AsyncEngineView
 from engine.server.gate import Gate
@@ -96,7 +96,9 @@ def create_app(
     pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
     describe_api(app, keys=bool(keys), administered=bool(admin))
     inside = wrap(Direct(Shortcut(app, routers), alone=not llm.hooks.http_middleware), llm.hooks)
-    limited = BodyLimit(inside, max_body=settings.max_body, timeout=settings.body_timeout)
+    # Two prompts of token ids, as long as the model takes them, are welcome.
+    most = MOST._replace(values=max(MOST.values, 2 * llm.max_model_len))
+    limited = BodyLimit(inside, max_body=settings.max_body, timeout=settings.body_timeout, most=most)
     gate = Gate(
         limited,
         lifecycle=lifecycle,
