@@ -1,0 +1,147 @@
+"""Ways to write one JSON value: all decode to the same, so a schema that forbids one forbids them all."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import Any
+
+TEXTS = ("plain", "ascii", "first", "all", "upper")
+NUMBERS = ("plain", "point", "exponent", "raised")
+ORDERS = ("given", "reversed", "sorted")
+SPACES = ("", " ", "\n", "\n  ")
+REPEATED = ("", "same", "other", "escaped")
+DRAWN = 6
+"""How many spellings take each choice anew for each part."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the parts of a value are written; each takes one of the names above, or "any": drawn for each part.
+
+    Args:
+        keys, texts: which characters are escaped: those that must be, those beyond ASCII, the first, each.
+        numbers: 1, 1.0, 1e0 (15e-1), 10E-1.
+        order: of an object's members.
+        space: around them, and around the whole.
+        repeated: a member of each object stands there twice, and the last counts: with the same value, with another
+            before it, with an escaped key behind it.
+    """
+
+    keys: str = "plain"
+    texts: str = "plain"
+    numbers: str = "plain"
+    order: str = "given"
+    space: str = ""
+    repeated: str = ""
+
+
+STYLES = (
+    Style(),
+    Style(space=" "),
+    Style(keys="ascii", texts="ascii"),
+    Style(keys="first"),
+    Style(keys="all"),
+    Style(keys="upper", texts="upper"),
+    Style(texts="first"),
+    Style(texts="all"),
+    Style(numbers="point"),
+    Style(numbers="exponent"),
+    Style(numbers="raised"),
+    Style(order="reversed"),
+    Style(order="sorted", space="\n"),
+    Style(repeated="same"),
+    Style(repeated="other"),
+    Style(repeated="escaped"),
+    Style(keys="first", order="reversed"),
+)
+ANY = Style(*("any" for _ in fields(Style)))
+
+
+def spellings(value: Any) -> list[str]:
+    """Texts that decode to this value, the plainest first; the same each time. A text stands there once."""
+    drawn = random.Random(0)
+    found = [_Writer(style, drawn).written(value) for style in STYLES]
+    for _ in range(DRAWN):
+        found.append(_Writer(ANY, drawn).written(value))
+    # As Python writes it: a space behind ',' and ':' alone.
+    found.insert(1, json.dumps(value, ensure_ascii=False))
+    return list(dict.fromkeys(found))
+
+
+class _Writer:
+    def __init__(self, style: Style, drawn: random.Random) -> None:
+        self._style, self._drawn = style, drawn
+
+    def written(self, value: Any) -> str:
+        return f"{self._space()}{self._value(value)}{self._space()}"
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, dict):
+            return self._joined("{", (self._member(*member) for member in self._members(value)), "}")
+        if isinstance(value, list):
+            return self._joined("[", (self._value(item) for item in value), "]")
+        if isinstance(value, str):
+            return text(value, self._of(TEXTS, self._style.texts))
+        if isinstance(value, bool) or value is None:
+            return json.dumps(value)
+        return number(value, self._of(NUMBERS, self._style.numbers))
+
+    def _joined(self, begin: str, parts: Iterator[str], end: str) -> str:
+        return begin + ",".join(f"{self._space()}{part}{self._space()}" for part in parts) + end
+
+    def _member(self, name: str, value: Any, escaped: bool) -> str:
+        key = text(name, "all" if escaped else self._of(TEXTS, self._style.keys))
+        return f"{key}{self._space()}:{self._space()}{self._value(value)}"
+
+    def _members(self, value: dict[str, Any]) -> list[tuple[str, Any, bool]]:
+        order = self._of(ORDERS, self._style.order)
+        members = [(name, part, False) for name, part in value.items()]
+        if order != "given":
+            members = members[::-1] if order == "reversed" else sorted(members, key=lambda member: member[0])
+        repeated = self._of(REPEATED, self._style.repeated)
+        if not members or not repeated:
+            return members
+        name, part, _ = members[0]
+        if repeated == "other":
+            return [(name, 0 if part is None else None, False), *members]
+        return [*members, (name, part, repeated == "escaped")]
+
+    def _space(self) -> str:
+        return self._of(SPACES, self._style.space)
+
+    def _of(self, names: tuple[str, ...], name: str) -> str:
+        return self._drawn.choice(names) if name == "any" else name
+
+
+def text(value: str, style: str) -> str:
+    """A JSON string, with the characters escaped that the style says (`TEXTS`)."""
+    if style in ("plain", "ascii"):
+        return json.dumps(value, ensure_ascii=style == "ascii")
+    if style == "first":
+        return f'"{_units(value[:1])}{json.dumps(value[1:], ensure_ascii=False)[1:]}'
+    return f'"{_units(value, style == "upper")}"'
+
+
+def number(value: float, style: str) -> str:
+    """A JSON number of exactly this value (`NUMBERS`)."""
+    if style == "plain":
+        return json.dumps(value)
+    sign, digits, power = Decimal(repr(value)).as_tuple()
+    assert isinstance(power, int), "JSON has neither infinities nor what is no number"
+    minus, shown = "-" * sign, "".join(map(str, digits))
+    if style == "point":
+        plain = f"{Decimal(repr(value)):f}"
+        return f"{plain}0" if "." in plain else f"{plain}.0"
+    return f"{minus}{shown}e{power}" if style == "exponent" else f"{minus}{shown}0E{power - 1:+}"
+
+
+def _units(value: str, upper: bool = False) -> str:
+    data = value.encode("utf-16-be", "surrogatepass")
+    return "".join(
+        f"\\u{data[place]:02X}{data[place + 1]:02X}" if upper else f"\\u{data[place]:02x}{data[place + 1]:02x}"
+        for place in range(0, len(data), 2)
+    )
