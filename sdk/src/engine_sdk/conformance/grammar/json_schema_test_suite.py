@@ -26,23 +26,17 @@ from typing import Any, cast
 
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import Grammar, GrammarCard
-from engine.interfaces.json_schema import KEYWORDS_OF
 from engine.plugin import Registry
 from engine.plugin.selection_in_turn import select_in_turn
 from engine.types.errors import ConfigError, InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_sdk.conformance.grammar.cases import END, VOCAB_SIZE, vocabulary
 from engine_sdk.conformance.grammar.spellings import spellings
+from engine_sdk.conformance.grammar.walk import named, writes
 
 COPY = "JSON_SCHEMA_TEST_SUITE"
 """The environment variable that names a copy."""
 DRAFT = "draft2020-12"
-ASKING = frozenset().union(*KEYWORDS_OF.values()) | {
-    "type", "enum", "const", "$ref", "$dynamicRef", "$anchor", "$dynamicAnchor", "$id", "allOf", "anyOf", "oneOf", "not",
-    "if", "then", "else", "dependencies",
-}  # fmt: skip
-"""Keywords that a refusal may name."""
-_NAMED = re.compile(r"structured_outputs\.json='([^']+)' in the schema")
 _MEMBER = re.compile(rf"(?:^|/)tests/{re.escape(DRAFT)}/(.+)\.json$")
 
 
@@ -88,7 +82,7 @@ def groups(copy: Path, formats: bool = False) -> list[Group]:
     jsonschema, which has one.
 
     Args:
-        formats: those of `format` alone, where it is to be enforced; else all others.
+        formats: those of `format` alone, where it is to be enforced, with the type "string"; else all others.
 
     Raises ConfigError where there are none.
     """
@@ -97,7 +91,10 @@ def groups(copy: Path, formats: bool = False) -> list[Group]:
         if name.startswith("optional/format/") == formats:
             for group in json.loads(data):
                 tests = [(test["description"], test["data"], test["valid"]) for test in group["tests"]]
-                found.append(Group(f"{name}: {group['description']}", group["schema"], tests))
+                schema = group["schema"]
+                if formats:  # of texts: many a driver takes no schema without a type
+                    schema, tests = {**schema, "type": "string"}, [test for test in tests if isinstance(test[1], str)]
+                found.append(Group(f"{name}: {group['description']}", schema, tests))
     if not found:
         raise ConfigError(
             f"read the JSON-Schema-Test-Suite in {copy}",
@@ -176,17 +173,6 @@ class Turns:
         raise constraint.refused(refusals)
 
 
-def writes(grammar: Grammar, constraint: StructuredOutputsParams, text: str) -> bool:
-    """Whether a text can be written byte by byte, and be the whole output."""
-    matcher, data = grammar.compile(constraint, (END,)), text.encode()
-    try:
-        if matcher.accept(list(data)) < len(data):
-            return False
-        return matcher.finished or matcher.accept([END]) == 1
-    except InvalidRequestError:  # it gives up
-        return False
-
-
 def examine(turns: Turns, suite: Sequence[Group]) -> Found:
     """Every schema and instance of the suite."""
     found = Found(schemas=len(suite))
@@ -213,17 +199,6 @@ def examine(turns: Turns, suite: Sequence[Group]) -> Found:
         if valid and not written:
             found.empty.append(f"{driver}: {group.name}: {json.dumps(group.schema):.200}")
     return found
-
-
-def named(error: InvalidRequestError, schema: Any) -> str:
-    """The keyword that a refusal names, "false" for a schema that says that alone; "" where it names none: then its
-    user cannot tell what to change. Where several drivers refuse it is the first one's."""
-    if schema is False:
-        return "false"
-    if found := _NAMED.search(error.asked) or _NAMED.search(error.found):
-        return found[1]
-    said = error.found.partition("{")[0]  # what follows quotes the schema itself
-    return next((word for word in re.findall(r"""["']([$\w]+)["']""", said) if word in ASKING), "")
 
 
 # -- the report ------------------------------------------------------------------------------------------------------

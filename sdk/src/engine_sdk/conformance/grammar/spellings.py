@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 
 TEXTS = ("plain", "ascii", "first", "all", "upper")
 NUMBERS = ("plain", "point", "exponent", "raised")
 ORDERS = ("given", "reversed", "sorted")
 SPACES = ("", " ", "\n", "\n  ")
-REPEATED = ("", "same", "other", "escaped")
-DRAWN = 6
+OTHERS: tuple[Any, ...] = (0, "", None, True, [], {})
+"""What a name may stand for before it stands for what counts."""
+DRAWN = 8
 """How many spellings take each choice anew for each part."""
+REPEATED = 96
+"""The most spellings of one value in which a name stands twice."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,6 @@ class Style:
         numbers: 1, 1.0, 1e0 (15e-1), 10E-1.
         order: of an object's members.
         space: around them, and around the whole.
-        repeated: a member of each object stands there twice, and the last counts: with the same value, with another
-            before it, with an escaped key behind it.
     """
 
     keys: str = "plain"
@@ -36,12 +38,12 @@ class Style:
     numbers: str = "plain"
     order: str = "given"
     space: str = ""
-    repeated: str = ""
 
 
 STYLES = (
     Style(),
     Style(space=" "),
+    Style(space="\n"),
     Style(keys="ascii", texts="ascii"),
     Style(keys="first"),
     Style(keys="all"),
@@ -52,24 +54,54 @@ STYLES = (
     Style(numbers="exponent"),
     Style(numbers="raised"),
     Style(order="reversed"),
-    Style(order="sorted", space="\n"),
-    Style(repeated="same"),
-    Style(repeated="other"),
-    Style(repeated="escaped"),
-    Style(keys="first", order="reversed"),
+    Style(order="sorted"),
+    Style(order="reversed", keys="first"),
 )
 ANY = Style(*("any" for _ in fields(Style)))
+
+
+@dataclass(frozen=True)
+class Members:
+    """An object in which a name stands twice.
+
+    Args:
+        of: name, value, and whether each character of the name is escaped. The last of a name counts.
+    """
+
+    of: tuple[tuple[str, Any, bool], ...]
+
+
+def plain(value: Any) -> list[str]:
+    """The usual spellings of a value, of which a driver that takes its schema has to allow one."""
+    return [json.dumps(value, ensure_ascii=False, separators=(",", ":")), json.dumps(value, ensure_ascii=False)]
 
 
 def spellings(value: Any) -> list[str]:
     """Texts that decode to this value, the plainest first; the same each time. A text stands there once."""
     drawn = random.Random(0)
-    found = [_Writer(style, drawn).written(value) for style in STYLES]
-    for _ in range(DRAWN):
-        found.append(_Writer(ANY, drawn).written(value))
-    # As Python writes it: a space behind ',' and ':' alone.
-    found.insert(1, json.dumps(value, ensure_ascii=False))
+    found = plain(value)
+    found += [_Writer(style, drawn).written(value) for style in STYLES]
+    found += [_Writer(ANY, drawn).written(value) for _ in range(DRAWN)]
+    found += [_Writer(Style(), drawn).written(variant) for variant in islice(_repeating(value), REPEATED)]
     return list(dict.fromkeys(found))
+
+
+def _repeating(value: Any) -> Iterator[Any]:
+    """The value with a name twice in one of its objects: with the same value, and with each of `OTHERS` before it."""
+    if isinstance(value, dict):
+        members = [(name, part, False) for name, part in value.items()]
+        for place, (name, part, _) in enumerate(members):
+            escaped = [*members[:place], (name, part, True), *members[place + 1 :]]
+            yield Members((*members, (name, part, False)))
+            yield Members((*members, (name, part, True)))
+            for other in OTHERS:
+                yield Members(((name, other, False), *members))
+                yield Members(((name, other, False), *escaped))
+        for name, part in value.items():
+            yield from ({**value, name: variant} for variant in _repeating(part))
+    elif isinstance(value, list):
+        for place, part in enumerate(value):
+            yield from ([*value[:place], variant, *value[place + 1 :]] for variant in _repeating(part))
 
 
 class _Writer:
@@ -80,7 +112,7 @@ class _Writer:
         return f"{self._space()}{self._value(value)}{self._space()}"
 
     def _value(self, value: Any) -> str:
-        if isinstance(value, dict):
+        if isinstance(value, (dict, Members)):
             return self._joined("{", (self._member(*member) for member in self._members(value)), "}")
         if isinstance(value, list):
             return self._joined("[", (self._value(item) for item in value), "]")
@@ -90,25 +122,21 @@ class _Writer:
             return json.dumps(value)
         return number(value, self._of(NUMBERS, self._style.numbers))
 
-    def _joined(self, begin: str, parts: Iterator[str], end: str) -> str:
+    def _joined(self, begin: str, parts: Iterable[str], end: str) -> str:
         return begin + ",".join(f"{self._space()}{part}{self._space()}" for part in parts) + end
 
     def _member(self, name: str, value: Any, escaped: bool) -> str:
         key = text(name, "all" if escaped else self._of(TEXTS, self._style.keys))
         return f"{key}{self._space()}:{self._space()}{self._value(value)}"
 
-    def _members(self, value: dict[str, Any]) -> list[tuple[str, Any, bool]]:
-        order = self._of(ORDERS, self._style.order)
+    def _members(self, value: dict[str, Any] | Members) -> Iterable[tuple[str, Any, bool]]:
+        if isinstance(value, Members):
+            return value.of
         members = [(name, part, False) for name, part in value.items()]
-        if order != "given":
-            members = members[::-1] if order == "reversed" else sorted(members, key=lambda member: member[0])
-        repeated = self._of(REPEATED, self._style.repeated)
-        if not members or not repeated:
+        order = self._of(ORDERS, self._style.order)
+        if order == "given":
             return members
-        name, part, _ = members[0]
-        if repeated == "other":
-            return [(name, 0 if part is None else None, False), *members]
-        return [*members, (name, part, repeated == "escaped")]
+        return members[::-1] if order == "reversed" else sorted(members, key=lambda member: member[0])
 
     def _space(self) -> str:
         return self._of(SPACES, self._style.space)
@@ -134,8 +162,8 @@ def number(value: float, style: str) -> str:
     assert isinstance(power, int), "JSON has neither infinities nor what is no number"
     minus, shown = "-" * sign, "".join(map(str, digits))
     if style == "point":
-        plain = f"{Decimal(repr(value)):f}"
-        return f"{plain}0" if "." in plain else f"{plain}.0"
+        written = f"{Decimal(repr(value)):f}"
+        return f"{written}0" if "." in written else f"{written}.0"
     return f"{minus}{shown}e{power}" if style == "exponent" else f"{minus}{shown}0E{power - 1:+}"
 
 

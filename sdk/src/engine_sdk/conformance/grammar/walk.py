@@ -1,0 +1,62 @@
+"""Whole texts under a constraint: whether they can be written, what they stand for, and what a refusal names."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from engine.interfaces.grammar import Grammar
+from engine.interfaces.json_schema import KEYWORDS_OF
+from engine.types.errors import InvalidRequestError
+from engine.types.structured_outputs import StructuredOutputsParams
+from engine_sdk.conformance.grammar.cases import END
+
+ASKING = frozenset().union(*KEYWORDS_OF.values()) | {
+    "type", "enum", "const", "$ref", "$dynamicRef", "$anchor", "$dynamicAnchor", "$id", "allOf", "anyOf", "oneOf",
+    "not", "if", "then", "else", "dependencies",
+}  # fmt: skip
+"""Keywords that a refusal may name."""
+_NAMED = re.compile(r"structured_outputs\.json='([^']+)' in the schema")
+
+
+def writes(grammar: Grammar, constraint: StructuredOutputsParams, text: str) -> bool:
+    """Whether a text can be written byte by byte, and be the whole output."""
+    matcher, data = grammar.compile(constraint, (END,)), text.encode()
+    try:
+        if matcher.accept(list(data)) < len(data):
+            return False
+        return matcher.finished or matcher.accept([END]) == 1
+    except InvalidRequestError:  # it gives up
+        return False
+
+
+def decoded(text: str) -> Any:
+    """What a JSON text stands for. Raises ValueError for what is no JSON, and for what readers do not agree on: half of
+    a surrogate pair, a number beyond those of 64 bits."""
+    value = json.loads(text, parse_constant=_no_json, parse_float=_finite)
+    json.dumps(value, ensure_ascii=False).encode()  # raises UnicodeEncodeError, a ValueError
+    return value
+
+
+def named(error: InvalidRequestError, schema: Any) -> str:
+    """The keyword that the refusal of a schema names, "false" for a schema that says that alone; "" where it names
+    none: then its user cannot tell what to change. Where several drivers refuse it is the first one's."""
+    if schema is False:
+        return "false"
+    if found := _NAMED.search(error.asked) or _NAMED.search(error.found):
+        return found[1]
+    said = error.found.partition("{")[0]  # what follows quotes the schema itself
+    return next((word for word in re.findall(r"""["']([$\w]+)["']""", said) if word in ASKING), "")
+
+
+def _no_json(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is beyond the numbers of 64 bits")
+    return value
