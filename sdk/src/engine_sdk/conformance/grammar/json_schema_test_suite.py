@@ -30,9 +30,9 @@ from engine.plugin import Registry
 from engine.plugin.selection_in_turn import select_in_turn
 from engine.types.errors import ConfigError, InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_sdk.conformance.grammar.cases import END, VOCAB_SIZE, vocabulary
+from engine_sdk.conformance.grammar.cases import VOCAB_SIZE, vocabulary
 from engine_sdk.conformance.grammar.spellings import spellings
-from engine_sdk.conformance.grammar.walk import named, writes
+from engine_sdk.conformance.grammar.walk import Walk, named
 
 COPY = "JSON_SCHEMA_TEST_SUITE"
 """The environment variable that names a copy."""
@@ -158,18 +158,16 @@ class Turns:
             self._drivers.append((selection.candidate.name, card, cast("Grammar", selection.build(context))))
         self.names = [name for name, _, _ in self._drivers]
 
-    def taker(self, constraint: StructuredOutputsParams) -> tuple[str, Grammar]:
-        """Who takes a constraint. Raises InvalidRequestError, which says all that the drivers say."""
+    def taker(self, constraint: StructuredOutputsParams) -> tuple[str, Walk]:
+        """Who takes a constraint, and texts under it. Raises InvalidRequestError with what all say."""
         constraint.verify()
         refusals = []
         for name, card, grammar in self._drivers:
             try:
                 card.verify(constraint)
-                grammar.compile(constraint, (END,))
+                return name, Walk(grammar, constraint, card.rollback)
             except InvalidRequestError as error:
                 refusals.append((name, error))
-            else:
-                return name, grammar
         raise constraint.refused(refusals)
 
 
@@ -179,7 +177,7 @@ def examine(turns: Turns, suite: Sequence[Group]) -> Found:
     for group in suite:
         try:
             constraint = StructuredOutputsParams(json=json.dumps(group.schema))
-            driver, grammar = turns.taker(constraint)
+            driver, walk = turns.taker(constraint)
         except InvalidRequestError as error:
             found.refused.setdefault(named(error, group.schema), []).append(f"{group.name}: {error}")
             continue
@@ -188,7 +186,7 @@ def examine(turns: Turns, suite: Sequence[Group]) -> Found:
         for description, instance, is_valid in group.tests:
             texts = spellings(instance)
             name = f"{group.name}: {description}"
-            taken = next((text for text in texts if writes(grammar, constraint, text)), None)
+            taken = next((text for text in texts if walk.writes(text)), None)
             if taken is not None and not is_valid:
                 found.violations.append(f"{driver}: {name}: {json.dumps(group.schema):.200}: {taken!r}")
             if is_valid:

@@ -164,7 +164,9 @@ def number(value: float, style: str) -> str:
     if style == "point":
         written = f"{Decimal(repr(value)):f}"
         return f"{written}0" if "." in written else f"{written}.0"
-    return f"{minus}{shown}e{power}" if style == "exponent" else f"{minus}{shown}0E{power - 1:+}"
+    if style == "exponent" or shown == "0":
+        return f"{minus}{shown}e{power}"
+    return f"{minus}{shown}0E{power - 1:+}"
 
 
 def _units(value: str, upper: bool = False) -> str:

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from engine.interfaces.grammar import Grammar
+from engine.interfaces.grammar import MAX_ROLLBACK, Grammar, Matcher
 from engine.interfaces.json_schema import KEYWORDS_OF
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
@@ -21,15 +21,41 @@ ASKING = frozenset().union(*KEYWORDS_OF.values()) | {
 _NAMED = re.compile(r"structured_outputs\.json='([^']+)' in the schema")
 
 
-def writes(grammar: Grammar, constraint: StructuredOutputsParams, text: str) -> bool:
-    """Whether a text can be written byte by byte, and be the whole output."""
-    matcher, data = grammar.compile(constraint, (END,)), text.encode()
-    try:
-        if matcher.accept(list(data)) < len(data):
+class Walk:
+    """Texts under one constraint, one after the other, byte by byte.
+
+    Args:
+        grammar: the driver.
+        constraint: verified.
+        rollback: the card says `rollback`: the matcher is led back to the beginning, where it is not too far. Else, and
+            where it is, a new one is compiled.
+
+    Raises InvalidRequestError where the driver refuses the constraint.
+    """
+
+    def __init__(self, grammar: Grammar, constraint: StructuredOutputsParams, rollback: bool) -> None:
+        self._grammar, self._constraint, self._rollback = grammar, constraint, rollback
+        self._matcher: Matcher | None = self._compiled()
+
+    def writes(self, text: str) -> bool:
+        """Whether a text can be written, and be the whole output."""
+        matcher, data = self._matcher or self._compiled(), list(text.encode())
+        self._matcher = None
+        try:
+            taken = matcher.accept(data)
+            whole = taken == len(data) and matcher.finished
+            if taken == len(data) and not whole:
+                whole = matcher.accept([END]) == 1
+                taken += whole
+        except InvalidRequestError:  # it gives up
             return False
-        return matcher.finished or matcher.accept([END]) == 1
-    except InvalidRequestError:  # it gives up
-        return False
+        if self._rollback and taken <= MAX_ROLLBACK:
+            matcher.rollback(taken)
+            self._matcher = matcher
+        return whole
+
+    def _compiled(self) -> Matcher:
+        return self._grammar.compile(self._constraint, (END,))
 
 
 def decoded(text: str) -> Any:
