@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.schema import valid
 
 
@@ -55,7 +56,7 @@ def _regex(name: str, pattern: str, fits: Sequence[str], others: Sequence[str]) 
 def _json(keyword: str, schema: Mapping[str, Any], fits: Sequence[Any], others: Sequence[Any]) -> Case:
     def check(text: str) -> bool:
         try:
-            return valid(json.loads(text), schema)
+            return valid(decoded(text), schema)
         except ValueError:
             return False
 
@@ -67,7 +68,7 @@ def _json(keyword: str, schema: Mapping[str, Any], fits: Sequence[Any], others: 
 
 def _object_check(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(decoded(text), dict)
     except ValueError:
         return False
 
@@ -84,9 +85,10 @@ CASES: tuple[Case, ...] = (
     _regex("repeats", "a*b?c", ["c", "bc", "aac", "aaabc"], ["ab", "abbc", "cc", "", "ba"]),
     _regex("classes", "[a-c]{2}x", ["abx", "ccx"], ["adx", "abxx", "ax"]),
     _regex("bytes", "é{1,3}z?", ["é", "ééz"], ["z", "ez", "éé z"]),
+    _regex("dot", "a.{1,2}c", ["abc", "aéc", "a日bc"], ["a\nc", "ab\nc", "a\n\nc", "ac", "abbbc"]),
     Case(
         "json_object", "json_object", True, "json_object", [["{}"], ['{"a":1}', '{"a": 1}']],
-        ["[]", "1", '{"a"}', "{", ""], _object_check,
+        ["[]", "1", '{"a"}', "{", "", '{"a":1,}', '{"a":01}', '{"a":"\\ud800"}', '{"a":4e+78354047452}'], _object_check,
     ),
     _json("enum", {"enum": ["a", "bb", 3]}, ["a", "bb", 3], ["b", 4, "3"]),
     _json("const", {"const": "ab"}, ["ab"], ["a", "abc", 1]),

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 TEXTS = ("plain", "ascii", "first", "all", "upper")
-NUMBERS = ("plain", "point", "exponent", "raised")
+NUMBERS = ("plain", "point", "exponent", "raised", "fraction")
 ORDERS = ("given", "reversed", "sorted")
 SPACES = ("", " ", "\n", "\n  ")
 OTHERS: tuple[Any, ...] = (0, "", None, True, [], {})
@@ -28,7 +28,7 @@ class Style:
 
     Args:
         keys, texts: which characters are escaped: those that must be, those beyond ASCII, the first, each.
-        numbers: 1, 1.0, 1e0 (15e-1), 10E-1.
+        numbers: 12, 12.0, 12e0, 120E-1, 0.12e+2.
         order: of an object's members.
         space: around them, and around the whole.
     """
@@ -53,6 +53,7 @@ STYLES = (
     Style(numbers="point"),
     Style(numbers="exponent"),
     Style(numbers="raised"),
+    Style(numbers="fraction"),
     Style(order="reversed"),
     Style(order="sorted"),
     Style(order="reversed", keys="first"),
@@ -166,7 +167,9 @@ def number(value: float, style: str) -> str:
         return f"{written}0" if "." in written else f"{written}.0"
     if style == "exponent" or shown == "0":
         return f"{minus}{shown}e{power}"
-    return f"{minus}{shown}0E{power - 1:+}"
+    if style == "raised":
+        return f"{minus}{shown}0E{power - 1:+}"
+    return f"{minus}0.{shown}e{power + len(shown):+}"
 
 
 def _units(value: str, upper: bool = False) -> str:

@@ -16,7 +16,8 @@ class Held:
     """One schema.
 
     Args:
-        schema: decoded.        valid: instances, of which each can be written. They hold what the schema names: a driver may be narrower than
+        schema: decoded.
+        valid: instances, of which each can be written. They hold what the schema names: a driver may be narrower than
             the schema in what that leaves open, as properties beyond `properties`, and in types that none of its
             keywords is about.
         invalid: instances, of which none can be written.

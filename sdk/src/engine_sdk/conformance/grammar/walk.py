@@ -1,11 +1,9 @@
-"""Whole texts under a constraint: whether they can be written, what they stand for, and what a refusal names."""
+"""Whole texts under a constraint: whether they can be written, and what a refusal names."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 from engine.interfaces.grammar import MAX_ROLLBACK, Grammar, Matcher
 from engine.interfaces.json_schema import KEYWORDS_OF
@@ -58,14 +56,6 @@ class Walk:
         return self._grammar.compile(self._constraint, (END,))
 
 
-def decoded(text: str) -> Any:
-    """What a JSON text stands for. Raises ValueError for what is no JSON, and for what readers do not agree on: half of
-    a surrogate pair, a number beyond those of 64 bits."""
-    value = json.loads(text, parse_constant=_no_json, parse_float=_finite)
-    json.dumps(value, ensure_ascii=False).encode()  # raises UnicodeEncodeError, a ValueError
-    return value
-
-
 def named(error: InvalidRequestError, schema: Any) -> str:
     """The keyword that the refusal of a schema names, "false" for a schema that says that alone; "" where it names
     none: then its user cannot tell what to change. Where several drivers refuse it is the first one's."""
@@ -75,14 +65,3 @@ def named(error: InvalidRequestError, schema: Any) -> str:
         return found[1]
     said = error.found.partition("{")[0]  # what follows quotes the schema itself
     return next((word for word in re.findall(r"""["']([$\w]+)["']""", said) if word in ASKING), "")
-
-
-def _no_json(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is beyond the numbers of 64 bits")
-    return value
