@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.interfaces.json_schema import Place, check, disjoint, places, resolve
+from engine.interfaces.json_schema import Place, check, places, resolve
 
 ENFORCED = frozenset(
     {

@@ -12,7 +12,9 @@ import numpy as np
 import xgrammar as xgr
 
 from engine.types.errors import InvalidRequestError
+from engine_xgrammar.mending import mended
 from engine_xgrammar.tags import with_whitespace
+from engine_xgrammar.warnings import listening
 from engine_xgrammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -56,7 +58,10 @@ class Compiler:
         """See the interface."""
         asked = msgspec.msgpack.decode(source, type=Source)
         try:
-            compiled = self._compile(asked)
+            with listening() as warnings:
+                compiled = self._compile(asked)
+            if warnings:
+                raise ValueError(warnings[0])
         except MemoryError:
             raise
         except Exception as error:
@@ -79,10 +84,9 @@ class Compiler:
         most = asked.max_whitespace
         layout = {"any_whitespace": most > 0, "max_whitespace_cnt": most or None}
         match asked.kind:
-            case "json":
-                return json_compiler.compile_json_schema(asked.text, **layout)
-            case "json_object":
-                return json_compiler.compile_json_schema('{"type":"object"}', **layout)
+            case "json" | "json_object":
+                schema = asked.text if asked.kind == "json" else '{"type":"object"}'
+                return json_compiler.compile_grammar(mended(str(xgr.Grammar.from_json_schema(schema, **layout))))
             case "regex":
                 return compiler.compile_regex(asked.text)
             case "choice":
@@ -91,7 +95,8 @@ class Compiler:
             case "grammar":
                 return compiler.compile_grammar(asked.text)
             case _:
-                return compiler.compile_structural_tag(json.dumps(with_whitespace(json.loads(asked.text), most)))
+                tag = json.dumps(with_whitespace(json.loads(asked.text), most))
+                return compiler.compile_grammar(mended(str(xgr.Grammar.from_structural_tag(tag))))
 
     def _try(self, compiled: xgr.CompiledGrammar) -> None:
         """Write some texts under it and look how long the masks take: that is where XGrammar does what it put off."""

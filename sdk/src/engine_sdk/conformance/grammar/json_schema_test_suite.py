@@ -28,7 +28,7 @@ from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import Grammar, GrammarCard
 from engine.plugin import Registry
 from engine.plugin.selection_in_turn import select_in_turn
-from engine.types.errors import ConfigError, InvalidRequestError
+from engine.types.errors import ConfigError, EngineError, InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_sdk.conformance.grammar.cases import VOCAB_SIZE, vocabulary
 from engine_sdk.conformance.grammar.spellings import spellings
@@ -146,7 +146,7 @@ class Turns:
         asked: as `--grammar`: names separated by commas, or "auto".
         options: the drivers' options as a user sets them; each gets those that it knows.
 
-    Raises ConfigError for names and options that there are not.
+    Raises PluginError and OptionsError for names and options that there are not.
     """
 
     def __init__(self, asked: str, options: Mapping[str, Any]) -> None:
@@ -219,7 +219,7 @@ def report(found: Found, details: bool) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """The program. Returns 0 where no invalid instance can be written, 1 where one can, 2 where there is no copy."""
+    """The program. Returns 0 where no invalid instance can be written, 1 where one can, 2 for no such copy or driver."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {__spec__.name if __spec__ else __name__}",
         description="Grammar drivers against the JSON-Schema-Test-Suite, draft 2020-12.",
@@ -230,7 +230,9 @@ def main(given: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--bring", metavar="FOLDER", help="load the sdist of jsonschema there, by pip, and take that")
     parser.add_argument("--grammar", default="auto", metavar="NAMES", help="as `engine serve` takes it (default: auto)")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the drivers")
+    parser.add_argument(
+        "--option", action="append", default=[], type=_pair, metavar="NAME=VALUE", help="an option of the drivers"
+    )
     parser.add_argument("--formats", action="store_true", help="the schemas of `format` alone, where it is enforced")
     parser.add_argument("--details", action="store_true", help="each refusal and each valid instance refused, too")
     arguments = parser.parse_args(given)
@@ -239,8 +241,8 @@ def main(given: Sequence[str] | None = None) -> int:
         if copy is None:
             raise ConfigError("read the JSON-Schema-Test-Suite", "no copy is named", f"name one, or set {COPY}")
         suite = groups(Path(copy), arguments.formats)
-        turns = Turns(arguments.grammar, dict(option.split("=", 1) for option in arguments.option))
-    except ConfigError as error:
+        turns = Turns(arguments.grammar, dict(arguments.option))
+    except EngineError as error:
         print(error, file=sys.stderr)
         return 2
     began = time.monotonic()
@@ -248,6 +250,13 @@ def main(given: Sequence[str] | None = None) -> int:
     print(f"{copy}: {', '.join(turns.names)} in turn, {time.monotonic() - began:.0f} s")
     print(report(found, arguments.details))
     return 1 if found.violations else 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} has no value: write NAME=VALUE")
+    return name, value
 
 
 if __name__ == "__main__":
