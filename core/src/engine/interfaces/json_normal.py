@@ -31,7 +31,22 @@ SMALL = 160
 """Characters. What is no larger is written wherever it is used, and not under `$defs`."""
 DEEP = 24
 """Schemas within schemas that are written so; what is deeper goes under `$defs`."""
-_CACHE: BoundedCache[bytes, StructuredOutputsParams] = BoundedCache(8 << 20)
+REMEMBERED = 16 << 20
+"""Bytes of normalised constraints that are remembered, as estimated."""
+
+
+class Normaliser:
+    """Normalises constraints, and remembers them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._cache: BoundedCache[bytes, StructuredOutputsParams] = BoundedCache(REMEMBERED)
+
+    def __call__(self, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
+        """As `normalised`."""
+        if constraint.json is None and constraint.structural_tag is None:
+            return constraint
+        key = msgspec.msgpack.encode(constraint)
+        return self._cache.get(key, lambda: _sized(normalised(constraint)))
 
 
 def normalised(constraint: StructuredOutputsParams) -> StructuredOutputsParams:
@@ -40,21 +55,35 @@ def normalised(constraint: StructuredOutputsParams) -> StructuredOutputsParams:
     Raises InvalidRequestError, which names the keyword: it has a wrong form, it refers to what is not in the schema, it
     is unknown, nothing fits it, or its cases are too many.
     """
-    if constraint.json is None and constraint.structural_tag is None:
-        return constraint
-    key = msgspec.msgpack.encode(constraint)
-    return _CACHE.get(key, lambda: _normalised(constraint, len(key)))
-
-
-def _normalised(constraint: StructuredOutputsParams, size: int) -> tuple[StructuredOutputsParams, int]:
     if constraint.json is not None:
         schema = normal(constraint.schema)
-        written = schema if isinstance(schema, dict) else "true"
-        found = msgspec.structs.replace(constraint, json=written)
-    else:
+        return msgspec.structs.replace(constraint, json=schema if isinstance(schema, dict) else "true")
+    if constraint.structural_tag is not None:
         tag = msgspec.json.encode(_in_tag(constraint.schema)).decode()
-        found = msgspec.structs.replace(constraint, structural_tag=tag)
-    return found, 4 * size + 1000
+        return msgspec.structs.replace(constraint, structural_tag=tag)
+    return constraint
+
+
+def in_words_of(
+    constraint: StructuredOutputsParams, normal: StructuredOutputsParams, error: InvalidRequestError
+) -> InvalidRequestError:
+    """A driver's error about a normalised constraint, as one about the constraint that was sent: without the place of a
+    keyword where it stood elsewhere."""
+    if error.asked == normal.asked:
+        return InvalidRequestError(constraint.asked, error.found, error.remedy)
+    about, at, path = error.asked.partition(" in the schema at ")
+    keyword = about.partition("=")[2].strip("'")
+    node = constraint.schema
+    for part in path.split("/")[1:] if at else ():
+        name = part.replace("~1", "/").replace("~0", "~")
+        node = node.get(name) if isinstance(node, dict) else None
+    if not at or (isinstance(node, dict) and keyword in node):
+        return error
+    return InvalidRequestError(f"{about} in the schema", error.found, error.remedy)
+
+
+def _sized(constraint: StructuredOutputsParams) -> tuple[StructuredOutputsParams, int]:
+    return constraint, 8 * len(msgspec.msgpack.encode(constraint))
 
 
 def _in_tag(tag: Any) -> Any:

@@ -115,6 +115,11 @@ class Compiler:
                     )
                 bits = np.unpackbits(row.view(np.uint8)[0], bitorder="little")[: self._vocab_size]
                 allowed = np.flatnonzero(bits)
+                if not allowed.size and not matcher.is_completed():
+                    raise InvalidRequestError(
+                        "compile structured_outputs",
+                        "texts under it come to where nothing may follow, and are not complete",
+                    )
                 if not allowed.size or time.thread_time() > until:
                     break
                 matcher.accept_token(int(random.choice(allowed)))
