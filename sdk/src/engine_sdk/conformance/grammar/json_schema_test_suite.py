@@ -219,7 +219,7 @@ def report(found: Found, details: bool) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """The program. Returns 0 where no invalid instance can be written, 1 where one can, 2 for no such copy or driver."""
+    """The program. Returns 0 where no invalid instance can be written, 1 where one can, 2 where it cannot begin."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {__spec__.name if __spec__ else __name__}",
         description="Grammar drivers against the JSON-Schema-Test-Suite, draft 2020-12.",
