@@ -50,6 +50,11 @@ class Chars:
     negated: bool = False
 
 
+    def has(self, low: int, high: int) -> bool:
+        """Whether one of these code points may stand there; where Unicode's tables are asked, it may."""
+        return bool(self.named) or any(first <= high and low <= last for first, last in self.ranges)
+
+
 @dataclass(frozen=True)
 class Sequence_:
     """One part after the other."""
@@ -99,6 +104,19 @@ def _parsed(pattern: str) -> Node:
 def matches(pattern: str, text: str) -> bool:
     """Whether a text fits a pattern. Raises PatternError where that takes too long, or asks for Unicode's tables."""
     return len(text) in _Walk(text).ends(_parsed(pattern), frozenset((0,)))
+
+
+def characters(pattern: str) -> Iterator[Chars]:
+    """Each place of a pattern where one character stands. Raises PatternError."""
+    pending = [_parsed(pattern)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Chars):
+            yield node
+        elif isinstance(node, Repeat):
+            pending.append(node.part)
+        elif not isinstance(node, Anchor):
+            pending += node.parts
 
 
 def excluding(texts: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+from engine.interfaces.json_pattern import characters
 from engine.interfaces.json_schema import Place, check
 
 ENFORCED = frozenset(
@@ -19,6 +20,10 @@ LARGEST_STEP = 10_000
 """Of `multipleOf`, in units of its last decimal: each remainder is a state, and nothing bounds how long they take."""
 LARGEST = 2**63 - 1
 """Of numbers that bound others."""
+UNWRITTEN = frozenset(((code, code),) for code in (*range(32), 127) if chr(code) not in "\b\f\n\r\t")
+"""Characters that stand alone and are written by their number in JSON."""
+REASONS = {"patternProperty": "patternProperties", "Schema intersection": "patternProperties", "oneOf": "oneOf"}
+"""Words of the library's, and the keyword that they are about."""
 ANY = "_any"
 """Under `$defs`, the schema of any value; no name of a normalised schema begins so."""
 
@@ -41,6 +46,23 @@ def _rule(place: Place) -> None:
         if abs(schema.get(key, 0)) > LARGEST:
             raise place.refuse(key, f"it is beyond {LARGEST}")
     _counted_properties(place)
+    _writable(place)
+
+
+def _writable(place: Place) -> None:
+    """Control characters that need an escape by number are left out by the library, which then writes the rest."""
+    schema = place.schema
+    for key in ("enum", "const"):
+        values = schema.get("enum", ()) if key == "enum" else [schema.get("const")]
+        for value in values:
+            if isinstance(value, str) and any(((ord(char), ord(char)),) in UNWRITTEN for char in value):
+                raise place.refuse(key, f"{value!r:.40} has a control character, which cannot be enforced")
+    patterns_of = {"pattern": [schema.get("pattern", "")], "patternProperties": schema.get("patternProperties", ())}
+    for key, patterns in patterns_of.items():
+        for pattern in patterns:
+            for one in characters(pattern):
+                if one.ranges in UNWRITTEN:
+                    raise place.refuse(key, f"{pattern!r:.40} has a control character, which cannot be enforced")
 
 
 def _counted_properties(place: Place) -> None:
@@ -51,6 +73,11 @@ def _counted_properties(place: Place) -> None:
             raise place.refuse(key, "it can only be enforced where all of the 'properties' are required")
     if schema.get("minProperties", 0) > len(required) + 1:
         raise place.refuse("minProperties", "it cannot be enforced where names are free: they may repeat")
+
+
+def blamed(reason: str) -> str:
+    """The keyword that a reason of the library's is about, where it is no reason of size; "" for others."""
+    return next((keyword for words, keyword in REASONS.items() if words in reason), "")
 
 
 def told(schema: Any, space: dict[str, Any]) -> dict[str, Any]:

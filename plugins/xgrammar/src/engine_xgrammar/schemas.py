@@ -78,6 +78,11 @@ def rewritten(schema: Any) -> Any:
             found[key] = {name: rewritten(of_name) for name, of_name in part.items()}
         else:
             found[key] = part if key in ("enum", "const", "default", "examples") else rewritten(part)
+    if "prefixItems" in found:  # where the library takes no `true`
+        found["prefixItems"] = [{} if part is True else part for part in found["prefixItems"]]
+    prefix = len(found.get("prefixItems", ()))
+    if {"minItems", "maxItems"} & found.keys() and (not prefix or found.get("minItems", 0) > prefix):
+        found.setdefault("items", {})  # without, the library lets none be written
     return found
 
 
