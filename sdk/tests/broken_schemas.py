@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from judge import valid
+from judge import table, valid
 from plain_grammar import Plain
 
 from engine.types.errors import InvalidRequestError
@@ -239,7 +239,7 @@ class RefusesNotWithoutName(Plain):
     """`not` is refused without a word of it"""
 
     def compile(self, constraint: Any, end_token_ids: Sequence[int]) -> Any:
-        if isinstance(constraint.schema, dict) and "not" in constraint.schema:
+        if any('"not"' in json.dumps(held.schema) for held in table().get(json.dumps(constraint.schema), ())):
             raise InvalidRequestError(
                 f"structured_outputs.json={constraint.json!r:.80}", "the library does not take it"
             )

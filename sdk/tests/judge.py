@@ -9,11 +9,13 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jsonschema
 
+from engine.interfaces.json_normal import normalised
+from engine.types.errors import InvalidRequestError
+from engine.types.structured_outputs import StructuredOutputsParams
 from engine_sdk.conformance.grammar.cases import CASES, vocabulary
 from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.parts import HELD
@@ -26,14 +28,18 @@ WITH_NAMES = ("properties", "patternProperties", "$defs", "dependentSchemas")
 
 
 @functools.cache
-def table() -> Mapping[str, Held]:
-    """The suite's table by schema, without the schemas of its cases, which `plain_grammar` lists."""
-    cases = {json.dumps(case.value) for case in CASES if case.kind == "json"}
-    found: dict[str, Held] = {}
+def table() -> Mapping[str, Sequence[Held]]:
+    """The suite's table by normalised schema, as a driver is handed it, without those of its cases, which
+    `plain_grammar` lists. Several schemas may come to the same."""
+    cases = {json.dumps(case.constraint.schema) for case in CASES if case.kind == "json"}
+    found: dict[str, list[Held]] = {}
     for held in itertools.chain(*HELD.values()):
-        key = json.dumps(held.schema)
+        try:
+            key = json.dumps(normalised(StructuredOutputsParams(json=json.dumps(held.schema))).schema)
+        except InvalidRequestError:
+            continue
         if key not in cases:
-            found[key] = replace(held, valid=[*(found[key].valid if key in found else ()), *held.valid])
+            found.setdefault(key, []).append(held)
     return found
 
 

@@ -25,7 +25,7 @@ class Plain(Choice):
 
     dropped: ClassVar[frozenset[str]] = frozenset()
     dot: ClassVar[str] = "bé日"
-    """What stands for any character."""
+    """What stands for any character, and for any but some."""
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         texts = constraint.choice
@@ -33,8 +33,8 @@ class Plain(Choice):
             texts = list(self.matches(constraint.regex))
         elif constraint.json is not None:
             schema = constraint.schema
-            if (held := table().get(json.dumps(schema))) is not None:
-                return Judged(lambda text: self.judge(held, text), end_token_ids)
+            if (entries := table().get(json.dumps(schema))) is not None:
+                return Judged(lambda text: any(self.judge(held, text) for held in entries), end_token_ids)
             texts = [json.dumps(value, separators=(",", ":")) for value in self.values(schema, schema)]
         elif constraint.json_object:
             texts = ["{}", '{"a":1}']
@@ -67,7 +67,7 @@ class Plain(Choice):
         name = str(op)
         if name == "LITERAL":
             yield chr(value)
-        elif name == "ANY":
+        elif name == "ANY" or (name == "IN" and str(value[0][0]) == "NEGATE"):
             yield from self.dot
         elif name == "IN":
             for kind, inner in value:

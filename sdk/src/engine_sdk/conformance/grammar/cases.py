@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.interfaces.json_normal import normalised
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.schema import valid
@@ -37,8 +38,8 @@ class Case:
 
     @property
     def constraint(self) -> StructuredOutputsParams:
-        """The constraint itself."""
-        return StructuredOutputsParams(**{self.kind: self.value})
+        """The constraint itself, as a driver is handed it."""
+        return normalised(StructuredOutputsParams(**{self.kind: self.value}))
 
 
 def _choice(name: str, texts: list[str], others: Sequence[str]) -> Case:
@@ -46,7 +47,7 @@ def _choice(name: str, texts: list[str], others: Sequence[str]) -> Case:
 
 
 def _regex(name: str, pattern: str, fits: Sequence[str], others: Sequence[str]) -> Case:
-    check = re.compile(pattern)
+    check = re.compile(pattern, re.ASCII)
     return Case(
         f"regex-{name}", "regex", pattern, "regex", [[t] for t in fits], others,
         lambda text: check.fullmatch(text) is not None,
@@ -85,6 +86,7 @@ CASES: tuple[Case, ...] = (
     _regex("repeats", "a*b?c", ["c", "bc", "aac", "aaabc"], ["ab", "abbc", "cc", "", "ba"]),
     _regex("classes", "[a-c]{2}x", ["abx", "ccx"], ["adx", "abxx", "ax"]),
     _regex("bytes", "é{1,3}z?", ["é", "ééz"], ["z", "ez", "éé z"]),
+    _regex("digits", "\\d{2}x?", ["12", "07x"], ["1", "1a", "١٢", "１２", "1٢x"]),
     _regex("dot", "a.{1,2}c", ["abc", "aéc", "a日bc"], ["a\nc", "ab\nc", "a\n\nc", "ac", "abbbc"]),
     Case(
         "json_object", "json_object", True, "json_object", [["{}"], ['{"a":1}', '{"a": 1}']],

@@ -32,7 +32,7 @@ from engine.types.errors import ConfigError, EngineError, InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_sdk.conformance.grammar.cases import VOCAB_SIZE, vocabulary
 from engine_sdk.conformance.grammar.spellings import spellings
-from engine_sdk.conformance.grammar.walk import Walk, named
+from engine_sdk.conformance.grammar.walk import Walk, named, taken
 
 COPY = "JSON_SCHEMA_TEST_SUITE"
 """The environment variable that names a copy."""
@@ -160,12 +160,10 @@ class Turns:
 
     def taker(self, constraint: StructuredOutputsParams) -> tuple[str, Walk]:
         """Who takes a constraint, and texts under it. Raises InvalidRequestError with what all say."""
-        constraint.verify()
         refusals = []
         for name, card, grammar in self._drivers:
             try:
-                card.verify(constraint)
-                return name, Walk(grammar, constraint, card.rollback)
+                return name, taken(card, grammar, constraint)
             except InvalidRequestError as error:
                 refusals.append((name, error))
         raise constraint.refused(refusals)
@@ -186,13 +184,13 @@ def examine(turns: Turns, suite: Sequence[Group]) -> Found:
         for description, instance, is_valid in group.tests:
             texts = spellings(instance)
             name = f"{group.name}: {description}"
-            taken = next((text for text in texts if walk.writes(text)), None)
-            if taken is not None and not is_valid:
-                found.violations.append(f"{driver}: {name}: {json.dumps(group.schema):.200}: {taken!r}")
+            text = next((text for text in texts if walk.writes(text)), None)
+            if text is not None and not is_valid:
+                found.violations.append(f"{driver}: {name}: {json.dumps(group.schema):.200}: {text!r}")
             if is_valid:
                 valid += 1
-                written += taken is not None
-                if taken is None:
+                written += text is not None
+                if text is None:
                     found.too_strict.append(f"{driver}: {name}: {json.dumps(group.schema):.200}: {texts[0]!r}")
         if valid and not written:
             found.empty.append(f"{driver}: {group.name}: {json.dumps(group.schema):.200}")

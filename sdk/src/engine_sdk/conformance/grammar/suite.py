@@ -18,7 +18,7 @@ from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.grammar.cases import CASES, END, VOCAB_SIZE, Case, vocabulary
 from engine_sdk.conformance.grammar.parts import HELD
 from engine_sdk.conformance.grammar.spellings import plain, spellings
-from engine_sdk.conformance.grammar.walk import Walk, named
+from engine_sdk.conformance.grammar.walk import named, taken
 from engine_sdk.conformance.timing import median_seconds
 
 WORDS = -(-VOCAB_SIZE // 32)
@@ -115,11 +115,8 @@ class GrammarConformance(Conformance):
         faults: list[str] = []
         refusals: list[InvalidRequestError] = []
         for held in HELD[keyword]:
-            constraint = StructuredOutputsParams(json=json.dumps(held.schema))
             try:
-                constraint.verify()
-                card.verify(constraint)
-                walk = Walk(grammar, constraint, card.rollback)
+                walk = taken(card, grammar, StructuredOutputsParams(json=json.dumps(held.schema)))
             except InvalidRequestError as error:
                 refusals.append(error)
                 if not named(error, held.schema):
@@ -129,8 +126,8 @@ class GrammarConformance(Conformance):
                 if not any(walk.writes(text) for text in plain(instance)):
                     faults.append(f"{held.schema}: {plain(instance)[0]} is valid, and cannot be written")
             for texts in (*map(spellings, held.invalid), *([text] for text in held.broken)):
-                if (taken := next((text for text in texts if walk.writes(text)), None)) is not None:
-                    faults.append(f"{held.schema}: {taken!r} is invalid, and can be written")
+                if (written := next((text for text in texts if walk.writes(text)), None)) is not None:
+                    faults.append(f"{held.schema}: {written!r} is invalid, and can be written")
         assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
         if len(refusals) == len(HELD[keyword]):
             not_served(str(refusals[0]))

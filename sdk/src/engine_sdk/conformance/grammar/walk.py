@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from engine.interfaces.grammar import MAX_ROLLBACK, Grammar, Matcher
+from engine.interfaces.grammar import MAX_ROLLBACK, Grammar, GrammarCard, Matcher
+from engine.interfaces.json_normal import in_words_of, normalised
 from engine.interfaces.json_schema import KEYWORDS_OF
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
@@ -24,7 +25,7 @@ class Walk:
 
     Args:
         grammar: the driver.
-        constraint: verified.
+        constraint: as a driver is handed it.
         rollback: the card says `rollback`: the matcher is led back to the beginning, where it is not too far. Else, and
             where it is, a new one is compiled.
 
@@ -54,6 +55,18 @@ class Walk:
 
     def _compiled(self) -> Matcher:
         return self._grammar.compile(self._constraint, (END,))
+
+
+def taken(card: type[GrammarCard], grammar: Grammar, constraint: StructuredOutputsParams) -> Walk:
+    """Texts under a constraint, which a driver is handed as the core hands it: normalised. Raises InvalidRequestError
+    where it is refused, in words of the constraint itself."""
+    constraint.verify()
+    normal = normalised(constraint)
+    try:
+        card.verify(normal)
+        return Walk(grammar, normal, card.rollback)
+    except InvalidRequestError as error:
+        raise in_words_of(constraint, normal, error) from error
 
 
 def named(error: InvalidRequestError, schema: Any) -> str:
