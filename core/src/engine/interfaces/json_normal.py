@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from engine.interfaces.json_cases import FALSE, TRUE, TYPES, Case, State, impossible, room
-from engine.interfaces.json_pattern import PatternError
+from engine.interfaces.json_pattern import PatternError, whole
 from engine.interfaces.json_reading import Reading
 from engine.interfaces.json_schema import refused
 from engine.types.bounded_cache import BoundedCache
@@ -43,14 +43,12 @@ class Normaliser:
 
     def __call__(self, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
         """As `normalised`."""
-        if constraint.json is None and constraint.structural_tag is None:
-            return constraint
         key = msgspec.msgpack.encode(constraint)
         return self._cache.get(key, lambda: _sized(normalised(constraint)))
 
 
 def normalised(constraint: StructuredOutputsParams) -> StructuredOutputsParams:
-    """A verified constraint, its schemas normalised: those of `json`, and those within a structural tag.
+    """A verified constraint, normalised: the schemas of `json` and those within a structural tag, and a `regex`.
 
     Raises InvalidRequestError, which names the keyword: it has a wrong form, it refers to what is not in the schema, it
     is unknown, nothing fits it, or its cases are too many.
@@ -61,7 +59,17 @@ def normalised(constraint: StructuredOutputsParams) -> StructuredOutputsParams:
     if constraint.structural_tag is not None:
         tag = msgspec.json.encode(_in_tag(constraint.schema)).decode()
         return msgspec.structs.replace(constraint, structural_tag=tag)
+    if constraint.regex is not None:
+        return msgspec.structs.replace(constraint, regex=_regex(constraint.regex))
     return constraint
+
+
+def _regex(pattern: str) -> str:
+    """In the dialect. What cannot be said there some drivers may know, each in its way."""
+    try:
+        return whole(pattern)
+    except PatternError:
+        return pattern
 
 
 def in_words_of(
@@ -92,10 +100,13 @@ def _in_tag(tag: Any) -> Any:
         return [_in_tag(part) for part in tag]
     if not isinstance(tag, dict):
         return tag
-    return {
-        key: normal(part) if key in ("json_schema", "schema") and isinstance(part, (dict, bool)) else _in_tag(part)
-        for key, part in tag.items()
-    }
+    return {key: _in_tag_at(key, part) for key, part in tag.items()}
+
+
+def _in_tag_at(key: str, part: Any) -> Any:
+    if key in ("json_schema", "schema") and isinstance(part, (dict, bool)):
+        return normal(part)
+    return _regex(part) if key == "pattern" and isinstance(part, str) else _in_tag(part)
 
 
 def normal(schema: Any) -> Any:

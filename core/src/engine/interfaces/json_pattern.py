@@ -96,6 +96,12 @@ def plain(pattern: str) -> str:
     return written(_whole(_Reader(pattern).read()))
 
 
+def whole(pattern: str) -> str:
+    """A pattern that is matched as a whole, as a constraint by regular expression is, in the dialect; anchors around it
+    say nothing. Raises PatternError."""
+    return written(_whole(_Reader(pattern).read(), open_=False))
+
+
 @lru_cache(256)
 def _parsed(pattern: str) -> Node:
     return _whole(_Reader(pattern).read())
@@ -362,9 +368,9 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 # -- anchors -----------------------------------------------------------------------------------------------------------
-def _whole(node: Node) -> Node:
-    """What a searched pattern matches as a whole text: without anchors, and free text where none stood."""
-    return _either([_sequence(_ends(list(parts))) for parts in _anchored(node)])
+def _whole(node: Node, open_: bool = True) -> Node:
+    """What a pattern matches as a whole text: without anchors, and free text where none stood, if `open_`."""
+    return _either([_sequence(_ends(list(parts), open_)) for parts in _anchored(node)])
 
 
 def _anchored(node: Node) -> list[tuple[Node, ...]]:
@@ -391,7 +397,8 @@ def _has_anchor(node: Node) -> bool:
     return isinstance(node, Anchor) or (isinstance(node, Repeat) and _has_anchor(node.part))
 
 
-def _ends(parts: list[Node]) -> list[Node]:
+def _ends(parts: list[Node], open_: bool) -> list[Node]:
+    """Parts without the anchors at their ends; where none stood there may be more, if `open_`."""
     start = end = False
     while parts and parts[0] == Anchor("^"):
         start, parts = True, parts[1:]
@@ -399,9 +406,9 @@ def _ends(parts: list[Node]) -> list[Node]:
         end, parts = True, parts[:-1]
     if any(map(_has_anchor, parts)):
         raise PatternError("an anchor within it cannot be enforced")
-    if not parts and not (start and end):
+    if open_ and not parts and not (start and end):
         return [_REST]
-    return [*([] if start else [_REST]), *parts, *([] if end else [_REST])]
+    return [*([] if start or not open_ else [_REST]), *parts, *([] if end or not open_ else [_REST])]
 
 
 def _sequence(parts: Sequence[Node]) -> Node:
