@@ -48,9 +48,8 @@ def _rule(place: Place) -> None:
         if schema.get(key, 0) > LONGEST:
             raise place.refuse(key, f"it is above {LONGEST}")
     if "pattern" in schema:
-        for beside in ("minLength", "maxLength"):
-            if beside in schema:
-                raise place.refuse(beside, "it cannot be enforced beside 'pattern'")
+        if found := [key for key in ("minLength", "maxLength") if key in schema]:
+            raise place.refuse(found[0], f"{' and '.join(map(repr, found))} cannot be enforced beside 'pattern'")
         _check_pattern(place)
     if "array" in place.types and "items" not in schema:
         raise place.refuse("type", "an array needs 'items' of some schema")

@@ -37,8 +37,11 @@ _IPV6 = "|".join(
         ),
     ]
 )
-_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOSTNAME = f"{_LABEL}(?:\\.{_LABEL}){{0,3}}"
+_ANY, _END = "[A-Za-z0-9-]", "[A-Za-z0-9]"
+# no hyphens as third and fourth character, which is the mark of Unicode; and at most 41 characters, so that the most
+# labels that are taken, six, have no more than 253
+_LABEL = f"{_END}(?:{_END}|{_ANY}{_END}|{_ANY}{{2}}{_END}|{_ANY}(?:{_END}{_ANY}|-{_END}){_ANY}{{0,36}}{_END})?"
+_HOSTNAME = f"{_LABEL}(?:\\.{_LABEL}){{0,5}}"
 _ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _HEX = "[0-9A-Fa-f]"
 _ESCAPED = f"%{_HEX}{{2}}"
@@ -59,7 +62,7 @@ FORMATS: Mapping[str, str] = {
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}[Tt]{_TIME}$",
     "duration": f"^P(?:{_CALENDAR}(?:{_CLOCK})?|{_CLOCK}|[0-9]+W)$",
-    "email": f"^{_ATOM}(?:\\.{_ATOM})*@{_LABEL}(?:\\.{_LABEL}){{0,3}}$",
+    "email": f"^{_ATOM}(?:\\.{_ATOM})*@{_HOSTNAME}$",
     "hostname": f"^{_HOSTNAME}$",
     "ipv4": f"^{_IPV4}$",
     "ipv6": f"^(?:{_IPV6})$",

@@ -17,7 +17,8 @@ MAX_NESTING = 60
 """How deep groups may stand within each other."""
 MAX_STEPS = 200_000
 """Of one comparison of a text with a pattern."""
-_LAST = 0x10FFFF
+LAST = 0x10FFFF
+"""The highest code point."""
 _DIGITS = ((48, 57),)
 _WORD = ((48, 57), (65, 90), (95, 95), (97, 122))
 _SPACE = (
@@ -56,7 +57,7 @@ class Chars:
 
 
 @dataclass(frozen=True)
-class Sequence_:
+class Concat:
     """One part after the other."""
 
     parts: tuple[Node, ...]
@@ -85,15 +86,15 @@ class Anchor:
     sign: str
 
 
-Node = Chars | Sequence_ | Either | Repeat | Anchor
-ANY = Chars(((0, _LAST),))
+Node = Chars | Concat | Either | Repeat | Anchor
+ANY = Chars(((0, LAST),))
 _REST = Repeat(ANY, 0, None)
 
 
 @lru_cache(256)
 def plain(pattern: str) -> str:
     """A schema's `pattern` in the dialect. Raises PatternError."""
-    return written(_whole(_Reader(pattern).read()))
+    return written(parsed(pattern))
 
 
 def whole(pattern: str) -> str:
@@ -103,18 +104,19 @@ def whole(pattern: str) -> str:
 
 
 @lru_cache(256)
-def _parsed(pattern: str) -> Node:
+def parsed(pattern: str) -> Node:
+    """What a schema's pattern, or one in the dialect, matches as a whole text: no anchor is left. Raises PatternError."""
     return _whole(_Reader(pattern).read())
 
 
 def matches(pattern: str, text: str) -> bool:
     """Whether a text fits a pattern. Raises PatternError where that takes too long, or asks for Unicode's tables."""
-    return len(text) in _Walk(text).ends(_parsed(pattern), frozenset((0,)))
+    return len(text) in _Walk(text).ends(parsed(pattern), frozenset((0,)))
 
 
 def characters(pattern: str) -> Iterator[Chars]:
     """Each place of a pattern where one character stands. Raises PatternError."""
-    pending = [_parsed(pattern)]
+    pending = [parsed(pattern)]
     while pending:
         node = pending.pop()
         if isinstance(node, Chars):
@@ -132,7 +134,7 @@ def excluding(texts: Iterable[str]) -> str:
 
 def either(patterns: Sequence[str]) -> str:
     """The pattern of what fits one of them, in the dialect."""
-    return written(_either([_parsed(pattern) for pattern in patterns]))
+    return written(_either([parsed(pattern) for pattern in patterns]))
 
 
 def of_length(least: int, most: int | None) -> str:
@@ -171,7 +173,7 @@ class _Reader:
         parts: list[Node] = []
         while self._at < len(self._text) and self._text[self._at] not in "|)":
             parts.append(self._repeated(self._atom()))
-        return parts[0] if len(parts) == 1 else Sequence_(tuple(parts))
+        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
 
     def _atom(self) -> Node:
         char = self._text[self._at]
@@ -179,7 +181,7 @@ class _Reader:
         if char in "^$":
             return Anchor(char)
         if char == ".":
-            return Chars(_complement(_LINE_ENDS))
+            return Chars(complement(_LINE_ENDS))
         if char == "[":
             return self._class()
         if char == "(":
@@ -253,7 +255,7 @@ class _Reader:
         ranges = {"d": _DIGITS, "w": _WORD, "s": _SPACE}.get(kind.lower()) if kind else None
         if ranges is not None:
             self._at += 1
-            return Chars(ranges if kind.islower() else _complement(ranges))
+            return Chars(ranges if kind.islower() else complement(ranges))
         if kind in ("p", "P") and self._text[self._at + 1 : self._at + 2] == "{":
             end = self._text.find("}", self._at)
             name = self._text[self._at : end + 1]
@@ -300,7 +302,7 @@ class _Reader:
     def _hex(self, digits: str, size: int | None = None) -> int:
         if not digits or (size is not None and len(digits) != size) or set(digits) - set("0123456789abcdefABCDEF"):
             raise PatternError(f"the escape of a character by {digits!r:.20}, which is no hexadecimal number")
-        if (code := int(digits, 16)) > _LAST:
+        if (code := int(digits, 16)) > LAST:
             raise PatternError(f"the character {digits!r:.20}, which there is not")
         return code
 
@@ -326,7 +328,7 @@ class _Reader:
         joined = _joined(ranges)
         if named:
             return Chars(joined, tuple(sorted(set(named))), negated)
-        return Chars(_complement(joined) if negated else joined)
+        return Chars(complement(joined) if negated else joined)
 
     def _member(self) -> Chars | tuple[int, int]:
         char = self._text[self._at : self._at + 1]
@@ -358,13 +360,14 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(found)
 
 
-def _complement(ranges: Ranges) -> Ranges:
+def complement(ranges: Ranges) -> Ranges:
+    """The other characters."""
     found, place = [], 0
     for low, high in ranges:
         if place < low:
             found.append((place, low - 1))
         place = high + 1
-    return (*found, (place, _LAST)) if place <= _LAST else tuple(found)
+    return (*found, (place, LAST)) if place <= LAST else tuple(found)
 
 
 # -- anchors -----------------------------------------------------------------------------------------------------------
@@ -377,7 +380,7 @@ def _anchored(node: Node) -> list[tuple[Node, ...]]:
     """Its alternatives, as far as anchors stand in them, each as the parts one after the other."""
     if isinstance(node, Either) and _has_anchor(node):
         return _bounded([parts for part in node.parts for parts in _anchored(part)])
-    if isinstance(node, Sequence_):
+    if isinstance(node, Concat):
         found: list[tuple[Node, ...]] = [()]
         for part in node.parts:
             found = _bounded([(*left, *right) for left in found for right in _anchored(part)])
@@ -392,7 +395,7 @@ def _bounded(found: list[tuple[Node, ...]]) -> list[tuple[Node, ...]]:
 
 
 def _has_anchor(node: Node) -> bool:
-    if isinstance(node, (Sequence_, Either)):
+    if isinstance(node, (Concat, Either)):
         return any(map(_has_anchor, node.parts))
     return isinstance(node, Anchor) or (isinstance(node, Repeat) and _has_anchor(node.part))
 
@@ -412,7 +415,7 @@ def _ends(parts: list[Node], open_: bool) -> list[Node]:
 
 
 def _sequence(parts: Sequence[Node]) -> Node:
-    return parts[0] if len(parts) == 1 else Sequence_(tuple(parts))
+    return parts[0] if len(parts) == 1 else Concat(tuple(parts))
 
 
 def _either(parts: Sequence[Node]) -> Node:
@@ -423,12 +426,12 @@ def _excluding(texts: list[str]) -> Node:
     """Every text but these, of which none stands twice."""
     here = "" in texts
     heads = sorted({text[0] for text in texts if text})
-    others = Chars(_complement(_joined((ord(head), ord(head)) for head in heads)))
-    parts: list[Node] = [] if here else [Sequence_(())]
-    parts.append(Sequence_((others, _REST)))
+    others = Chars(complement(_joined((ord(head), ord(head)) for head in heads)))
+    parts: list[Node] = [] if here else [Concat(())]
+    parts.append(Concat((others, _REST)))
     for head in heads:
         below = _excluding([text[1:] for text in texts if text[:1] == head])
-        parts.append(Sequence_((Chars(((ord(head), ord(head)),)), below)))
+        parts.append(Concat((Chars(((ord(head), ord(head)),)), below)))
     return _either(parts)
 
 
@@ -436,7 +439,7 @@ def _excluding(texts: list[str]) -> Node:
 def _text(node: Node) -> str:
     if isinstance(node, Chars):
         return _chars(node)
-    if isinstance(node, Sequence_):
+    if isinstance(node, Concat):
         return "".join(f"(?:{_text(part)})" if isinstance(part, Either) else _text(part) for part in node.parts)
     if isinstance(node, Either):
         return "|".join(_text(part) for part in node.parts)
@@ -463,8 +466,8 @@ def _chars(node: Chars) -> str:
     if not node.named and node.ranges[0][0] == node.ranges[-1][1]:
         return _char(node.ranges[0][0], _SYNTAX)
     ranges, negated = node.ranges, node.negated
-    if not node.named and ranges[-1][1] == _LAST:
-        ranges, negated = _complement(ranges), True
+    if not node.named and ranges[-1][1] == LAST:
+        ranges, negated = complement(ranges), True
     inner = "".join(
         _char(low, _IN_CLASS)
         if low == high
@@ -498,7 +501,7 @@ class _Walk:
             raise PatternError("comparing a text with it takes too long")
         if isinstance(node, Chars):
             return frozenset(self._after(node, starts))
-        if isinstance(node, Sequence_):
+        if isinstance(node, Concat):
             for part in node.parts:
                 starts = self.ends(part, starts) if starts else starts
             return starts

@@ -36,11 +36,13 @@ class Source(msgspec.Struct, frozen=True):
         kind: field of `StructuredOutputsParams`.
         text: its value; a schema's and a choice's as JSON.
         max_whitespace: see `XGrammarOptions`.
+        rules: what stands for the patterns in it, see `mending`.
     """
 
     kind: str
     text: str
     max_whitespace: int = 16
+    rules: list[str] = []
 
 
 class Compiler:
@@ -86,9 +88,9 @@ class Compiler:
         match asked.kind:
             case "json" | "json_object":
                 schema = asked.text if asked.kind == "json" else '{"type":"object"}'
-                return json_compiler.compile_grammar(mended(str(xgr.Grammar.from_json_schema(schema, **layout))))
+                return json_compiler.compile_grammar(mended(str(xgr.Grammar.from_json_schema(schema, **layout)), asked.rules))
             case "regex":
-                return compiler.compile_regex(asked.text)
+                return compiler.compile_grammar(f"root ::= {asked.text}")
             case "choice":
                 texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(asked.text))
                 return compiler.compile_grammar(f"root ::= {texts}")
@@ -96,7 +98,7 @@ class Compiler:
                 return compiler.compile_grammar(asked.text)
             case _:
                 tag = json.dumps(with_whitespace(json.loads(asked.text), most))
-                return compiler.compile_grammar(mended(str(xgr.Grammar.from_structural_tag(tag))))
+                return compiler.compile_grammar(mended(str(xgr.Grammar.from_structural_tag(tag)), asked.rules))
 
     def _try(self, compiled: xgr.CompiledGrammar) -> None:
         """Write some texts under it and look how long the masks take: that is where XGrammar does what it put off."""

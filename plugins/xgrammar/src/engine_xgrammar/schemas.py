@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from engine.interfaces.json_pattern import Node, parsed, whole
 from engine.interfaces.json_schema import Place, check
-from engine_xgrammar.patterns import bounded, objection
+from engine_xgrammar.mending import mark
+from engine_xgrammar.patterns import bounded, objection, rule
 
 ENFORCED = frozenset(
     {
@@ -45,45 +47,84 @@ def _rule(place: Place) -> None:
 
 def _strings(place: Place) -> None:
     schema = place.schema
-    if "pattern" in schema and with_lengths(schema) is None:
-        for beside in ("minLength", "maxLength"):
-            if beside in schema:
-                raise place.refuse(beside, "it cannot be enforced beside 'pattern'")
-    if "pattern" in schema and (why := objection(schema["pattern"], in_json=True)):
-        raise place.refuse("pattern", why)
+    if "pattern" in schema:
+        if why := objection(schema["pattern"], in_json=True):
+            raise place.refuse("pattern", why)
+        if pattern_of(schema) is None:
+            found = [key for key in ("minLength", "maxLength") if key in schema]
+            raise place.refuse(found[0], f"{' and '.join(map(repr, found))} cannot be enforced beside this 'pattern'")
     for key in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
         if schema.get(key, 0) > MAX_LENGTH:
             raise place.refuse(key, f"it is above {MAX_LENGTH}")
 
 
-def with_lengths(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A schema's `pattern` and bounds of length as a pattern alone; None where that cannot be written."""
-    if not isinstance(schema.get("pattern"), str) or not {"minLength", "maxLength"} & schema.keys():
-        return None
-    pattern = bounded(schema["pattern"], schema.get("minLength", 0), schema.get("maxLength"))
-    if pattern is None:
-        return None
-    return {**{key: schema[key] for key in schema if key not in ("minLength", "maxLength")}, "pattern": pattern}
+def pattern_of(schema: Mapping[str, Any]) -> Node | None:
+    """A schema's `pattern` with its bounds of length; None where that is no one pattern."""
+    if not {"minLength", "maxLength"} & schema.keys():
+        return parsed(schema["pattern"])
+    return bounded(schema["pattern"], schema.get("minLength", 0), schema.get("maxLength"))
 
 
-def rewritten(schema: Any) -> Any:
-    """A schema that was checked, in words that XGrammar understands."""
-    if isinstance(schema, list):
-        return [rewritten(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found: dict[str, Any] = {}
-    for key, part in (with_lengths(schema) or schema).items():
-        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(part, dict):
-            found[key] = {name: rewritten(of_name) for name, of_name in part.items()}
-        else:
-            found[key] = part if key in ("enum", "const", "default", "examples") else rewritten(part)
-    if "prefixItems" in found:  # where the library takes no `true`
-        found["prefixItems"] = [{} if part is True else part for part in found["prefixItems"]]
-    prefix = len(found.get("prefixItems", ()))
-    if {"minItems", "maxItems"} & found.keys() and (not prefix or found.get("minItems", 0) > prefix):
-        found.setdefault("items", {})  # without, the library lets none be written
-    return found
+class Rewriting:
+    """Schemas that were checked, in words that XGrammar understands.
+
+    Attributes:
+        rules: what stands for each pattern, `mark(i)` in the schema for the i-th.
+    """
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+
+    def tag(self, tag: Any) -> Any:
+        """A structural tag, its schemas rewritten, and its regular expressions as grammars."""
+        if isinstance(tag, list):
+            return [self.tag(part) for part in tag]
+        if not isinstance(tag, dict):
+            return tag
+        if tag.get("type") == "regex" and isinstance(tag.get("pattern"), str):
+            return {"type": "grammar", "grammar": f"root ::= {rule(parsed(whole(tag['pattern'])), in_json=False)}"}
+        return {key: self.schema(part) if key == "json_schema" else self.tag(part) for key, part in tag.items()}
+
+    def schema(self, schema: Any) -> Any:
+        """A schema."""
+        if not isinstance(schema, dict):
+            return schema
+        found = dict(schema)
+        for key in ("items", "additionalProperties"):
+            if key in found:
+                found[key] = self.schema(found[key])
+        for key in ("anyOf", "prefixItems"):
+            if key in found:
+                found[key] = [self.schema(part) for part in found[key]]
+        for key in ("properties", "patternProperties", "$defs"):
+            if key in found:
+                found[key] = {name: self.schema(part) for name, part in found[key].items()}
+        if "patternProperties" in found:
+            found["patternProperties"] = {
+                self._mark(parsed(pattern)): part for pattern, part in found["patternProperties"].items()
+            }
+        if "pattern" in found and (node := pattern_of(found)) is not None:
+            found["pattern"] = self._mark(node)
+            found = {key: part for key, part in found.items() if key not in ("minLength", "maxLength")}
+        _opened(found)
+        return found
+
+    def _mark(self, node: Node) -> str:
+        written = rule(node, in_json=True)
+        if written not in self.rules:
+            self.rules.append(written)
+        return mark(self.rules.index(written))
+
+
+def _opened(schema: dict[str, Any]) -> None:
+    """With what the library allows only where it is said."""
+    if "prefixItems" in schema:  # where it takes no `true`
+        schema["prefixItems"] = [{} if part is True else part for part in schema["prefixItems"]]
+    prefix = len(schema.get("prefixItems", ()))
+    if {"minItems", "maxItems"} & schema.keys() and (not prefix or schema.get("minItems", 0) > prefix):
+        schema.setdefault("items", {})
+    if "maxProperties" in schema and not schema.get("properties"):
+        schema.setdefault("additionalProperties", {})
 
 
 def _numbers(place: Place) -> None:
