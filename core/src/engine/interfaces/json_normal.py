@@ -19,7 +19,7 @@ import msgspec
 
 from engine.interfaces.json_cases import FALSE, TRUE, TYPES, Case, State, impossible, room
 from engine.interfaces.json_pattern import PatternError, whole
-from engine.interfaces.json_reading import Reading
+from engine.interfaces.json_reading import KNOWN, Reading
 from engine.interfaces.json_schema import refused
 from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
@@ -118,7 +118,8 @@ def normal(schema: Any) -> Any:
     except PatternError as error:
         raise refused("", "pattern", str(error)) from error
     if written is False:
-        keyword = next((key for key in schema if not key.startswith("$")), "false") if schema else "false"
+        keys = [key for key in schema or () if key in KNOWN and not key.startswith("$")]
+        keyword = min(keys, key=lambda key: key == "type", default="false")
         raise refused("", keyword, "nothing fits the schema")
     return written
 

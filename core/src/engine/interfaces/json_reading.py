@@ -53,41 +53,45 @@ class Reading:
         self._checked: set[str] = set()
         self._cases: dict[tuple[bool, str, bool], Cases] = {}
         self._of_state: dict[State, Cases] = {}
+        self._flattened: dict[Term, State] = {}
+        self._open: set[str] = set()
         self._under_way: set[tuple[bool, str, bool]] = set()
         self._work = 0
 
     # -- states -------------------------------------------------------------------------------------------------------
     def state(self, state: State) -> State:
         """The same, in terms that are no mere references to others."""
-        found: set[Term] = set()
-        pending, seen = list(state), set(state)
-        while pending:
-            positive, place = pending.pop()
-            if (positive, place) in FALSE:
-                return FALSE
-            node = self._node(place)
-            if isinstance(node, bool):
-                if node != positive:
-                    return FALSE
-                continue
-            asking = self._asking(place)
-            more: list[Term] | None = None
-            if not asking:
-                if not positive:
-                    return FALSE
-                continue
-            if asking == ["$ref"]:
-                more = [(positive, self._references.target(self._place(place)))]
-            elif asking == ["allOf"] and positive:
-                more = [(True, f"{place}/allOf/{i}") for i in range(len(node["allOf"]))]
-            if more is None:
-                found.add((positive, place))
-            else:
-                pending += [term for term in more if term not in seen]
-                if any(term in seen for term in more) and asking == ["$ref"] and len(seen) == 1:
-                    raise refused(place, "$ref", f"{node['$ref']!r:.80} refers to itself")
-                seen.update(more)
-        return frozenset(found)
+        found: State = TRUE
+        for positive, place in state:
+            found = both(found, FALSE if (positive, place) in FALSE else self._flat(positive, place))
+        return found
+
+    def _flat(self, positive: bool, place: str) -> State:
+        """What a schema comes to that is nothing but `true`, `false`, a reference, or several at once."""
+        key = positive, place
+        if key in self._flattened:
+            return self._flattened[key]
+        node = self._node(place)
+        if isinstance(node, bool):
+            return TRUE if node == positive else FALSE
+        asking = self._asking(place)
+        if not asking:
+            return TRUE if positive else FALSE
+        if asking == ["$ref"]:
+            terms = [self._references.target(self._place(place))]
+        elif asking == ["allOf"] and positive:
+            terms = [f"{place}/allOf/{i}" for i in range(len(node["allOf"]))]
+        else:
+            return frozenset({key})
+        if place in self._open:
+            raise refused(place, asking[0], "it refers to itself")
+        self._open.add(place)
+        found: State = TRUE
+        for term in terms:
+            found = both(found, self._flat(positive, term))
+        self._open.discard(place)
+        self._flattened[key] = found
+        return found
 
     def options(self, state: State) -> list[State] | None:
         """The states of which one has to hold, where the source says no more than that; None for any other."""
@@ -221,8 +225,11 @@ class Reading:
             for values in ([node["const"]] if "const" in node else None, node.get("enum")):
                 if values is not None:
                     found = self._both(place, found, [Case(type="enum", values=_distinct(values))])
-        for parts in self._applied(place, node, inner):
-            found = self._both(place, found, parts)
+        keys = list(node)
+        own = keys.index("properties") if "properties" in node else -1
+        for key, parts in self._applied(place, node, inner):
+            before = keys.index(key) < own  # so that the properties stay in their order
+            found = self._both(place, parts, found) if before else self._both(place, found, parts)
         for keyword, apply in (("unevaluatedProperties", self._unevaluated_names), ("unevaluatedItems", self._unevaluated_items)):
             if keyword in node:
                 state = frozenset({(True, f"{place}/{keyword}")})
@@ -232,26 +239,25 @@ class Reading:
                     raise refused(place, str(error), f"what {keyword!r} is about cannot be told") from error
         return found
 
-    def _applied(self, place: str, node: Mapping[str, Any], track: bool) -> Iterable[Cases]:
-        """The cases of each keyword that combines schemas."""
+    def _applied(self, place: str, node: Mapping[str, Any], track: bool) -> Iterable[tuple[str, Cases]]:
+        """The keywords that combine schemas, and their cases."""
         for key in ("$ref", "$dynamicRef"):
             if key in node:
-                yield self._of(True, self._references.target(self._place(place), key), track)
+                yield key, self._of(True, self._references.target(self._place(place), key), track)
         for i in range(len(node.get("allOf", ()))):
-            yield self._of(True, f"{place}/allOf/{i}", track)
+            yield "allOf", self._of(True, f"{place}/allOf/{i}", track)
         if "anyOf" in node:
-            yield self._any(place, [self._of(True, f"{place}/anyOf/{i}", track) for i in range(len(node["anyOf"]))])
+            parts = [self._of(True, f"{place}/anyOf/{i}", track) for i in range(len(node["anyOf"]))]
+            yield "anyOf", self._any(place, parts)
         if "oneOf" in node:
-            yield self._one(place, [f"{place}/oneOf/{i}" for i in range(len(node["oneOf"]))], track)
+            yield "oneOf", self._one(place, [f"{place}/oneOf/{i}" for i in range(len(node["oneOf"]))], track)
         if "not" in node:
-            yield self._of(False, f"{place}/not")
+            yield "not", self._of(False, f"{place}/not")
         if "if" in node and (track or "then" in node or "else" in node):
             then = self._of(True, f"{place}/then", track) if "then" in node else everything()
             other = self._of(True, f"{place}/else", track) if "else" in node else everything()
-            yield [
-                *self._both(place, self._of(True, f"{place}/if", track), then),
-                *self._both(place, self._of(False, f"{place}/if"), other),
-            ]
+            passed = self._both(place, self._of(True, f"{place}/if", track), then)
+            yield "if", [*passed, *self._both(place, self._of(False, f"{place}/if"), other)]
         for key in ("dependentRequired", "dependentSchemas", "dependencies"):
             for name, part in node.get(key, {}).items():
                 if isinstance(part, list):
@@ -260,7 +266,7 @@ class Reading:
                     then = self._of(True, f"{place}/{key}/{escaped(name)}", track)
                     then = self._both(place, then, [*_but("object"), Case(type="object", required=(name,))])
                     then = [case for case in then if case.type in ("object", "enum")] + _but("object")
-                yield [*then, Case(type="object", properties={name: FALSE})]
+                yield key, [*then, Case(type="object", properties={name: FALSE})]
 
     def _any(self, place: str, parts: list[Cases]) -> Cases:
         """Beside an unevaluated keyword it matters which of them hold together."""
