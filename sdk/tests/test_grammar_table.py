@@ -15,6 +15,7 @@ import pytest
 from broken_schemas import RefusesNotWithoutName, without_type
 from judge import canonical, valid
 from plain_grammar import Plain
+from plain_grammar_card import PlainGrammar
 
 from engine.interfaces.context import GrammarContext
 from engine.types.errors import ConfigError, InvalidRequestError
@@ -23,9 +24,9 @@ from engine_sdk.conformance.grammar.cases import VOCAB_SIZE, vocabulary
 from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.json_schema_test_suite import COPY, Group, Turns, examine, groups, main, report
 from engine_sdk.conformance.grammar.parts import HELD
-from engine_sdk.conformance.grammar.spellings import REPEATED, plain, spellings
+from engine_sdk.conformance.grammar.spellings import REPEATED, spellings, usual
 from engine_sdk.conformance.grammar.values import Held
-from engine_sdk.conformance.grammar.walk import Walk, named
+from engine_sdk.conformance.grammar.walk import Walk, named, taken
 
 DIALECT = re.compile(r"\\[dwSpb]|\$$")
 """Patterns that Python's `re`, which the validator asks, reads otherwise than ECMA 262."""
@@ -56,8 +57,8 @@ def test_the_table_is_true(keyword: str) -> None:
 def test_spellings_decode_to_what_they_spell(keyword: str) -> None:
     for instance in chain.from_iterable((*held.valid, *held.invalid) for held in HELD[keyword]):
         texts = spellings(instance)
-        assert len(texts) == len(set(texts)) and texts[: len(set(plain(instance)))] == list(
-            dict.fromkeys(plain(instance))
+        assert len(texts) == len(set(texts)) and texts[: len(set(usual(instance)))] == list(
+            dict.fromkeys(usual(instance))
         )
         for text in texts:
             assert canonical(decoded(text)) == canonical(instance), text
@@ -80,7 +81,8 @@ def test_spellings_differ_in_all_that_may_differ() -> None:
     assert '{"b":0,"aé":[12,"x"]}' in texts
     assert '{"aé":[12,"x"],"b":0,"\\u0061\\u00e9":[12,"x"]}' in texts
     assert '{"b":null,"aé":[12,"x"],"b":0}' in texts and '{"b":true,"aé":[12,"x"],"\\u0062":0}' in texts
-    assert len(spellings({str(n): {"a": 1} for n in range(50)})) < REPEATED + 40
+    assert usual({"b": 1e20, "a": [2e-7]})[-1] == '{"a":[0.0000002],"b":100000000000000000000}'
+    assert len(spellings({str(n): {"a": 1} for n in range(50)})) < REPEATED + 45
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ class One:
         self._grammar = body(GrammarContext(vocab_size=VOCAB_SIZE, vocabulary=vocabulary))
 
     def taker(self, constraint: StructuredOutputsParams) -> tuple[str, Walk]:
-        return "one", Walk(self._grammar, constraint, rollback=True)
+        return "one", taken(PlainGrammar, self._grammar, constraint)
 
 
 def test_violations_and_refusals_are_told(copy: Path) -> None:

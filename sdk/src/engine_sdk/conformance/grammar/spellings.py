@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 TEXTS = ("plain", "ascii", "first", "all", "upper")
-NUMBERS = ("plain", "point", "exponent", "raised", "fraction")
+NUMBERS = ("plain", "decimal", "point", "exponent", "raised", "fraction")
 ORDERS = ("given", "reversed", "sorted")
 SPACES = ("", " ", "\n", "\n  ")
 OTHERS: tuple[Any, ...] = (0, "", None, True, [], {})
@@ -28,7 +28,7 @@ class Style:
 
     Args:
         keys, texts: which characters are escaped: those that must be, those beyond ASCII, the first, each.
-        numbers: 12, 12.0, 12e0, 120E-1, 0.12e+2.
+        numbers: 12 or 1e+20, without an exponent, 12.0, 12e0, 120E-1, 0.12e+2.
         order: of an object's members.
         space: around them, and around the whole.
     """
@@ -72,15 +72,18 @@ class Members:
     of: tuple[tuple[str, Any, bool], ...]
 
 
-def plain(value: Any) -> list[str]:
-    """The usual spellings of a value, of which a driver that takes its schema has to allow one."""
-    return [json.dumps(value, ensure_ascii=False, separators=(",", ":")), json.dumps(value, ensure_ascii=False)]
+def usual(value: Any) -> list[str]:
+    """The usual spellings of a value, of which a driver that takes its schema has to allow one: dense, as Python writes
+    it, with members in other orders, without exponents."""
+    found = [json.dumps(value, ensure_ascii=False, separators=(",", ":")), json.dumps(value, ensure_ascii=False)]
+    found += [_Writer(Style(numbers="decimal", order=order), random.Random(0)).written(value) for order in ORDERS]
+    return list(dict.fromkeys(found))
 
 
 def spellings(value: Any) -> list[str]:
     """Texts that decode to this value, the plainest first; the same each time. A text stands there once."""
     drawn = random.Random(0)
-    found = plain(value)
+    found = usual(value)
     found += [_Writer(style, drawn).written(value) for style in STYLES]
     found += [_Writer(ANY, drawn).written(value) for _ in range(DRAWN)]
     found += [_Writer(Style(), drawn).written(variant) for variant in islice(_repeating(value), REPEATED)]
@@ -162,9 +165,9 @@ def number(value: float, style: str) -> str:
     sign, digits, power = Decimal(repr(value)).as_tuple()
     assert isinstance(power, int), "JSON has neither infinities nor what is no number"
     minus, shown = "-" * sign, "".join(map(str, digits))
-    if style == "point":
+    if style in ("decimal", "point"):
         written = f"{Decimal(repr(value)):f}"
-        return f"{written}0" if "." in written else f"{written}.0"
+        return written if style == "decimal" else f"{written}0" if "." in written else f"{written}.0"
     if style == "exponent" or shown == "0":
         return f"{minus}{shown}e{power}"
     if style == "raised":

@@ -17,7 +17,7 @@ from engine.types.structured_outputs import KINDS, StructuredOutputsParams
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.grammar.cases import CASES, END, VOCAB_SIZE, Case, vocabulary
 from engine_sdk.conformance.grammar.parts import HELD
-from engine_sdk.conformance.grammar.spellings import plain, spellings
+from engine_sdk.conformance.grammar.spellings import spellings, usual
 from engine_sdk.conformance.grammar.walk import named, taken
 from engine_sdk.conformance.timing import median_seconds
 
@@ -123,8 +123,8 @@ class GrammarConformance(Conformance):
                     faults.append(f"{held.schema}: the refusal names no keyword: {error}")
                 continue
             for instance in held.valid:
-                if not any(walk.writes(text) for text in plain(instance)):
-                    faults.append(f"{held.schema}: {plain(instance)[0]} is valid, and cannot be written")
+                if not any(walk.writes(text) for text in usual(instance)):
+                    faults.append(f"{held.schema}: {usual(instance)[0]} is valid, and cannot be written")
             for texts in (*map(spellings, held.invalid), *([text] for text in held.broken)):
                 if (written := next((text for text in texts if walk.writes(text)), None)) is not None:
                     faults.append(f"{held.schema}: {written!r} is invalid, and can be written")

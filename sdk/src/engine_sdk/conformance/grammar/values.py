@@ -253,7 +253,7 @@ VALUES: Mapping[str, Sequence[Held]] = MappingProxyType({
             "uri",
             ["https://example.com/a?b=c#d", "urn:isbn:0451450523", "mailto:joe@example.com"],
             ["//example.com", "/a", "a", "http://a b", "http://é.com/", "http://a/\\", "http://a/<b>", ":a",
-             "1http://a", "",
+             "1http://a", "", "http://a:b/",
              "http://a/%2g"],
         ),
         Held({"format": "date"}, ["2024-02-29"], ["2024-02-30", "x"]),
