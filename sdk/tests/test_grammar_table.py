@@ -18,6 +18,7 @@ from plain_grammar import Plain
 from plain_grammar_card import PlainGrammar
 
 from engine.interfaces.context import GrammarContext
+from engine.interfaces.json_normal import normalised
 from engine.types.errors import ConfigError, InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_sdk.conformance.grammar.cases import VOCAB_SIZE, vocabulary
@@ -51,6 +52,19 @@ def test_the_table_is_true(keyword: str) -> None:
             except ValueError:
                 continue
             assert not valid(held.schema, instance), f"{held.schema}: {text}"
+
+
+@pytest.mark.parametrize("keyword", HELD)
+def test_normalised_schemas_mean_the_same(keyword: str) -> None:
+    """What drivers are handed has the same valid instances, or is refused with a keyword."""
+    for held in filter(judged, HELD[keyword]):
+        try:
+            normal = normalised(StructuredOutputsParams(json=json.dumps(held.schema))).schema
+        except InvalidRequestError as error:
+            assert named(error, held.schema), error
+            continue
+        assert [i for i in held.valid if not valid(normal, i)] == [], f"{held.schema}: {normal}"
+        assert [i for i in held.invalid if valid(normal, i)] == [], f"{held.schema}: {normal}"
 
 
 @pytest.mark.parametrize("keyword", HELD)
