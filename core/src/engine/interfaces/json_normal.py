@@ -110,7 +110,7 @@ def _in_tag_at(key: str, part: Any) -> Any:
 
 
 def normal(schema: Any) -> Any:
-    """A JSON schema, normalised; `normal` of the result is the same. See `normalised`."""
+    """A JSON schema, normalised; see `normalised`."""
     try:
         written = _Writer(Reading(schema)).root()
     except RecursionError:
@@ -227,7 +227,7 @@ class _Writer:
         return self._empty[state]
 
     def _is_impossible(self, case: Case) -> bool:
-        if impossible(case):
+        if impossible(case) or self._reading.is_denied(case):
             return True
         if case.type == "object" and self._is_narrow(case):
             return True

@@ -295,11 +295,16 @@ class Reading:
 
     def _void(self, case: Case) -> bool:
         """Whether nothing fits, a look into required properties and first items included."""
-        if impossible(case):
+        if impossible(case) or self.is_denied(case):
             return True
         needed = [room(case, name) for name in case.required]
         needed += [case.item(i) for i in range(min(case.least, len(case.prefix) + 1))]
         return any(self.is_void(state) for state in needed)
+
+    def is_denied(self, case: Case) -> bool:
+        """Whether one of its opposites is everything of its type."""
+        types = {case.type, "number"} if case.type == "integer" else {case.type}
+        return any(other.bare and other.type in types for state in case.opposites for other in self.cases(state))
 
     def is_void(self, state: State) -> bool:
         """Whether nothing fits a state, as far as is seen without following circles."""
