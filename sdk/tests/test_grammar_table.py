@@ -181,7 +181,7 @@ class One:
         self._grammar = body(GrammarContext(vocab_size=VOCAB_SIZE, vocabulary=vocabulary))
 
     def taker(self, constraint: StructuredOutputsParams) -> tuple[str, Walk]:
-        return "one", taken(PlainGrammar, self._grammar, constraint)
+        return "one", taken(PlainGrammar, self._grammar, constraint, normalised(constraint))
 
 
 def test_violations_and_refusals_are_told(copy: Path) -> None:

@@ -26,6 +26,7 @@ from typing import Any, cast
 
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import Grammar, GrammarCard
+from engine.interfaces.json_normal import normalised
 from engine.plugin import Registry
 from engine.plugin.selection_in_turn import select_in_turn
 from engine.types.errors import ConfigError, EngineError, InvalidRequestError
@@ -160,10 +161,11 @@ class Turns:
 
     def taker(self, constraint: StructuredOutputsParams) -> tuple[str, Walk]:
         """Who takes a constraint, and texts under it. Raises InvalidRequestError with what all say."""
-        refusals = []
+        constraint.verify()
+        normal, refusals = normalised(constraint), []
         for name, card, grammar in self._drivers:
             try:
-                return name, taken(card, grammar, constraint)
+                return name, taken(card, grammar, constraint, normal)
             except InvalidRequestError as error:
                 refusals.append((name, error))
         raise constraint.refused(refusals)
@@ -200,9 +202,9 @@ def examine(turns: Turns, suite: Sequence[Group]) -> Found:
 # -- the report ------------------------------------------------------------------------------------------------------
 def report(found: Found, details: bool) -> str:
     """For people."""
-    taken = sum(found.served.values())
-    lines = [f"schemas: {found.schemas}, taken: {taken} ({', '.join(f'{n} by {d}' for d, n in found.served.items())})"]
-    lines.append(f"refused: {found.schemas - taken}, by the keyword that the refusal names:")
+    served = sum(found.served.values())
+    lines = [f"schemas: {found.schemas}, taken: {served} ({', '.join(f'{n} by {d}' for d, n in found.served.items())})"]
+    lines.append(f"refused: {found.schemas - served}, by the keyword that the refusal names:")
     for keyword, errors in sorted(found.refused.items(), key=lambda item: -len(item[1])):
         lines.append(f"  {len(errors):4} {keyword or '(NONE NAMED)'}")
         if details or not keyword:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from engine.interfaces.grammar import MAX_ROLLBACK, Grammar, GrammarCard, Matcher
-from engine.interfaces.json_normal import in_words_of, normalised
+from engine.interfaces.json_normal import in_words_of
 from engine.interfaces.json_schema import KEYWORDS_OF
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
@@ -57,11 +57,11 @@ class Walk:
         return self._grammar.compile(self._constraint, (END,))
 
 
-def taken(card: type[GrammarCard], grammar: Grammar, constraint: StructuredOutputsParams) -> Walk:
+def taken(
+    card: type[GrammarCard], grammar: Grammar, constraint: StructuredOutputsParams, normal: StructuredOutputsParams
+) -> Walk:
     """Texts under a constraint, which a driver is handed as the core hands it: normalised. Raises InvalidRequestError
-    where it is refused, in words of the constraint itself."""
-    constraint.verify()
-    normal = normalised(constraint)
+    where the driver refuses it, in words of the constraint itself."""
     try:
         card.verify(normal)
         return Walk(grammar, normal, card.rollback)
