@@ -175,7 +175,7 @@ def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary) -
                 apart[driver.name].prepare()
 
     return Constraints(
-        Grammars(turns) if len(drivers) > 1 else next(iter(drivers.values())).grammar,
+        Grammars(turns, model.vocab_size),
         model.vocab_size,
         close=close,
         prepare=prepare,

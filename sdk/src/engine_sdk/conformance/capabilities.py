@@ -200,6 +200,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("regex", _JSON, "regex-.*"),
             Capability("any JSON object (`json_object`)", _JSON, "json_object"),
             Capability("JSON schema: {}", _JSON, "json-(.*)"),
+            Capability("JSON schema: {}", "schemas_hold", "(.*)"),
             Capability("rolls back over drafts", "rollback rollback_far"),
             Capability("tells what is forced, to be jumped over", "forced_bytes"),
             Capability("compiled by several threads", "compiled_by_several_threads"),
