@@ -81,3 +81,37 @@ def test_a_poisonous_prompt_costs_its_request_alone(poisoned: Path, options: dic
             stats = engine.client.stats()
             assert (stats.pages_used, stats.num_running, stats.num_waiting) == (0, 0, 0)
             engine.client._core.check_integrity()  # type: ignore[attr-defined]
+
+
+SHARED = [11, 40, 12, 42, 90, 5, 6, 7, 8, 21, 22, 23, 24, 25, 61, 62, 63, 64, 65, 66, 67, 68]
+"""Five blocks, and the beginning of a sixth."""
+ENDS = [[101, 102], [103], [101, 104, 105, 106, 107, 108]]
+
+
+@pytest.mark.parametrize("attention", ["torch", "cpu"])
+@pytest.mark.parametrize("budget", [64, 8])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_poisonous_end_leaves_the_shared_prefix_whole(
+    poisoned: Path, attention: str, budget: int, in_flight: int
+) -> None:
+    """Requests that share it with the bad one have the tokens of before; computed in one chunk or several."""
+    if attention == "cpu":
+        pytest.importorskip("engine_cpu._native", reason="engine-cpu was built without native code")
+    settings: dict[str, Any] = {"dtype": "float32", "block_size": 4, "max_num_batched_tokens": budget}
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    several = SamplingParams(temperature=0, max_tokens=2, n=3, ignore_eos=True)
+    with LLM(str(poisoned), attention=attention, in_flight=in_flight, num_kv_pages=200, **settings) as llm:
+        core: Any = llm.llm_engine.client._core  # type: ignore[attr-defined]
+
+        def tokens(end: list[int]) -> list[int]:
+            (output,) = llm.generate({"prompt_token_ids": [*SHARED, *end]}, greedy, use_tqdm=False)
+            return list(output.outputs[0].token_ids)
+
+        quiet = [tokens(end) for end in ENDS]
+        for params in (greedy, several):
+            core.reset_prefix_cache()
+            for _ in range(2):
+                with pytest.raises(InvalidLogitsError, match="NaN"):
+                    llm.generate({"prompt_token_ids": [*SHARED, POISON]}, params, use_tqdm=False)
+                assert [tokens(end) for end in ENDS] == quiet
+        core.check_integrity()

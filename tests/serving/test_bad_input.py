@@ -193,7 +193,7 @@ def head(length: int | str, *more: str) -> bytes:
 def test_a_body_of_50_megabytes_is_refused_unread(limited: Server) -> None:
     answer = exchange(limited, head(50_000_000), b'{"messages": "')  # the rest is never sent, and not waited for
     assert answer.startswith(b"HTTP/1.1 413"), answer
-    assert b"body_too_large" in answer and b"33554432" in answer and b"connection: close" in answer
+    assert b"body_too_large" in answer and b"8388608" in answer and b"connection: close" in answer
 
 
 def test_a_body_of_50_megabytes_that_is_sent(limited: Server) -> None:
@@ -208,6 +208,11 @@ def test_a_body_of_50_megabytes_that_is_sent(limited: Server) -> None:
 def test_a_slow_body(limited: Server) -> None:
     answer = exchange(limited, head(100), b'{"mess')
     assert answer.startswith(b"HTTP/1.1 408") and b"body_timeout" in answer
+
+
+def test_no_answer_tells_what_serves(limited: Server) -> None:
+    answers = [httpx.get(limited.address + path) for path in ("/health", "/v1/models", "/nothing")]
+    assert not any("server" in answer.headers for answer in answers)
 
 
 def test_slow_and_endless_headers(limited: Server) -> None:

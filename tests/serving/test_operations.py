@@ -71,6 +71,32 @@ def test_monitors_need_no_key(guarded: Server) -> None:
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")
 
 
+def test_a_stopped_core_is_seen_at_once(guarded: Server) -> None:
+    (core,) = psutil.Process(guarded.process.pid).children()
+
+    def said(path: str) -> tuple[int, Any]:
+        answer = httpx.get(guarded.address + path)
+        return answer.status_code, answer.json()
+
+    assert said("/ready") == (200, {"status": "serving"})
+    core.suspend()
+    try:
+        deadline = time.monotonic() + 5
+        while said("/health")[0] == 200 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        status, health = said("/health")
+        assert status == 503 and health["status"] == "unavailable" and health["ranks"][0]["stopped"]
+        assert said("/ready") == (503, {"status": "stopped"})
+    finally:
+        core.resume()
+    deadline = time.monotonic() + 5
+    while said("/health")[0] != 200 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert said("/health")[1]["status"] == "ok"
+    answer = guarded.client(api_key=KEYS[0]).completions.create(model="tiny", prompt="Hi", max_tokens=2)
+    assert answer.usage is not None and answer.usage.completion_tokens == 2
+
+
 def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_API_KEY", "from-environment, another")
     server = Server("tiny")

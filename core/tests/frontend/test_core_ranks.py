@@ -29,14 +29,15 @@ class Played:
     """A core's process without a process."""
 
     def __init__(self, start: Any) -> None:
-        self.start, self.sent, self.stopped = start, [], threading.Event()  # type: ignore[var-annotated]
+        self.start, self.sent, self.left = start, [], threading.Event()  # type: ignore[var-annotated]
+        self.frozen = False
         self.pid = 1000 + start.rank
 
     def wait_ready(self) -> WorkerReady:
         if self.start.error is not None:
             raise self.start.error
         if self.start.slow:
-            assert self.stopped.wait(10), "nobody ended the wait"
+            assert self.left.wait(10), "nobody ended the wait"
             raise EngineDeadError("start", "it was shut down while it started")
         return WorkerReady(
             num_pages=10 + self.start.rank,
@@ -50,17 +51,20 @@ class Played:
         self.say, self.die = on_message, on_death
 
     def send(self, message: ToCore) -> None:
-        assert not self.stopped.is_set(), "the sockets are gone"
+        assert not self.left.is_set(), "the sockets are gone"
         self.sent.append(message)
 
     def alive(self) -> bool:
-        return not self.stopped.is_set()
+        return not self.left.is_set()
+
+    def stopped(self) -> bool:
+        return self.frozen
 
     def ask_to_stop(self) -> None:
-        self.stopped.set()
+        self.left.set()
 
     def shutdown(self) -> None:
-        self.stopped.set()
+        self.left.set()
 
 
 class Start:
@@ -134,7 +138,7 @@ def test_requests_and_aborts_find_their_rank() -> None:
     assert [core.sent[-1] for core in cores[:2]] == [Abort(["r0"]), Abort(["r4"])]
     assert isinstance(cores[2].sent[-1], Add) and front.has_work()
     front.shutdown()
-    assert all(core.stopped.is_set() for core in cores)
+    assert all(core.left.is_set() for core in cores)
 
 
 def test_a_router_that_errs_is_named() -> None:
@@ -151,7 +155,7 @@ def test_one_failed_start_ends_all_and_is_told() -> None:
     with pytest.raises(ConfigError, match="no such file"):
         RanksClient(several)
     assert time.monotonic() - began < 5
-    assert all(core.stopped.is_set() for core in several._cores)
+    assert all(core.left.is_set() for core in several._cores)
 
 
 def test_a_router_that_cannot_be_built_ends_all() -> None:
@@ -176,7 +180,7 @@ def test_a_process_that_dies_takes_its_own_with_it() -> None:
     cores[1].say(said(token("r1")))  # what was still on its way
     cores[0].say(said(token("r0")))
     assert [output.request_id for output in front.receive(1).outputs] == ["r0"]
-    assert cores[1].stopped.wait(5), "what the process has left is freed"
+    assert cores[1].left.wait(5), "what the process has left is freed"
     for i in range(3):
         front.add([request(f"n{i}")])
     assert len(cores[1].sent) == 2
@@ -237,10 +241,10 @@ def test_a_dead_rank_is_started_again_as_often_as_asked() -> None:
         dying.die(EngineDeadError("the core", "gone"))
         while not any(output.error for output in front.receive(5).outputs):
             pass
-        assert several.living == (0,) and dying.stopped.wait(5)
+        assert several.living == (0,) and dying.left.wait(5)
         if life < 2:
             until(lambda: front.receive(0.01) is not None and several.living == (0, 1))
-            assert several._cores[1] is not dying and not several._cores[1].stopped.is_set()
+            assert several._cores[1] is not dying and not several._cores[1].left.is_set()
             dying.say(said(token(f"a{life}")))  # of a life that is over; nobody listens to its thread any more
     time.sleep(0.1)
     assert front.receive(0.01).outputs == [] and several.living == (0,), "none is left"
@@ -261,6 +265,8 @@ def test_counters_go_on_after_a_restart() -> None:
     until(lambda: bool(front.receive(0.01).outputs))
     state = several.states()[1].stats
     assert state is not None and (state.generation_tokens, state.num_running, state.pages_total) == (9, 1, 9)
+    several._cores[0].frozen = True  # type: ignore[attr-defined]
+    assert [one.stopped for one in several.states()] == [True, False]
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -28,6 +28,34 @@ def test_text_and_ids(inputs: InputProcessor) -> None:
     assert request.eos_token_ids == [0]  # the tokenizer's second id lies outside the vocabulary
 
 
+def test_what_cannot_fit_is_refused_before_it_is_tokenised(doubles: ModuleType) -> None:
+    tokenised: list[int] = []
+
+    class Tokenizer(doubles.CharTokenizer):  # type: ignore[name-defined, misc]
+        longest_token = 3  # so that 48 characters may be 16 tokens, as far as anybody knows
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            tokenised.append(len(text))
+            return [5] * (len(text) // 3)
+
+        def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+            return self.encode(first + second), None
+
+    inputs = InputProcessor(Tokenizer(), doubles.description(), max_model_len=16)
+    for ask in (
+        lambda text: inputs.process("a", text, SamplingParams()),
+        lambda text: inputs.process("a", {"prompt": text, "add_special_tokens": False}, SamplingParams()),
+        inputs.tokenize,
+        lambda text: inputs.pair(text[:9], text[9:]),
+    ):
+        with pytest.raises(PromptTooLongError, match="a prompt of 49 characters; .*16 tokens.* 3 characters"):
+            ask("a" * 49)
+        assert tokenised == []
+    assert inputs.tokenize("a" * 48) == [5] * 16
+    cut = inputs.process("b", {"prompt": "a" * 900, "truncate_prompt_tokens": 4}, SamplingParams(max_tokens=2))
+    assert cut.prompt_token_ids == [5] * 4
+
+
 @pytest.mark.parametrize(
     ("most", "max_tokens", "kept"),
     [

@@ -97,14 +97,19 @@ def speculation(settings: Settings) -> Speculation | None:
 
 
 def make_core(
-    layout: KVLayout, settings: Settings, evictor: type = LRU, policy: type = FCFS, grammar: Any = None
+    layout: KVLayout,
+    settings: Settings,
+    evictor: type = LRU,
+    policy: type = FCFS,
+    grammar: Any = None,
+    worker: type[PagedWorker] = PagedWorker,
 ) -> tuple[EngineCore, HoldingExecutor]:
     """A core, and the executor that it drives."""
     message = worker_start(layout, settings)
     hold = max(1, settings.in_flight - 1) if settings.hold else 0
     propose = drafting.make(settings.drafter, VOCAB) if settings.drafter else None
     executor = HoldingExecutor(
-        PagedWorker(message, propose, settings.failing_loads),
+        worker(message, propose, settings.failing_loads),
         layout,
         settings.max_num_seqs,
         settings.max_model_len,

@@ -62,7 +62,7 @@ class Picky(GrammarCard):
 
 def grammars(*drivers: Scripted) -> Grammars:
     made = [GrammarDriver(f"d{driver.bit}", Picky, driver) for driver in drivers]
-    return Grammars({"regex": made, "json": made[1:]})
+    return Grammars({"regex": made, "json": made[1:]}, 32)
 
 
 def test_each_goes_to_the_first_that_takes_it() -> None:

@@ -47,7 +47,7 @@ def test_too_much(value: dict[str, Any], message: str) -> None:
 
 def test_too_deep_for_anything() -> None:
     deep = nested(50_000)
-    with pytest.raises(InvalidRequestError, match="structured_outputs.json={...}"):
+    with pytest.raises(InvalidRequestError, match="structured_outputs.json={.items.: {"):
         StructuredOutputsParams(json=deep).verify()
     while deep:  # or its end would be one recursion
         deep = deep["items"]

@@ -28,8 +28,7 @@ from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOp
 from engine_cuda.attention_triton.items import FIELDS
 from engine_cuda.attention_triton.plan import TritonPlan
 from engine_cuda.interpreter import interpreted
-from engine_reference.attention_torch.body import TorchAttentionBody
-from engine_sdk.conformance.attention.case import Case, Form, whole_rows
+from engine_sdk.conformance.attention.case import Case, Form, check_unseen, whole_rows
 
 DEVICE = "cpu" if interpreted() else "cuda"
 pytestmark = [] if interpreted() else pytest.mark.gpu
@@ -75,6 +74,15 @@ def test_decodes_that_are_divided() -> None:
         some.check(*found)
         if window is None:
             assert items(body.plan(some.batch, some.group))[0][:, 10].max() > 1, "no row was divided"
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_what_some_queries_do_not_see(window: int | None) -> None:
+    """Values that are not numbers, of keys that some queries of a tile see and others do not."""
+    form = Form(kind="full" if window is None else "sliding", window=window, dtype="bfloat16", group_size=1)
+    check_unseen(
+        lambda: case(form, [[50], range(12), range(40, 60)], 1), driver("bfloat16"), [(1, 11), (1, 4), (2, 45)]
+    )
 
 
 @given(

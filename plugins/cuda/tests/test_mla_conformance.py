@@ -20,6 +20,11 @@ class TestTritonLatentAttention(AttentionConformance):
         super().test_latent_ragged_batches()
 
     @pytest.mark.slow
+    def test_latent_what_some_queries_do_not_see_of_long_rows(self) -> None:
+        """This too."""
+        super().test_latent_what_some_queries_do_not_see_of_long_rows()
+
+    @pytest.mark.slow
     def test_latent_long_and_many_rows(self) -> None:
         """So does this."""
         super().test_latent_long_and_many_rows()

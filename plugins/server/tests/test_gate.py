@@ -8,10 +8,11 @@ import pytest
 from gates import Echo, gate
 from starlette.types import Message
 
-from engine_server.body import BodyLimit
-from engine_server.gate import OPEN_PATHS
-from engine_server.keys import KeyRing
-from engine_server.lifecycle import Lifecycle, Phase
+from engine.server.body import MOST, BodyLimit
+from engine.server.gate import OPEN_PATHS
+from engine.server.json import LARGE
+from engine.server.keys import KeyRing
+from engine.server.lifecycle import Lifecycle, Phase
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,10 @@ async def test_requests_in_progress_are_counted() -> None:
     assert lifecycle.active == 0
 
 
-async def limited(*messages: Message, length: int | None = None) -> tuple[list[Message], list[bytes]]:
-    """What a body limit of 10 bytes answers to these messages, and what the application got."""
+async def limited(
+    *messages: Message, length: int | None = None, max_body: int = 10, kind: bytes = b"application/json"
+) -> tuple[list[Message], list[bytes]]:
+    """What a body limit (of 10 bytes, by itself) answers to these messages, and what the application got."""
     echo, sent, pending = Echo(), [], list(messages)
 
     async def receive() -> Message:
@@ -74,9 +77,12 @@ async def limited(*messages: Message, length: int | None = None) -> tuple[list[M
     async def send(message: Message) -> None:
         sent.append(message)
 
-    headers = [] if length is None else [(b"content-length", str(length).encode())]
+    headers = [(b"content-type", kind)] if kind else []
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
     scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
-    await BodyLimit(echo, max_body=10, timeout=0.05)(scope, receive, send)
+    timeout = 0.05 if max_body == 10 else 60
+    await BodyLimit(echo, max_body=max_body, timeout=timeout)(scope, receive, send)
     return sent, echo.bodies
 
 
@@ -103,6 +109,34 @@ async def test_a_body_that_is_refused(messages: list[Message], length: int | Non
     assert not bodies and sent[0]["status"] == status
     assert (b"connection", b"close") in sent[0]["headers"]
     assert [message.get("more_body") for message in sent[1:]] == [True, False]
+
+
+def listed(unit: bytes, count: int) -> bytes:
+    """So many of these in a list, and enough blanks to be looked through."""
+    return b"[" + b",".join([unit] * count) + b" " * LARGE + b"]"
+
+
+@pytest.mark.parametrize(
+    ("body", "fits"),
+    [
+        (listed(b"1", MOST.values - 1), True),
+        (listed(b"1", MOST.values + 1), False),
+        (listed(b'""', MOST.objects - 1), True),
+        (listed(b'""', MOST.objects + 1), False),
+        (listed(b"{}", MOST.objects + 1), False),
+        (listed(b'{"a":1}', MOST.objects // 2 + 1), False),
+        (listed(b'{"a":1}', MOST.objects // 2 + 1)[:-1], False),  # that it is no JSON would show too late
+        (b'["' + b"[," * MOST.values + b'"]', True),
+    ],
+    ids=["numbers", "too many", "texts", "too many texts", "too many objects", "with fields", "not closed", "a text"],
+)
+async def test_what_json_makes_is_counted_before_it_is_read(body: bytes, fits: bool) -> None:
+    for kind in (b"application/json", b"application/vnd.x+json", b""):
+        sent, bodies = await limited(part(body, False), max_body=2**30, kind=kind)
+        assert sent[0]["status"] == (200 if fits else 413) and bodies == ([body] if fits else [])
+        assert fits or b"body_too_large" in sent[1]["body"]
+    sent, bodies = await limited(part(body, False), max_body=2**30, kind=b"text/plain")
+    assert sent[0]["status"] == 200, "only JSON makes objects"
 
 
 async def test_a_client_that_leaves_gets_no_answer() -> None:

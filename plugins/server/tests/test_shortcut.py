@@ -1,5 +1,6 @@
 """The short way to a route answers as the framework's way does."""
 
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -9,13 +10,14 @@ import orjson
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import Response
+from pydantic import model_validator
 
-from engine_server import errors
-from engine_server.body_model import Body
-from engine_server.json import JSON, JSONRoute
-from engine_server.routes import chat, completions, messages, pooling, responses, tokenization
-from engine_server.shortcut import Shortcut
-from engine_server.state import ServerState, state_of
+from engine.server import errors, shortcut
+from engine.server.body_model import Body
+from engine.server.json import JSON, LARGE, JSONRoute
+from engine.server.routes import chat, completions, messages, pooling, responses, tokenization
+from engine.server.shortcut import Shortcut
+from engine.server.state import ServerState, state_of
 
 
 class Said(Body):
@@ -23,6 +25,15 @@ class Said(Body):
 
     text: str
     times: int = 1
+
+    @model_validator(mode="after")
+    def _note_thread(self) -> "Said":
+        READ_IN.append(threading.get_ident())
+        return self
+
+
+READ_IN: list[int] = []
+"""The threads in which bodies were checked."""
 
 
 router = APIRouter(route_class=JSONRoute)
@@ -104,6 +115,27 @@ async def test_a_well_formed_request_does_not_pass_the_framework(monkeypatch: py
     monkeypatch.setattr(app, "middleware_stack", nobody)
     status, content, _ = await post(short, "/say", BODIES[0], "application/json")
     assert (status, orjson.loads(content)) == (200, {"said": "hihi", "by": "tiny", "path": "/say"})
+
+
+async def test_a_large_body_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is well-formed, and one that is not and goes the framework's way too: it is read once."""
+    app = application()
+    short = Shortcut(app, [router])
+    parsed: list[int] = []
+
+    def loads(content: bytes) -> Any:
+        parsed.append(threading.get_ident())
+        return orjson.loads(content)
+
+    monkeypatch.setattr(shortcut, "orjson", SimpleNamespace(loads=loads, JSONDecodeError=orjson.JSONDecodeError))
+    for fits, field in ((True, "text"), (False, "other")):
+        for size, aside in ((10, False), (LARGE, True)):
+            parsed.clear()
+            READ_IN.clear()
+            status, content, _ = await post(short, "/say", orjson.dumps({field: "a" * size}), "application/json")
+            assert status == (200 if fits else 400), content[:100]
+            assert len(parsed) == 1 and (parsed[0] != threading.get_ident()) == aside
+            assert (parsed if fits else []) == READ_IN
 
 
 def test_the_routes_that_generate_have_a_short_way() -> None:

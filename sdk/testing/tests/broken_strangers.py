@@ -70,6 +70,14 @@ class TiesWhateverIsSaid(GPT2):
         self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head", self.words)
 
 
+class TiesWhereItIsSaid(GPT2):
+    """a config that does not say whether the head is tied unties it, though GPT-2's is tied then"""
+
+    def __init__(self, context: ModelContext) -> None:
+        context.description.config.setdefault("tie_word_embeddings", False)
+        super().__init__(context)
+
+
 class _Routes(Mixtral):
     """Exchanges the experts."""
 
@@ -156,7 +164,7 @@ class ExpertsNotSummed(_Routes):
 
 GPT2S = [
     GeluForGeluNew, ForgetsOutputBias, PositionsFromOne, ReadsMatricesAsTheyLie, ScalesAllLayersAlike,
-    TiesWhateverIsSaid,
+    TiesWhateverIsSaid, TiesWhereItIsSaid,
 ]  # fmt: skip
 MIXTRALS = [
     ExpertsUnnormed, RouterOverTokens, ExpertsChooseTokens, TwoExpertsAlways, SwapsOneExpert, ExpertsNotSummed,

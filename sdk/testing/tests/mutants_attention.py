@@ -9,7 +9,7 @@ import torch
 from heavy_card import Heavy
 from mutant_suites import suites_of
 from plain_attention import Plain
-from plain_cards import NamesNoBody, PlainAttention, PlainLatentAttention, ServesEverything, Undecided
+from plain_cards import GivesNoLse, NamesNoBody, PlainAttention, PlainLatentAttention, ServesEverything, Undecided
 from plain_latent import PlainLatent
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, LayerCache
@@ -76,6 +76,41 @@ class ReadsHiddenPages(Plain):
             size = layer.group.tokens_per_block
             block = cache.v[plan.table[row, place // size].long()]
             out[token] += (block * 0).sum().to(out.dtype)
+
+
+class WeighsByNothing(Plain):
+    """the values that a query does not see are multiplied by 0, which NaN and infinity survive, before its row's end"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+        size = layer.group.tokens_per_block
+        if layer.group.kind == "encoder" or layer.need.sliding_window is not None:
+            return
+        furthest: dict[int, int] = {}
+        for _, row, place in plan.queries:
+            furthest[row] = max(place, furthest.get(row, 0))
+        for token, row, place in plan.queries:
+            for other in range(place + 1, furthest[row] + 1):
+                out[token] += (cache.v[plan.table[row, other // size].long(), other % size] * 0).sum().to(out.dtype)
+
+
+class HidesNaN(Plain):
+    """what is no number is stored as 0: who sees it gets numbers"""
+
+    def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: Any) -> None:
+        super().write(layer, k.nan_to_num(0, 0, 0), v.nan_to_num(0, 0, 0), cache, plan)
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q.nan_to_num(0, 0, 0), k, v, cache, plan, out, lse)
+
+
+class MixesRows(Plain):
+    """layers that keep nothing: values of other rows of the step are multiplied by 0, which NaN survives"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+        if layer.group.kind == "encoder":
+            out[: plan.queries[-1][0] + 1] += (v[: plan.queries[-1][0] + 1] * 0).sum().to(out.dtype)
 
 
 class PaddedDraftsSpoilTheRow(Plain):
@@ -265,10 +300,44 @@ class LatentAssumesDense(PlainLatent):
         super().forward(layer, q_latent, q_rope, cache, plan, out, lse)
 
 
-LATENT = [LatentWithoutPositions, LatentValuesFromTheEnd, LatentIgnoresKvIndex, LatentAssumesDense]
+class WithoutLse(Plain):
+    """Right, of the card `GivesNoLse`."""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        assert lse is None and "lse" not in layer.need.features, "the card has refused it"
+        super().forward(layer, q, k, v, cache, plan, out)
+
+
+class LeavesLse(Plain):
+    """lse is not written, though the card serves the feature"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan, out)
+
+
+class LatentWeighsByNothing(PlainLatent):
+    """latent attention multiplies by 0 the latents that a query does not see, which NaN and infinity survive"""
+
+    def forward(self, layer: Any, q_latent: Any, q_rope: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q_latent, q_rope, cache, plan, out, lse)
+        size, latent_size = layer.group.tokens_per_block, out.shape[-1]
+        for token, row, place in plan.queries:
+            for _, last in [(r, p) for _, r, p in plan.queries if r == row and p > place]:
+                vector = cache[plan.table[row, last // size].long(), last % size, :latent_size]
+                out[token] += (vector * 0).to(out.dtype)
+
+
+LATENT = [
+    LatentWithoutPositions,
+    LatentValuesFromTheEnd,
+    LatentIgnoresKvIndex,
+    LatentAssumesDense,
+    LatentWeighsByNothing,
+]
 
 MUTANTS = [
-    SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, ReadsHiddenPages,
+    SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, LeavesLse, ReadsHiddenPages,
+    WeighsByNothing, HidesNaN, MixesRows,
     PaddedDraftsSpoilTheRow, IgnoresKvIndex, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound, WrongGroups,
     NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes, SlopesToOneSide,
     KeepsTwoBits, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
@@ -284,3 +353,7 @@ class TestUnbroken(AttentionConformance):
 
 class TestUnbrokenLatent(AttentionConformance):
     card = PlainLatentAttention
+
+
+class TestUnbrokenWithoutLse(AttentionConformance):
+    card = GivesNoLse

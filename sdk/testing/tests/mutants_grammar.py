@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from broken_schemas import SCHEMA_MUTANTS
 from mutant_suites import suites_of
 from plain_grammar import Plain
 from plain_grammar_card import PlainGrammar
@@ -16,6 +17,11 @@ from engine_sdk.conformance import GrammarConformance
 KEYWORDS = (
     "enum", "const", "type", "minimum", "maximum", "minLength", "maxLength", "pattern", "required",
     "additionalProperties", "properties", "items", "minItems", "maxItems", "anyOf", "$ref",
+)  # fmt: skip
+MORE_KEYWORDS = (
+    "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "prefixItems", "uniqueItems", "contains", "minContains",
+    "maxContains", "unevaluatedItems", "patternProperties", "propertyNames", "minProperties", "maxProperties",
+    "dependentRequired", "dependentSchemas", "unevaluatedProperties", "oneOf", "allOf", "not", "if",
 )  # fmt: skip
 
 
@@ -37,7 +43,7 @@ class FirstBranch(Plain):
     """only the first branch of an alternative is taken"""
 
     def matches(self, pattern: str) -> Any:
-        return super().matches(pattern.replace("(yes|no)", "(yes)"))
+        return super().matches(pattern.replace("yes|no", "yes"))
 
 
 class ArraysAreObjects(Plain):
@@ -320,7 +326,8 @@ class ForcingMoves(WithMatcher):
 
 
 PLAIN_MUTANTS = [
-    *map(dropping, KEYWORDS), OneRepeatLess, FirstBranch, ArraysAreObjects, RefusesWithoutName,
+    *map(dropping, (*KEYWORDS, *MORE_KEYWORDS)), *SCHEMA_MUTANTS, OneRepeatLess, FirstBranch, ArraysAreObjects,
+    RefusesWithoutName,
 ]  # fmt: skip
 CHOICE_MUTANTS = [
     EveryToken, NoEnd, EndsAnywhere, OneSpelling, RowsInOrder, ClearsOthers, OnlyAdds, ReadsEarly, LosesTheLast,

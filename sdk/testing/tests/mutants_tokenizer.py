@@ -167,6 +167,14 @@ class OneTooSmall(HFTokenizerBody):
         return super().vocab_size - 1
 
 
+class LongerThanItSays(HFTokenizerBody):
+    """tokens are longer than it says: prompts that would fit are refused"""
+
+    @property
+    def longest_token(self) -> int:
+        return (super().longest_token or 2) // 2
+
+
 class ShortVocabulary(HFTokenizerBody):
     """the vocabulary ends before the last id"""
 

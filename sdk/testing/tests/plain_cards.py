@@ -11,6 +11,7 @@ class PlainAttention(AttentionCard):
     framework = "torch"
     kinds = frozenset({"full", "sliding", "encoder"})
     body = "plain_attention:Plain"
+    features = frozenset({"kv_index", "sinks", "alibi", "lse"})
 
     @classmethod
     def unsupported(cls, need: AttentionNeed) -> list[str]:
@@ -21,9 +22,7 @@ class PlainAttention(AttentionCard):
             reasons.append(f"dtype {need.dtype} is not served")
         if need.framework != "torch":
             reasons.append(f"it computes with torch, not with {need.framework}")
-        reasons += [
-            f"feature {feature} is not served" for feature in sorted(need.features - {"kv_index", "sinks", "alibi"})
-        ]
+        reasons += [f"feature {feature} is not served" for feature in sorted(need.features - cls.features)]
         return reasons
 
 
@@ -32,6 +31,13 @@ class PlainLatentAttention(PlainAttention):
 
     kinds = frozenset({"mla"})
     body = "plain_latent:PlainLatent"
+
+
+class GivesNoLse(PlainAttention):
+    """A sound card, of a driver that cannot say what its scores add up to."""
+
+    features = frozenset({"kv_index", "sinks", "alibi"})
+    body = "mutants_attention:WithoutLse"
 
 
 class ServesEverything(PlainAttention):

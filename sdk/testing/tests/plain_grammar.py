@@ -1,4 +1,5 @@
-"""A grammar driver for the suite's own cases, written to be broken: it lists every text that fits."""
+"""A grammar driver for the suite's own cases, written to be broken: it lists every text that fits, and judges texts
+under the schemas of the suite's table."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ import re._parser as parser  # what re compiles from: a tree of the pattern
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from judge import Judged, altered, fits, table, valid
+
+from engine.builtin.grammar_choice.body import Choice
 from engine.interfaces.grammar import Matcher
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_reference.grammar_choice.body import Choice
+from engine_sdk.conformance.grammar.decoding import decoded
+from engine_sdk.conformance.grammar.values import Held
 
 REPEATS = 4
 
@@ -19,17 +24,36 @@ class Plain(Choice):
     """See `engine.interfaces.grammar.Grammar`. `dropped` names the schema keywords that are not read."""
 
     dropped: ClassVar[frozenset[str]] = frozenset()
+    dot: ClassVar[str] = "bé日"
+    """What stands for any character, and for any but some."""
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         texts = constraint.choice
         if constraint.regex is not None:
             texts = list(self.matches(constraint.regex))
         elif constraint.json is not None:
-            schema = json.loads(constraint.json) if isinstance(constraint.json, str) else constraint.json
+            schema = constraint.schema
+            if (entries := table().get(json.dumps(schema))) is not None:
+                return Judged(lambda text: any(self.judge(held, text) for held in entries), end_token_ids)
             texts = [json.dumps(value, separators=(",", ":")) for value in self.values(schema, schema)]
         elif constraint.json_object:
             texts = ["{}", '{"a":1}']
         return super().compile(StructuredOutputsParams(choice=texts), end_token_ids)
+
+    # -- the suite's table -------------------------------------------------------------------------------------------
+    def judge(self, held: Held, text: str) -> bool:
+        """Whether a text fits a schema of the table, or what is read in its place."""
+        if fits(held, text):
+            return True
+        read = altered(held.schema, self.rule)
+        try:
+            return read != held.schema and valid(read, decoded(text))
+        except ValueError:
+            return False
+
+    def rule(self, schema: dict[str, Any], behind: tuple[str, ...]) -> dict[str, Any]:
+        """What a schema behind these keywords is read as."""
+        return {key: part for key, part in schema.items() if key not in self.dropped}
 
     # -- regular expressions -----------------------------------------------------------------------------------------
     def matches(self, pattern: str) -> Iterator[str]:
@@ -43,6 +67,8 @@ class Plain(Choice):
         name = str(op)
         if name == "LITERAL":
             yield chr(value)
+        elif name == "ANY" or (name == "IN" and str(value[0][0]) == "NEGATE"):
+            yield from self.dot
         elif name == "IN":
             for kind, inner in value:
                 codes = [inner] if str(kind) == "LITERAL" else range(inner[0], inner[1] + 1)

@@ -25,6 +25,11 @@ state where the text might also end, and the longer of two branches; with a mark
 can write the mark itself, tokens with its first byte are left out: private characters beyond U+100000."""
 
 
+NUMBER = r"((-)?(0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-][0-9]+)?"
+"""How the library writes numbers: with exponents of any size."""
+PLAIN_NUMBER = NUMBER.replace("[+-][0-9]+", "[+-][0-9]{1,2}")
+
+
 class Source(msgspec.Struct, frozen=True):
     """What is to be compiled.
 
@@ -78,7 +83,7 @@ def vocabulary(pieces: Sequence[bytes | None], vocab_size: int) -> Vocabulary:
 def _regex(asked: Source) -> str:
     if asked.kind == "json":
         space = f"[\\n ]{{0,{asked.max_whitespace}}}" if asked.max_whitespace else ""
-        return str(json_schema.build_regex_from_schema(asked.text, space))
+        return str(json_schema.build_regex_from_schema(asked.text, space)).replace(NUMBER, PLAIN_NUMBER)
     if asked.kind == "choice":
         return "|".join(f"({re.escape(text)})" for text in json.loads(asked.text))
     text = asked.text.removeprefix("^")

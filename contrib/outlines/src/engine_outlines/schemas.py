@@ -7,32 +7,34 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.interfaces.json_schema import Place, check, disjoint, places, resolve
+from engine.interfaces.json_pattern import characters, plain
+from engine.interfaces.json_schema import Place, check, places, refused, resolve
 
 ENFORCED = frozenset(
     {
-        "type", "enum", "const", "$ref", "anyOf", "oneOf", "minLength", "maxLength", "pattern", "format", "items",
-        "minItems", "maxItems", "properties", "required", "additionalProperties",
+        "type", "enum", "const", "$ref", "anyOf", "minLength", "maxLength", "pattern", "items", "minItems", "maxItems",
+        "properties", "required", "additionalProperties",
     }
 )  # fmt: skip
-FORMATS = ("date", "date-time", "email", "time", "uuid")
+ESCAPED = ((0, 31), (34, 34), (92, 92), (127, 159))
+"""Characters that Outlines does not write as they are."""
 LONGEST = 1000
 """Of bounded strings and arrays: each place is a state or more."""
 
 
 def check_schema(schema: Any) -> None:
     """Raises InvalidRequestError, which names the keyword that cannot be enforced."""
+    if isinstance(schema, bool):
+        raise refused("", "type", "exactly one has to stand in each schema")
     check(schema, ENFORCED, _rule)
     _check_recursion(schema)
 
 
 def _rule(place: Place) -> None:
     schema = place.schema
-    for key in ("$ref", "anyOf", "oneOf"):
+    for key in ("$ref", "anyOf"):
         if key in schema:
             place.alone(key)
-    if "oneOf" in schema and not disjoint(place):
-        raise place.refuse("oneOf", "an instance might fit several of them; use anyOf")
     for key in ("enum", "const"):
         if key in schema:
             place.alone(key)
@@ -40,19 +42,15 @@ def _rule(place: Place) -> None:
             if not all(value is None or isinstance(value, (str, int, float)) for value in values):
                 raise place.refuse(key, "arrays and objects cannot be enforced")
             return
-    if not schema.keys() & {"$ref", "anyOf", "oneOf"} and (len(place.types) != 1 or "type" not in schema):
+    if not schema.keys() & {"$ref", "anyOf"} and (len(place.types) != 1 or "type" not in schema):
         raise place.refuse("type", "exactly one has to stand in each schema; for several write anyOf")
     for key in ("minLength", "maxLength", "minItems", "maxItems"):
         if schema.get(key, 0) > LONGEST:
             raise place.refuse(key, f"it is above {LONGEST}")
-    for key in ("pattern", "format"):
-        found = [beside for beside in ("minLength", "maxLength", "pattern") if beside in schema and beside != key]
-        if key in schema and found:
-            raise place.refuse(found[0], f"{' and '.join(map(repr, found))} cannot be enforced beside {key!r}")
     if "pattern" in schema:
+        if found := [key for key in ("minLength", "maxLength") if key in schema]:
+            raise place.refuse(found[0], f"{' and '.join(map(repr, found))} cannot be enforced beside 'pattern'")
         _check_pattern(place)
-    if "format" in schema and schema["format"] not in FORMATS:
-        raise place.refuse("format", f"{schema['format']!r:.40} cannot be enforced, only {', '.join(FORMATS)}")
     if "array" in place.types and "items" not in schema:
         raise place.refuse("type", "an array needs 'items' of some schema")
     if "items" in schema and isinstance(schema["items"], bool):
@@ -63,10 +61,11 @@ def _rule(place: Place) -> None:
 
 def _check_pattern(place: Place) -> None:
     pattern = place.schema["pattern"]
-    if not (pattern.startswith("^") and pattern.endswith("$")) or pattern.endswith("\\$") or "|" in pattern:
-        raise place.refuse("pattern", "only one from '^' to '$', without '|', can be enforced")
-    if set(pattern[1:-1]) & set('"\\.^$') or any(ord(char) < 32 for char in pattern):
-        raise place.refuse("pattern", "escapes, '.', negations, anchors and quotation marks cannot be enforced in one")
+    if plain(pattern) != pattern:
+        raise place.refuse("pattern", "it is not written as normalised schemas write theirs")
+    for one in characters(pattern):
+        if any(one.has(low, high) for low, high in ESCAPED):
+            raise place.refuse("pattern", "it allows characters that are escaped in JSON, which cannot be enforced")
 
 
 def _check_object(place: Place) -> None:

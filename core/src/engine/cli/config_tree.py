@@ -141,6 +141,7 @@ def _found_out(plan: Launch) -> dict[str, Any]:
         "dtype": plan.start.worker.dtype,
         "max_model_len": plan.max_model_len,
         "in_flight": plan.start.in_flight,
+        "step_timeout": plan.start.step_timeout,
     }
 
 

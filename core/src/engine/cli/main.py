@@ -147,7 +147,7 @@ def _find(name: str, arguments: Sequence[str] = ()) -> Command:
 
     first, _, action = name.partition(" ")
     ours = ACTIONS.get(first, {}).get(action)
-    # These know --plugins alone of the engine's settings: `--config` of `engine plugins test` is a model's.
+    # `engine plugins test` starts no engine: its `--config` is a model's config.json, not a file with settings.
     said = [argument for argument in arguments if not (ours and argument.startswith("--config="))]
     registry = Registry.discover(plugins=_plugin_list(said))
     names = [*COMMANDS, *(candidate.name for candidate in registry.candidates("commands"))]

@@ -131,8 +131,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "step_timeout",
         "number",
-        600.0,
-        "seconds without a sign of life after which a core in a process of its own is taken for hung and ended",
+        None,
+        "seconds without a sign of life after which a core in a process of its own is taken for hung and ended "
+        "(default: platform's)",
     ),
     Setting(
         "log_format",
@@ -211,7 +212,7 @@ SERVER_SETTINGS: tuple[Setting, ...] = (
         repeatable=True,
     ),
     Setting("max_queue", "integer", 8192, "most sequences that wait for a place; what comes then is refused (429)"),
-    Setting("max_body", "bytes", 32 * 2**20, "largest body of a request, e.g. 64MiB; larger ones are refused (413)"),
+    Setting("max_body", "bytes", 8 * 2**20, "largest body of a request, e.g. 64MiB; larger ones are refused (413)"),
     Setting(
         "response_store_size",
         "bytes",

@@ -44,7 +44,7 @@ class ServerConfig(BaseModel):
     ssl_ca_certs: str | None = None
     allowed_origins: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
     max_queue: Annotated[int, Field(ge=0)] = 8192
-    max_body: Bytes = 32 * 2**20
+    max_body: Bytes = 8 * 2**20
     response_store_size: BytesOrNone = 256 * 2**20
     response_store_time: Seconds = 86400.0
     body_timeout: Seconds = 60.0

@@ -87,7 +87,7 @@ class EngineConfig(BaseModel):
     enable_jump_ahead: bool = True
     in_flight: Positive | None = None
     grammar_warm_up: bool = False
-    step_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 600.0
+    step_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] | None = None
     log_format: Literal["text", "json"] = "text"
     profile_dir: str | None = None
     seed: int = 0

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.frontend.assemble import assemble_frontend, build_router
 from engine.frontend.attached import Attached
@@ -19,6 +21,7 @@ from engine.frontend.core_ranks import CoreRanks, RankNews, RankState
 from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.launch import Launch, launch
 from engine.frontend.lifecycle_hooks import LifecycleHooks
+from engine.frontend.long_prompts import LONG, LongPrompts
 from engine.frontend.measures import Measures
 from engine.frontend.merged_stats import merge_ready
 from engine.frontend.output_processor import OutputKind, refusal
@@ -40,10 +43,6 @@ from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.start import WorkerReady
 
 log = logging.getLogger(__name__)
-
-LONG_PROMPT = 16384
-"""Characters (or messages, times 256) from which a prompt is tokenised in a thread: below, that takes a few
-milliseconds at most, which other streams do not notice."""
 
 
 class AsyncLLM:
@@ -73,6 +72,7 @@ class AsyncLLM:
         self._input, self._output, self.hooks = front.inputs, front.outputs, front.hooks
         self.tool_parser, self.reasoning_parser = front.tool_parser, front.reasoning_parser
         self.renders_tools = front.renders_tools
+        self._long = LongPrompts()
         self._streams: dict[str, RequestStream] = {}
         self._calls: dict[int, tuple[RankCalls, asyncio.Future[Any]]] = {}
         self._call_ids = itertools.count()
@@ -161,6 +161,10 @@ class AsyncLLM:
         """True until every core has died or was shut down."""
         return self._death is None and self._cores.alive()
 
+    def answers(self) -> bool:
+        """Whether any core lives and is not stopped. A step that takes long is no silence."""
+        return self.alive() and any(rank.alive and not rank.stopped for rank in self.ranks)
+
     def submit(
         self,
         prompt: Prompt,
@@ -208,7 +212,8 @@ class AsyncLLM:
         request_id, now = request_id or uuid.uuid4().hex, self._input.clock.now()
         info = self._input.admit(request_id, params, priority, timeout, origin)
         complete = partial(self._input.complete, request_id, prompt, params, now, priority, timeout, info)
-        return complete() if _length(prompt) < LONG_PROMPT else await asyncio.to_thread(complete)
+        # As messages are encoded anyway, that tells how much there is to check: schemas, ids, arguments of plugins.
+        return await self._long.run(complete, max(_length(prompt), len(msgspec.msgpack.encode(params))))
 
     def enqueue(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
         """Send a processed request to a core. To be called in the event loop that ran `start`.
@@ -286,17 +291,15 @@ class AsyncLLM:
             )
 
         plain = isinstance(messages, (list, tuple)) and not tools and not variables
-        short = plain and sum(map(_message_length, messages)) < LONG_PROMPT
+        short = plain and sum(map(_message_length, messages)) < LONG
         return render() if short else await asyncio.to_thread(render)
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids that a prompt of this text has, where no hook rewrites it; a long one in a thread.
 
-        Raises InvalidRequestError, TokenizerError.
+        Raises InvalidRequestError, TokenizerError, and PromptTooLongError where it is longer than any prompt.
         """
-        if len(text) < LONG_PROMPT:
-            return self._input.tokenize(text, add_special_tokens)
-        return await asyncio.to_thread(self._input.tokenize, text, add_special_tokens)
+        return await self._long.run(partial(self._input.tokenize, text, add_special_tokens), len(text))
 
     async def plan_scores(
         self, first: Sequence[Any], second: Sequence[Any], params: PoolingParams, most: int | None = None
@@ -306,8 +309,8 @@ class AsyncLLM:
         Raises InvalidRequestError.
         """
         plan = partial(plan_scores, self._input, list(first), list(second), params, most)
-        short = sum(map(_length, first)) * (len(second) if len(first) == 1 else 1) + sum(map(_length, second))
-        return plan() if short < LONG_PROMPT else await asyncio.to_thread(plan)
+        length = sum(map(_length, first)) * (len(second) if len(first) == 1 else 1) + sum(map(_length, second))
+        return await self._long.run(plan, length)
 
     def abort(self, request_id: str, error: EngineError | None = None) -> None:
         """End a request; an unknown or ended one is passed over. Its stream is not woken: its owner is calling.
@@ -444,5 +447,7 @@ def _length(prompt: Any) -> int:
 
 
 def _message_length(message: Any) -> int:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    return 256 + (len(content) if isinstance(content, str) else LONG_PROMPT if content else 0)
+    """Roughly, how much there is to render."""
+    if not isinstance(message, Mapping):
+        return 0
+    return 256 + sum(len(part) if isinstance(part, str) else LONG if part else 0 for part in message.values())

@@ -18,6 +18,7 @@ import zmq
 
 from engine.frontend.launch import Launch
 from engine.frontend.loop_listener import LoopListener
+from engine.frontend.os_processes import OSProcesses
 from engine.types import wire
 from engine.types.errors import EngineDeadError, EngineError, ManifestError
 from engine.types.messages import FromCore, ToCore
@@ -58,6 +59,7 @@ class AttachedCore:
         self._closing = threading.Lock()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._error: EngineError | None = None
+        self._family: OSProcesses | None = None
         self._listener: LoopListener | None = None
         self._reader: threading.Thread | None = None
 
@@ -91,6 +93,7 @@ class AttachedCore:
                     raise self.why_ended()
                 if self.stopping.is_set():
                     raise EngineDeadError("reach the engine core", "it was given up while it started")
+            self._family = OSProcesses(self._place.pid)
         return self._place.worker
 
     def listen(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
@@ -126,6 +129,10 @@ class AttachedCore:
     def alive(self) -> bool:
         """False once it has ended."""
         return self._error is None
+
+    def stopped(self) -> bool:
+        """Whether the system has it, or a worker of its, stopped."""
+        return self._family is not None and self._family.stopped()
 
     def ended(self) -> bool:
         """Whether whoever started it said that it has."""

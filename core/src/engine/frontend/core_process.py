@@ -17,6 +17,7 @@ import psutil
 import zmq
 
 from engine.frontend.loop_listener import LoopListener
+from engine.frontend.os_processes import OSProcesses
 from engine.types import wire
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Beat, Failed, FromCore, ProcessStart, Ready, Shutdown, ToCore
@@ -65,6 +66,7 @@ class CoreProcess:
         self.stopping, self._closing = threading.Event(), threading.Event()
         self._starting = threading.Lock()  # held while `wait_ready` reads the socket that `shutdown` closes
         self._ready = self._hung = False
+        self._family: OSProcesses | None = None
         self._reader: threading.Thread | None = None
         self._listener: LoopListener | None = None
         message = ProcessStart(core=start, requests=requests, outputs=outputs)
@@ -108,7 +110,7 @@ class CoreProcess:
         # A message sent before the core's end of the socket is connected would be dropped, as if the core were dead.
         while not self.stopping.is_set():
             if self._requests.poll(100, zmq.POLLOUT):
-                self._ready = True
+                self._ready, self._family = True, OSProcesses(self._process.pid)
                 return ready
             if self._process.poll() is not None and not self.stopping.is_set():
                 return self._death("starting")
@@ -136,6 +138,10 @@ class CoreProcess:
     def alive(self) -> bool:
         """True while the process runs."""
         return self._process.poll() is None
+
+    def stopped(self) -> bool:
+        """Whether the system has it, or a worker of its, stopped."""
+        return self._family is not None and self._family.stopped()
 
     def ask_to_stop(self) -> None:
         """The first half of `shutdown`, which does not wait. Idempotent."""

@@ -48,6 +48,8 @@ class Core(Protocol):
 
     def alive(self) -> bool: ...
 
+    def stopped(self) -> bool: ...
+
     def ask_to_stop(self) -> None: ...
 
     def shutdown(self) -> None: ...
@@ -97,6 +99,7 @@ class RankState(NamedTuple):
         rank: its number.
         pid: of its process.
         alive: whether requests are sent to it.
+        stopped: it lives, but the system has it or a worker of its stopped (SIGSTOP, a debugger): nothing is computed.
         num_running, num_waiting: sequences; what it has not told of yet counts as waiting.
         kv_usage: part of its KV cache in use; 0 to 1.
         stats: what it told last; of a dead one its counters.
@@ -109,6 +112,7 @@ class RankState(NamedTuple):
     num_waiting: int
     kv_usage: float
     stats: StepStats | None
+    stopped: bool = False
 
 
 class CoreRanks:
@@ -323,8 +327,9 @@ class CoreRanks:
             return []
         ledger = self._ledger
         return [
-            RankState(rank, core.pid, ledger.lives(rank), *ledger.load(rank)[1:], ledger.stats(rank))
+            RankState(rank, core.pid, lives, *ledger.load(rank)[1:], ledger.stats(rank), lives and core.stopped())
             for rank, core in enumerate(self._cores)
+            for lives in [ledger.lives(rank)]
         ]
 
     def alive(self) -> bool:

@@ -21,7 +21,7 @@ from engine.frontend.processor_arguments import ProcessorArguments
 from engine.frontend.prompts import ParsedPrompt, TextPrompt, TokensPrompt, parse_prompt
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
-from engine.types.errors import InvalidRequestError, PromptTooLongError
+from engine.types.errors import InvalidRequestError, PromptTooLongError, shown
 from engine.types.hooks import HTTPOrigin, RequestInfo
 from engine.types.model import ModelDescription
 from engine.types.params import MAX_SEED, SamplingParams
@@ -145,7 +145,7 @@ class InputProcessor:
             What hooks are told of the request; None where none looks at single requests.
         """
         if not isinstance(request_id, str) or not request_id:
-            raise InvalidRequestError(f"request_id={request_id!r:.80}", "it is not a string with content")
+            raise InvalidRequestError(f"request_id={shown(request_id)}", "it is not a string with content")
         if isinstance(params, PoolingParams):
             check_pooling(params, self.model)
         elif not isinstance(params, SamplingParams):
@@ -193,6 +193,7 @@ class InputProcessor:
         parsed = self._rewritten(parse_prompt(prompt), info)
         ids = truncation.last(self._ids(parsed), parsed.truncate, self._fits(params.max_tokens))
         room = self._room(ids)
+        self._check_ids(ids, parsed)
         self._check_stop_ids(params.stop_token_ids)
         self._constraints.check(params)
         if arrival_time is None:
@@ -244,6 +245,7 @@ class InputProcessor:
                 f"the longest has {self.max_model_len} tokens",
                 "shorten the prompt, or raise max_model_len where the model has the positions",
             )
+        self._check_ids(ids, parsed)
         carrier = SamplingParams(max_tokens=None, seed=0, detokenize=False)
         request = EngineRequest(
             request_id=request_id,
@@ -270,7 +272,8 @@ class InputProcessor:
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids that a prompt of this text has, where no hook rewrites it. Raises InvalidRequestError, TokenizerError
-        for text that is no Unicode."""
+        for text that is no Unicode, and PromptTooLongError for one that is longer than any prompt."""
+        self._check_characters(len(text))
         lower = self.model.pooler.lower_case and not self.model.generates
         return self._encode(text.lower() if lower else text, add_special_tokens)
 
@@ -289,6 +292,8 @@ class InputProcessor:
         if encode_pair is None:
             kind = type(self.tokenizer).__name__
             raise InvalidRequestError("score a pair of texts", f"the tokenizer {kind} knows no pairs", "use another")
+        if most is None:
+            self._check_characters(len(first) + len(second))
         if self.model.pooler.lower_case:
             first, second = first.lower(), second.lower()
         try:
@@ -324,7 +329,7 @@ class InputProcessor:
         """
         if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
             raise InvalidRequestError(
-                f"chat with messages={messages!r:.80}",
+                f"chat with messages={shown(messages)}",
                 "that is no list of messages",
                 'pass [{"role": "user", "content": "..."}]',
             )
@@ -347,20 +352,34 @@ class InputProcessor:
     def _ids(self, parsed: ParsedPrompt) -> list[int]:
         if parsed.token_ids is None:
             assert parsed.text is not None
+            if parsed.truncate is None:
+                self._check_characters(len(parsed.text))
             ids = self._encode(parsed.text, parsed.add_special_tokens)
-            source = "the tokenizer gives"
         else:
-            ids, source = parsed.token_ids, "the prompt holds"
+            ids = parsed.token_ids
         if not ids:
             raise InvalidRequestError("an empty prompt", "there is no token to begin with", "send at least one token")
+        return ids
+
+    def _check_characters(self, count: int) -> None:
+        """Refuse before it is tokenised what has too many tokens, whichever they are."""
+        longest: int | None = getattr(self.tokenizer, "longest_token", None)
+        if longest is not None and count > longest * self.max_model_len:
+            raise PromptTooLongError(
+                f"a prompt of {count} characters",
+                f"the longest request has {self.max_model_len} tokens, and no token is more than {longest} characters",
+                "shorten the prompt, or raise max_model_len",
+            )
+
+    def _check_ids(self, ids: list[int], parsed: ParsedPrompt) -> None:
         if min(ids) < 0 or max(ids) >= self.vocab_size:
             outside = next(token for token in ids if not 0 <= token < self.vocab_size)
+            source = "the tokenizer gives" if parsed.token_ids is None else "the prompt holds"
             raise InvalidRequestError(
                 f"a prompt of {len(ids)} tokens",
                 f"{source} the id {outside}, the model's vocabulary ends at {self.vocab_size - 1}",
                 "check that tokenizer and model belong together",
             )
-        return ids
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
@@ -380,7 +399,7 @@ class InputProcessor:
 
     def _check_priority(self, priority: int) -> None:
         if type(priority) is not int:
-            raise InvalidRequestError(f"priority={priority!r:.80}", "it is not an integer", "pass an integer")
+            raise InvalidRequestError(f"priority={shown(priority)}", "it is not an integer", "pass an integer")
         if priority and not self._orders_by_priority:
             raise InvalidRequestError(
                 f"priority={priority}",
@@ -420,7 +439,7 @@ def _check_timeout(timeout: float | None) -> None:
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise InvalidRequestError(f"timeout={timeout!r:.80}", "it is not a number", "pass seconds")
+        raise InvalidRequestError(f"timeout={shown(timeout)}", "it is not a number", "pass seconds")
     if not 0 < timeout < math.inf:
         raise InvalidRequestError(f"timeout={timeout}", "it is not above 0 and finite", "pass seconds, or leave it out")
 

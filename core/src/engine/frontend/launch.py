@@ -293,9 +293,10 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         log_format=config.log_format,
         profile_dir=None if config.profile_dir is None else str(Path(config.profile_dir).absolute()),
     )
+    platform_card = cast("type[PlatformCard]", platform.card)
     start = CoreStart(
         worker=worker,
-        worker_class=cast("type[PlatformCard]", platform.card).worker or CORE_WORKER,
+        worker_class=platform_card.worker or CORE_WORKER,
         enable_prefix_caching=config.enable_prefix_caching and not model.whole_prompts,
         prefix_caching_hash_algo=config.prefix_caching_hash_algo,
         enable_jump_ahead=config.enable_jump_ahead,
@@ -303,7 +304,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=preemption_mode(config),
         tokenizer_folder=tokenizer_folder,
-        step_timeout=config.step_timeout,
+        step_timeout=platform_card.step_timeout if config.step_timeout is None else config.step_timeout,
         grammar_warm_up=config.grammar_warm_up,
     )
     return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder, chat_template, idle)

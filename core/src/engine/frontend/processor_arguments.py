@@ -9,7 +9,7 @@ import msgspec
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
 from engine.plugin.near import did_you_mean
-from engine.types.errors import InvalidRequestError
+from engine.types.errors import InvalidRequestError, shown
 from engine.types.params import SamplingParams
 
 
@@ -35,7 +35,7 @@ class ProcessorArguments:
         for name in PARAMETERS:
             if getattr(params, name) and name not in self._served:
                 raise InvalidRequestError(
-                    f"{name}={getattr(params, name)!r:.80}", "no logits processor at work honours it", "install one"
+                    f"{name}={shown(getattr(params, name))}", "no logits processor at work honours it", "install one"
                 )
         for key in params.extra_args or ():
             if key not in self._keys:
@@ -69,7 +69,7 @@ class ProcessorArguments:
         left = frozenset(range(self._vocab_size) if allowed is None else allowed) - ends
         if any(left <= forbidden for forbidden in _forbidden_together(params.bad_words_token_ids)):
             raise InvalidRequestError(
-                "bad_words=..." if allowed is None else f"allowed_token_ids={allowed!r:.80}",
+                "bad_words=..." if allowed is None else f"allowed_token_ids={shown(allowed)}",
                 "bad_words, and min_tokens which forbids the ends, can leave no token to draw",
                 "allow more tokens, or forbid fewer",
             )
@@ -98,7 +98,7 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
         alone = tokenizer.encode(bare, add_special_tokens=False)
         spaced = tokenizer.encode(f" {bare}", add_special_tokens=False)
         if not alone:
-            raise InvalidRequestError(f"bad_words=[{word!r:.80}]", "the tokenizer gives it no tokens", "leave it out")
+            raise InvalidRequestError(f"bad_words=[{shown(word)}]", "the tokenizer gives it no tokens", "leave it out")
         found.append(alone)
         if spaced and spaced[0] != alone[0] and len(spaced) == len(alone):
             found.append(spaced)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from engine.frontend import truncation
-from engine.types.errors import InvalidRequestError
+from engine.types.errors import InvalidRequestError, shown
 
 
 class TextPrompt(TypedDict):
@@ -67,10 +67,10 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
         raise InvalidRequestError("a prompt without text", "it has neither 'prompt' nor 'prompt_token_ids'", _FORMS)
     for name, value in (("prompt", text), ("cache_salt", salt)):
         if value is not None and not isinstance(value, str):
-            raise InvalidRequestError(f"{name}={value!r:.80}", "it is not a string", _FORMS)
+            raise InvalidRequestError(f"{name}={shown(value)}", "it is not a string", _FORMS)
     special = prompt.get("add_special_tokens", True)
     if not isinstance(special, bool):
-        raise InvalidRequestError(f"add_special_tokens={special!r:.80}", "it is not a boolean", _FORMS)
+        raise InvalidRequestError(f"add_special_tokens={shown(special)}", "it is not a boolean", _FORMS)
     most = prompt.get("truncate_prompt_tokens")
     truncation.check(most)
     return ParsedPrompt(text, None if ids is None else _token_ids(ids), salt, special, most)
@@ -102,6 +102,8 @@ def _token_ids(value: Any) -> list[int]:
     ids: list[int] = []
     for token in value:
         if isinstance(token, bool) or not hasattr(token, "__index__"):
-            raise InvalidRequestError("prompt_token_ids", f"{token!r:.80} is not an integer", "pass a list of integers")
+            raise InvalidRequestError(
+                "prompt_token_ids", f"{shown(token)} is not an integer", "pass a list of integers"
+            )
         ids.append(operator.index(token))
     return ids

@@ -16,6 +16,10 @@ from engine.types.outputs import RequestOutput
 from engine.types.pooled import ScoringOutput, ScoringRequestOutput
 from engine.types.pooling import PoolingParams
 
+MAX_PAIR_CHARACTERS = 2**25
+"""The most characters that the pairs of one request may have together: a text is read again with each other that it is
+paired with."""
+
 
 class ScorePlan(NamedTuple):
     """Pool the prompts, in any order; then ask for the scores.
@@ -97,7 +101,15 @@ def _across(
             "use a head of one label, or ask for classify",
         )
     prompts, complete = [], []
-    for a, b in zip(first * len(second) if len(first) < len(second) else first, second, strict=True):
+    pairs = list(zip(first * len(second) if len(first) < len(second) else first, second, strict=True))
+    characters = sum(len(text) for pair in pairs for text in pair if isinstance(text, str))
+    if characters > MAX_PAIR_CHARACTERS:
+        raise InvalidRequestError(
+            f"score {len(pairs)} pairs of texts",
+            f"they have {characters} characters together; at most {MAX_PAIR_CHARACTERS} are taken",
+            "send fewer or shorter ones",
+        )
+    for a, b in pairs:
         prompt, second_start = inputs.pair(a, b, most)
         prompts.append(prompt)
         complete.append(msgspec.structs.replace(params, second_text_start=second_start))

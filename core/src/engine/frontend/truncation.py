@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.types.errors import InvalidRequestError
+from engine.types.errors import InvalidRequestError, shown
 
 NAME = "truncate_prompt_tokens"
 ALL_THAT_FITS = -1
@@ -15,7 +15,7 @@ def check(most: Any) -> None:
     """Raise InvalidRequestError for what is neither a number of tokens, nor `ALL_THAT_FITS`, nor None."""
     if most is not None and (type(most) is not int or most < -1 or most == 0):
         raise InvalidRequestError(
-            f"{NAME}={most!r:.80}", "it is no number of tokens", "pass one from 1, or -1 for what fits"
+            f"{NAME}={shown(most)}", "it is no number of tokens", "pass one from 1, or -1 for what fits"
         )
 
 

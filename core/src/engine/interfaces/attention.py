@@ -2,6 +2,8 @@
 
 The body of a driver is an `AttentionBackend` (below); of one that serves layers of kind "mla", which keep one latent
 vector a token, a `engine.interfaces.latent_attention.LatentAttention`. Cards, needs, batches and layers are the same.
+
+Minor version 1 made `lse` a feature, which a driver may refuse.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class AttentionNeed:
         sliding_window: tokens that a query sees, itself included; None for all.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap); None for none.
         features: further demands: "kv_index" (queries whose KV position is given for each), "sinks" and "alibi" (layers
-            that have them, see `AttentionLayer`).
+            that have them, see `AttentionLayer`), "lse" (`forward` is asked for the logarithms of its sums, by which
+            results over parts of a row's keys are put together; nothing in this engine asks yet).
         framework: "torch" or "jax".
         rope_size: of kind "mla", how many of the last of `head_size` elements are the key with rotary positions; the
             others are the latent.
@@ -167,7 +170,12 @@ class AttentionBackend(Protocol):
         ...
 
     def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: LayerCache, plan: Any) -> None:
-        """Store k, v [T, num_kv_heads, head_size] at `slot_mapping`. Padding tokens write to the null page."""
+        """Store k, v [T, num_kv_heads, head_size] at `slot_mapping`. Padding tokens write to the null page.
+
+        They may hold NaN and infinities, which must not reach queries that do not see them (see `forward`). Where a
+        kernel multiplies what is not seen by 0, a value that is not finite is best stored as zeros, and its key as NaN:
+        the score of a key that is not seen is overwritten.
+        """
         ...
 
     def forward(
@@ -185,9 +193,11 @@ class AttentionBackend(Protocol):
 
         q [T, num_q_heads, head_size], k and v [T, num_kv_heads, head_size] (this step's, already in the cache);
         out like q, written in full (padding too, with finite values); lse float32 [T, num_q_heads], the natural
-        logarithm of the sum of exponentials of the scores, a sink's included, where given. A query at kv_index i sees
-        keys max(0, i - sliding_window + 1) .. i; keys and values that it does not see have no effect, NaN included
-        (0 * NaN is NaN).
+        logarithm of the sum of exponentials of the scores, a sink's included: written where given, and given to drivers
+        alone that serve a need with the feature "lse". A query at kv_index i sees keys max(0, i - sliding_window + 1)
+        .. i; keys and values that it does not see have no effect, not on a bit, NaN and infinities included (0 * NaN is
+        NaN), also where other queries of its row see them. What it makes of a NaN or an infinity among the values that
+        it sees is not finite: so the engine learns of it.
 
         Layers of kind "encoder" keep nothing: `cache` and `write` are not called, `cache` is empty here, the batch's
         block table has no column and its slot mapping means nothing. Each row is whole, and each of its queries sees

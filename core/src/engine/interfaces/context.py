@@ -64,6 +64,7 @@ class CoreContext:
         max_num_seqs, max_num_batched_tokens, max_model_len: limits of a step and of a request.
         worker: "pkg.mod:Class" of the `Worker` that executors start.
         swap_space: bytes of host memory for swapped pages, on each rank.
+        step_timeout: seconds after which whoever waits for the core takes it for hung.
     """
 
     layout: KVLayout
@@ -73,6 +74,7 @@ class CoreContext:
     num_pages: int = 0
     worker: str = ""
     swap_space: int = 0
+    step_timeout: float = 600.0
     options: Any = None
 
 

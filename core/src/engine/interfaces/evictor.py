@@ -39,6 +39,9 @@ class Evictor(Protocol):
                 again has the hash that it had, on whichever page: so an evictor can tell what comes back from what is
                 new (the ghost lists of 2Q and ARC). One that keeps hashes of pages that it gave up keeps a bounded
                 number of them.
+
+        A page that was committed before and is no candidate may be committed anew: what it held was not to be trusted,
+        and its holders gave it back without a release that is told here.
         """
         ...
 

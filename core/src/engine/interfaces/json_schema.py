@@ -1,5 +1,8 @@
 """JSON schemas, for cards of grammar drivers: which keywords one uses, and which of them a driver can enforce.
 
+A driver is handed schemas that are normalised (`json_normal`): of the keywords that combine others only `anyOf` and
+`$ref` are left, wherever that can be, each stands alone, and every other schema is of one type.
+
 Libraries that compile schemas ignore a good part of the keywords, each another part. Here a card says which it
 enforces, and in which company; every other keyword is refused by its name. Keywords that only describe are let be.
 
@@ -8,6 +11,7 @@ The words are those of JSON Schema, draft 2020-12.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +21,7 @@ from engine.types.errors import InvalidRequestError
 DESCRIBING = frozenset(
     {
         "title", "description", "default", "examples", "example", "$comment", "$schema", "deprecated", "readOnly",
-        "writeOnly", "contentMediaType", "contentEncoding", "discriminator", "$defs", "definitions",
+        "writeOnly", "contentMediaType", "contentEncoding", "contentSchema", "discriminator", "$defs", "definitions",
     }
 )  # fmt: skip
 """Keywords that ask nothing of an instance. Where subschemas stand under `$defs` and `definitions` they are visited."""
@@ -42,6 +46,17 @@ KEYWORDS_OF: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 """The keywords that say something of instances of one type."""
 
+SCHEMAS = frozenset(
+    {
+        "items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else", "unevaluatedItems",
+        "unevaluatedProperties",
+    }
+)  # fmt: skip
+"""The keywords whose value is a schema."""
+SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+SCHEMA_MAPPINGS = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
 Schema = Mapping[str, Any]
 
 
@@ -60,7 +75,7 @@ class Place:
         schema: it, not a bool.
         path: JSON pointer; "" for the whole.
         root: the whole.
-        types: what `type` says; of a schema without, what its keywords are about.
+        types: what `type` says; () without one.
     """
 
     schema: Schema
@@ -98,8 +113,19 @@ def check(schema: Any, enforced: frozenset[str], rule: Callable[[Place], None]) 
     for place in places(schema):
         if missing := [key for key in place.asking if key not in enforced]:
             raise place.refuse(missing[0], f"the grammar driver cannot enforce {' and '.join(map(repr, missing))}")
-        _check_form(place)
+        check_form(place)
+        if "$ref" in place.schema:
+            resolve(place)
+        of_types = frozenset().union(*(KEYWORDS_OF[kind] for kind in place.types))
+        for key in place.asking:
+            if key not in of_types and (about := about_types(key)):
+                raise place.refuse(key, f'it can only be enforced beside "type" {" or ".join(map(repr, about))}')
         rule(place)
+
+
+def about_types(keyword: str) -> list[str]:
+    """The types of whose instances a keyword says something; none for one that says it of all."""
+    return [kind for kind, keys in KEYWORDS_OF.items() if keyword in keys]
 
 
 def places(schema: Any) -> Iterator[Place]:
@@ -114,21 +140,21 @@ def places(schema: Any) -> Iterator[Place]:
             raise refused(path, path.rpartition("/")[2], f"{node!r:.40} is no schema")
         place = Place(node, path, schema, _types(node, path) or (("string",) if path in names else ()))
         yield place
-        for key in ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else"):
-            if key in node:
-                pending.append((node[key], f"{path}/{key}"))
+        pending += [(part, f"{path}/{key}") for key, part in node.items() if key in SCHEMAS]
         if "propertyNames" in node:
             names.add(f"{path}/propertyNames")
-        for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
-            if key in node:
-                if not isinstance(node[key], list) or not node[key]:
-                    raise place.refuse(key, "it is not a list of schemas")
-                pending += [(part, f"{path}/{key}/{i}") for i, part in enumerate(node[key])]
-        for key in ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"):
-            if key in node:
-                if not isinstance(node[key], Mapping):
-                    raise place.refuse(key, "it is not a mapping of names to schemas")
-                pending += [(part, f"{path}/{key}/{escaped(name)}") for name, part in node[key].items()]
+        for key in [key for key in node if key in SCHEMA_LISTS]:
+            if not isinstance(node[key], list) or not node[key]:
+                raise place.refuse(key, "it is not a list of schemas")
+            pending += [(part, f"{path}/{key}/{i}") for i, part in enumerate(node[key])]
+        for key in [key for key in node if key in SCHEMA_MAPPINGS]:
+            if not isinstance(node[key], Mapping):
+                raise place.refuse(key, "it is not a mapping of names to schemas")
+            pending += [
+                (part, f"{path}/{key}/{escaped(name)}")
+                for name, part in node[key].items()
+                if not (key == "dependencies" and isinstance(part, list))
+            ]
 
 
 def escaped(name: str) -> str:
@@ -158,52 +184,10 @@ def resolve(place: Place) -> Any:
     return node
 
 
-def disjoint(place: Place) -> bool:
-    """Whether no instance fits two schemas of its `oneOf`, as far as is easily seen: they are of different types, or of
-    objects that require a property with different constants."""
-    parts = [
-        resolve(Place(part, place.path, place.root, ())) if isinstance(part, Mapping) else part
-        for part in place.schema["oneOf"]
-    ]
-    if not all(isinstance(part, Mapping) for part in parts):
-        return False
-    of_types = [kind for part in parts for kind in {"number" if t == "integer" else t for t in _stated_types(part)}]
-    if all(_stated_types(part) for part in parts) and len(of_types) == len(set(of_types)):
-        return True
-    values = [
-        part["enum"] if "enum" in part else [part["const"]] for part in parts if "enum" in part or "const" in part
-    ]
-    if len(values) == len(parts):
-        return _all_differ(values)
-    tags = [{name: _constants(part, name) for name in part.get("required", ())} for part in parts]
-    if not all(part.get("type") == "object" for part in parts):
-        return False
-    return any(all(tag.get(name) for tag in tags) and _all_differ([tag[name] for tag in tags]) for name in tags[0])
-
-
-def _constants(schema: Schema, name: str) -> list[Any]:
-    of_name = schema.get("properties", {}).get(name)
-    if not isinstance(of_name, Mapping):
-        return []
-    return [of_name["const"]] if "const" in of_name else list(of_name.get("enum", []))
-
-
-def _all_differ(groups: list[list[Any]]) -> bool:
-    flat = [repr(value) for group in groups for value in {repr(v): v for v in group}.values()]
-    simple = all(isinstance(value, str) for group in groups for value in group)
-    return simple and len(flat) == len(set(flat))
-
-
-def _stated_types(schema: Schema) -> list[str]:
-    kind = schema.get("type", [])
-    return [kind] if isinstance(kind, str) else list(kind)
-
-
 def _types(schema: Schema, path: str) -> tuple[str, ...]:
     stated = schema.get("type")
     if stated is None:
-        about = [kind for kind, keys in KEYWORDS_OF.items() if kind in ("object", "array") and keys & schema.keys()]
-        return tuple(about)
+        return ()
     types = [stated] if isinstance(stated, str) else stated
     if not isinstance(types, list) or not types:
         raise refused(path, "type", f"{stated!r:.40} is no type")
@@ -213,31 +197,46 @@ def _types(schema: Schema, path: str) -> tuple[str, ...]:
     return tuple(types)
 
 
-def _check_form(place: Place) -> None:
-    """That keywords have the type that they are about, and the values that they may have."""
+def check_form(place: Place) -> None:
+    """That keywords have the values that they may have. Raises InvalidRequestError, which names the keyword."""
     schema = place.schema
     if "enum" in schema and (not isinstance(schema["enum"], list) or not schema["enum"]):
         raise place.refuse("enum", "it is not a list of values")
-    if "required" in schema:
-        names = schema["required"]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise place.refuse("required", "it is not a list of names")
-    for key in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
-        if key in schema and (not isinstance(schema[key], int) or isinstance(schema[key], bool) or schema[key] < 0):
+    if "required" in schema and not _names(schema["required"]):
+        raise place.refuse("required", "it is not a list of names")
+    for key in [key for key in schema if key in COUNTS]:
+        if not _number(schema[key]) or schema[key] != int(schema[key]) or schema[key] < 0:
             raise place.refuse(key, f"{schema[key]!r:.40} is not a whole number from 0")
-    for low, high in (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")):
-        if low in schema and high in schema and schema[low] > schema[high]:
-            raise place.refuse(low, f"it is above {high!r}")
-    for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
-        if key in schema and (not isinstance(schema[key], (int, float)) or isinstance(schema[key], bool)):
+    for key in [key for key in schema if key in KEYWORDS_OF["number"]]:
+        if not _number(schema[key]):
             raise place.refuse(key, f"{schema[key]!r:.40} is no number")
-    for key in ("pattern", "format"):
-        if key in schema and not isinstance(schema[key], str):
+    if "multipleOf" in schema and schema["multipleOf"] <= 0:
+        raise place.refuse("multipleOf", f"{schema['multipleOf']!r:.40} is not above 0")
+    for key in [key for key in schema if key in TEXTS]:
+        if not isinstance(schema[key], str):
             raise place.refuse(key, f"{schema[key]!r:.40} is no text")
-    if "$ref" in schema:
-        resolve(place)
-    of_types = frozenset().union(*(KEYWORDS_OF[kind] for kind in place.types))
-    for key in place.asking:
-        if key not in of_types and any(key in keys for keys in KEYWORDS_OF.values()):
-            about = " or ".join(repr(kind) for kind, keys in KEYWORDS_OF.items() if key in keys)
-            raise place.refuse(key, f'it can only be enforced beside "type" {about}')
+    if not isinstance(schema.get("uniqueItems", False), bool):
+        raise place.refuse("uniqueItems", "it is neither true nor false")
+    for key in ("dependentRequired", "dependencies"):
+        if key in schema and not isinstance(schema[key], Mapping):
+            raise place.refuse(key, "it is not a mapping of names")
+        for names in schema.get(key, {}).values():
+            if not _names(names) and key == "dependentRequired":
+                raise place.refuse(key, "it is not a mapping of names to lists of names")
+
+
+COUNTS = frozenset(
+    {
+        "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains",
+        "maxContains",
+    }
+)  # fmt: skip
+TEXTS = frozenset({"pattern", "format", "$ref", "$dynamicRef", "$id", "$anchor", "$dynamicAnchor"})
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -57,12 +57,15 @@ class PlatformCard(Card):
         skips_padding: whether the replay of a step takes the number of rows that count, and may leave out those after
             them, which pad the step up to its bucket.
         captures_drafts: where it is not "never", the body's `buckets` takes the tokens of a row as well.
+        step_timeout: seconds that no step takes on such a device, whatever the model: a core that says nothing for as
+            long is taken for hung, where `--step-timeout` does not say otherwise.
     """
 
     worker: str | None = None
     recorder: str | None = None
     skips_padding: bool = False
     captures_drafts: CapturesDrafts = "never"
+    step_timeout: float = 600.0
 
     @classmethod
     def describe(cls) -> PlatformFacts:

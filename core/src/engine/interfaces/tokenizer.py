@@ -60,10 +60,18 @@ class Tokenizer(Protocol):
         """The end-of-sequence ids that the tokenizer's own files name; may be empty."""
         ...
 
+    @property
+    def longest_token(self) -> int | None:
+        """The most characters of a text that one id stands for: a text of n characters has at least
+        n / longest_token ids, so that one that cannot fit is refused before it is tokenised. None where there is no
+        such number; so it is where the property is missing."""
+        ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text to ids; with `add_special_tokens`, those that the tokenizer puts around a text (BOS).
 
-        A special token that is written in the text becomes its id, as chat templates write them.
+        A special token that is written in the text becomes its id, as chat templates write them. Long texts are
+        tokenised in threads: whatever keeps the interpreter meanwhile stops all else that the server does.
 
         Raises TokenizerError for text that is no Unicode (half a surrogate pair).
         """

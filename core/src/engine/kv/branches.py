@@ -81,6 +81,10 @@ class Branches:
         found = [(common_tokens(branch[0], tokens), branch) for branch in near]
         yield from sorted((entry for entry in found if entry[0]), key=lambda entry: -entry[0])
 
+    def beginnings(self, parent: bytes, tokens: bytes) -> list[Branch]:
+        """The branches after `parent` with which `tokens` begin."""
+        return [branch for branch in self._after.get(parent, ()) if tokens.startswith(branch[0])]
+
     def check_integrity(self, committed: np.ndarray) -> None:
         """Raise AssertionError where branches and pages disagree. committed: bool [num_pages]."""
         pages = [branch[3] for others in self._after.values() for branch in others]

@@ -411,6 +411,20 @@ class KVManager:
             self.pool.release(table.clear(slot), last_step)
         self.commits.end(slot)
 
+    def distrust(self, slot: int, sequence: Sequence) -> None:
+        """Some keys or values of a slot's sequence are not numbers, and nobody knows which: the slot commits nothing
+        more, and nobody finds what the prefix cache has of the sequence. Who holds these pages keeps them.
+
+        sequence: all its known tokens.
+        """
+        self.commits.end(slot)
+        self.tails.tips[slot] = NO_TIP
+        hashes = self.tails.hashes_of(sequence)
+        keys = [self.index.key(hashed, table.group.index) for table in self.growing for hashed in hashes]
+        keys += [key for table in self.cross.tables for key in self.cross.keys(sequence, table)]
+        pages = {page for key in keys if (page := self.index.page_of(key)) is not None}
+        self.pool.discard(np.array(sorted(pages), np.int32))
+
     def step_done(self, step_id: int) -> None:
         """This step, and all before it, have ended."""
         self.pool.step_done(step_id)

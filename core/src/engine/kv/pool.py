@@ -161,6 +161,13 @@ class PagePool:
             self.committed[pages] = True
             self._commits.append((pages, parents))
 
+    def discard(self, pages: np.ndarray) -> None:
+        """Nobody finds these committed pages (none twice) any more. Who holds one keeps it; the others become free."""
+        self.hold(pages)  # so that the evictor hears that they are no candidates
+        self._index.forget(pages)
+        self.committed[pages] = False
+        self.release(pages, 0)
+
     def forget_content(self) -> None:
         """No page has cached content any more; candidates become free."""
         self._push_free(np.flatnonzero(self.candidate).astype(np.int32))

@@ -165,6 +165,15 @@ class Tails:
                 return Tail(n, sources, cached=False)
         return best
 
+    def hashes_of(self, sequence: Sequence) -> set[bytes]:
+        """Under which of them blocks and partly filled blocks of this sequence may be cached."""
+        size, found = self._block_size, set(sequence.hashes)
+        for start in range(0, min(sequence.tokens.size, len(sequence.hashes) * size + 1), self.unit):
+            tokens = sequence.tokens[start : start + self.unit].tobytes()
+            for branch in self._index.branches.beginnings(sequence.before(start // size), tokens):
+                found.update(branch[1])
+        return found
+
     # -- keeping ------------------------------------------------------------------------------------------------------
     def add_unit(self, end: int, held: Hashed, tokens: bytes, page: int) -> None:
         """The unit that ends at token `end` was committed; `page`: the last of the first group in it.

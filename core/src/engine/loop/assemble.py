@@ -56,6 +56,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
         max_model_len=worker.max_model_len,
         worker=start.worker_class,
         swap_space=worker.swap_space,
+        step_timeout=start.step_timeout,
     )
     executor = _build("executor", start, registry, context)
     constraints: Constraints | None = None
@@ -174,7 +175,7 @@ def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary) -
                 apart[driver.name].prepare()
 
     return Constraints(
-        Grammars(turns) if len(drivers) > 1 else next(iter(drivers.values())).grammar,
+        Grammars(turns, model.vocab_size),
         model.vocab_size,
         close=close,
         prepare=prepare,

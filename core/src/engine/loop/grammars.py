@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import msgspec
 import numpy as np
 
+from engine.interfaces.json_normal import Normaliser, in_words_of
 from engine.types.errors import EngineError, InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 
@@ -82,19 +83,22 @@ class Grammars:
     A driver that refuses a constraint, by its card or when it compiles it, hands it on to the next. What it takes too
     long or too much memory over it hands on as well: others may have a better way. Thread-safe.
 
+    Drivers are handed schemas that are normalised (`engine.interfaces.json_normal`).
+
     Args:
         turns: the drivers by kind of constraint, in the order in which they are asked.
+        vocab_size: of the model.
     """
 
-    def __init__(self, turns: Mapping[str, Sequence[GrammarDriver]]) -> None:
-        self._turns = turns
+    def __init__(self, turns: Mapping[str, Sequence[GrammarDriver]], vocab_size: int) -> None:
+        self._turns, self._words, self._normalised = turns, -(-vocab_size // 32), Normaliser()
         self._lock = threading.Lock()
         self._later: OrderedDict[bytes, int] = OrderedDict()  # by hash of the constraint: whose turn it was in the end
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         """See the interface. The error where nobody takes it names each driver and its reason."""
         (kind,) = constraint.kinds
-        key = _key(constraint)
+        key, normal = _key(constraint), self._normalised(constraint)
         with self._lock:
             first = self._later.get(key, 0)
         refusals: list[tuple[str, InvalidRequestError]] = []
@@ -102,10 +106,11 @@ class Grammars:
             if turn < first:
                 continue
             try:
-                driver.card.verify(constraint)
-                matcher = driver.grammar.compile(constraint, end_token_ids)
+                driver.card.verify(normal)
+                matcher = driver.grammar.compile(normal, end_token_ids)
+                self._check_beginning(matcher, driver.grammar, constraint)
             except InvalidRequestError as error:
-                refusals.append((driver.name, error))
+                refusals.append((driver.name, in_words_of(constraint, normal, error)))
                 continue
             if turn > first:
                 self._remember(key, turn)
@@ -123,6 +128,14 @@ class Grammars:
         for of_driver in places.values():
             mine = [held[place].matcher for place in of_driver]
             held[of_driver[0]].grammar.fill_masks(mine, rows if len(places) == 1 else rows[of_driver], out)
+
+    def _check_beginning(self, matcher: Matcher, grammar: Grammar, constraint: StructuredOutputsParams) -> None:
+        """That there is a way to begin. Raises InvalidRequestError."""
+        mask = np.zeros((1, self._words), np.int32)
+        if not matcher.finished:
+            grammar.fill_masks([matcher], np.zeros(1, np.int32), mask)
+            if not mask.any():
+                raise InvalidRequestError(constraint.asked, "nothing can be written under it: no token may come first")
 
     def _remember(self, key: bytes, turn: int) -> None:
         with self._lock:

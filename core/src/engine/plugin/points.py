@@ -115,6 +115,7 @@ POINTS: Mapping[str, Point] = _declare(
         "engine.interfaces.attention:AttentionCard",
         "per_kind",
         "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
+        minor=1,
         kinds=("full", "sliding", "mla", "state", "cross", "encoder"),
     ),
     Point(

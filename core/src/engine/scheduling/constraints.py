@@ -245,9 +245,9 @@ def follow(
     return endings
 
 
-def _refused(request: Request, token: int) -> EngineError:
+def _refused(request: Request, token: int) -> InvalidRequestError:
     """A row whose constraint and other parameters leave no token draws one all the same: it is not shown."""
-    return EngineError(
+    return InvalidRequestError(
         f"go on with request {request.request_id!r} under its structured_outputs",
         f"no token is left that the constraint and the other sampling parameters allow (token {token} was drawn)",
         "drop what forbids further tokens: min_tokens, bad_words, allowed_token_ids, logit_bias",

@@ -581,11 +581,13 @@ class Scheduler:
         self._end(request)
 
     def _fail_broken(self, plan: StepPlan, result: StepResult) -> None:
-        """End the requests of rows whose logits were not numbers; what they drew before is dropped as surplus."""
+        """End the requests of rows whose logits were not numbers; what they drew before is dropped as surplus. Nothing
+        of them stays in the prefix cache, nor what they found there, also where they have ended meanwhile."""
         rows = (result.tokens == BROKEN).reshape(plan.num_rows, -1).any(axis=1) & plan.samples
         for slot in plan.slot_of_row[rows].tolist():
-            request = self.slots.requests[slot]
-            if request is not None and self.slots.accepts[slot]:
+            request = self.slots.owner(slot)
+            self.kv.distrust(slot, request.sequence(self.slots.tokens[slot, : self.slots.known[slot]]))
+            if self.slots.accepts[slot]:
                 self._fail(request, broken_logits(request.request_id, request.num_tokens))
 
     def check_integrity(self) -> None:

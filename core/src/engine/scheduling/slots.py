@@ -69,6 +69,7 @@ class SlotTable:
         self.stops = np.full((NARROW_STOPS, num_slots), NO_STOP, np.int32)
         self.wide_stops: dict[int, frozenset[int]] = {}
         self.requests: list[Request | None] = [None] * num_slots
+        self._last: list[Request | None] = [None] * num_slots
         self.request_ids = [""] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._pending: list[tuple[int, int]] = []
@@ -84,7 +85,7 @@ class SlotTable:
         """Give a request a slot, with all its tokens known and the first `computed` of them in the cache."""
         slot = self._free.pop()
         n = request.token_ids.size
-        self.requests[slot] = request
+        self.requests[slot] = self._last[slot] = request
         self.request_ids[slot] = request.request_id
         self.phase[slot] = PREFILL
         self.known[slot] = self.placed[slot] = n
@@ -109,6 +110,12 @@ class SlotTable:
             self.wide_stops[slot] = frozenset(stops.tolist())
         request.slot = slot
         return slot
+
+    def owner(self, slot: int) -> Request:
+        """Whose rows under way name the slot: the request that has it, or that left it last."""
+        request = self._last[slot]
+        assert request is not None
+        return request
 
     def stop_ids(self, slot: int) -> frozenset[int]:
         """The ids that end the slot's request."""

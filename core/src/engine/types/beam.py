@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.types.errors import InvalidRequestError
+from engine.types.errors import InvalidRequestError, shown
 from engine.types.outputs import Logprob
 from engine.types.params import MAX_LOGPROBS
 
@@ -44,23 +44,23 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
                 raise InvalidRequestError(
-                    f"{name}={value!r:.80}", f"it is no integer from 1 to {high}", "pass one in that range"
+                    f"{name}={shown(value)}", f"it is no integer from 1 to {high}", "pass one in that range"
                 )
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(
-                    f"{name}={getattr(self, name)!r:.80}", "it is not a boolean", "pass true or false"
+                    f"{name}={shown(getattr(self, name))}", "it is not a boolean", "pass true or false"
                 )
         if self.temperature not in (0, 1):
             raise InvalidRequestError(
-                f"temperature={self.temperature!r:.80}",
+                f"temperature={shown(self.temperature)}",
                 "beams are ranked by the model's own probabilities, a temperature would change nothing",
                 "leave it at 0 or 1",
             )
         penalty = self.length_penalty
         if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or not -100 <= penalty <= 100:
             raise InvalidRequestError(
-                f"length_penalty={penalty!r:.80}", "it is no number from -100 to 100", "pass one in that range"
+                f"length_penalty={shown(penalty)}", "it is no number from -100 to 100", "pass one in that range"
             )
 
 

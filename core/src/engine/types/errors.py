@@ -6,6 +6,9 @@ a server can show them in its own form; `str(error)` joins them for a terminal.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 
 class EngineError(Exception):
     """Base of every error that a user can cause.
@@ -37,6 +40,37 @@ class EngineError(Exception):
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         return type(self), (self.asked, self.found, self.remedy)
+
+
+def shown(value: object, most: int = 80) -> str:
+    """The first characters of `repr(value)`, for errors. What is large or deep is not written out for them."""
+    pieces: list[str] = []
+    length = 0
+    for piece in _pieces(value, most):
+        pieces.append(piece)
+        if (length := length + len(piece)) >= most:
+            break
+    return "".join(pieces)[:most]
+
+
+_BRACKETS: dict[Any, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}")}
+
+
+def _pieces(value: Any, most: int) -> Iterator[str]:
+    if type(value) in (str, bytes):
+        yield repr(value[:most])
+    elif type(value) in _BRACKETS:
+        before, after = _BRACKETS[type(value)]
+        for item in value:
+            yield before
+            yield from _pieces(item, most)
+            if isinstance(value, dict):
+                yield ": "
+                yield from _pieces(value[item], most)
+            before = ", "
+        yield (",)" if type(value) is tuple and len(value) == 1 else after) if value else before + after
+    else:
+        yield repr(value)
 
 
 def rebuild_error(parts: tuple[str, str, str, str]) -> EngineError:

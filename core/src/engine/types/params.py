@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.types.errors import InvalidRequestError
+from engine.types.errors import InvalidRequestError, shown
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine.types.thinking import ThinkingBudget
 
@@ -21,6 +21,8 @@ MAX_STOP_TOKEN_IDS = 1024
 """The most stop token ids that a request may carry."""
 MAX_LOGIT_BIAS = 4096
 """The most ids that `logit_bias` may name: every slot keeps a table as wide as the widest."""
+MAX_ALLOWED_TOKEN_IDS = 2**18
+"""The most allowed token ids of a request: as many as the largest vocabularies have."""
 MAX_BAD_WORDS = 512
 """The most entries of `bad_words`; each may have two forms in token ids."""
 MAX_BAD_WORD_LENGTH = 256
@@ -164,6 +166,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
         self._verify_logit_bias()
         self._verify_bad_words()
         if self.allowed_token_ids is not None:
+            if isinstance(self.allowed_token_ids, list) and len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:
+                raise InvalidRequestError(
+                    f"allowed_token_ids={len(self.allowed_token_ids)} ids",
+                    f"at most {MAX_ALLOWED_TOKEN_IDS} are taken",
+                    "name each id once, or use structured_outputs",
+                )
             _ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise InvalidRequestError(
@@ -174,7 +182,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
 
     def _verify_stops(self) -> None:
         if not isinstance(self.stop, list) or not all(isinstance(s, str) for s in self.stop):
-            raise InvalidRequestError(f"stop={self.stop!r:.80}", "it is not a string or a list of strings")
+            raise InvalidRequestError(f"stop={shown(self.stop)}", "it is not a string or a list of strings")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(
                 f"stop={len(self.stop)} strings", f"at most {MAX_STOP_STRINGS} are taken", "send fewer stop strings"
@@ -203,7 +211,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
             return
         if not isinstance(self.logit_bias, dict):
             raise InvalidRequestError(
-                f"logit_bias={self.logit_bias!r:.80}", "it is not a mapping", "pass {token id: number from -100 to 100}"
+                f"logit_bias={shown(self.logit_bias)}",
+                "it is not a mapping",
+                "pass {token id: number from -100 to 100}",
             )
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequestError(
@@ -215,7 +225,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
 
     def _verify_bad_words(self) -> None:
         if not isinstance(self.bad_words, list) or not all(isinstance(word, str) for word in self.bad_words):
-            raise InvalidRequestError(f"bad_words={self.bad_words!r:.80}", "it is not a list of strings")
+            raise InvalidRequestError(f"bad_words={shown(self.bad_words)}", "it is not a list of strings")
         if any(not word.strip() for word in self.bad_words):
             raise InvalidRequestError("bad_words=['']", "a word without characters forbids nothing", "leave it out")
         if any(len(word) > MAX_BAD_WORD_LENGTH for word in self.bad_words):
@@ -225,12 +235,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
                 "send shorter words",
             )
         if not isinstance(self.bad_words_token_ids, list):
-            raise InvalidRequestError(f"bad_words_token_ids={self.bad_words_token_ids!r:.80}", "it is not a list")
+            raise InvalidRequestError(f"bad_words_token_ids={shown(self.bad_words_token_ids)}", "it is not a list")
         for ids in self.bad_words_token_ids:
             _ids("bad_words_token_ids", ids)
             if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS:
                 raise InvalidRequestError(
-                    f"bad_words_token_ids=[{ids!r:.80}]",
+                    f"bad_words_token_ids=[{shown(ids)}]",
                     f"it has {len(ids)} tokens",
                     f"1 to {MAX_BAD_WORD_TOKENS} are taken",
                 )
@@ -242,12 +252,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
         if self.extra_args is None:
             return
         if not isinstance(self.extra_args, dict) or not all(isinstance(key, str) for key in self.extra_args):
-            raise InvalidRequestError(f"extra_args={self.extra_args!r:.80}", "it is not a mapping from names to values")
+            raise InvalidRequestError(
+                f"extra_args={shown(self.extra_args)}", "it is not a mapping from names to values"
+            )
         try:
             msgspec.msgpack.encode(self.extra_args)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(
-                f"extra_args={self.extra_args!r:.80}",
+                f"extra_args={shown(self.extra_args)}",
                 f"it holds what does not travel: {error}",
                 "pass numbers, strings, lists and mappings",
             ) from error
@@ -255,7 +267,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
     def _verify_structures(self) -> None:
         if self.thinking_budget is not None:
             if not isinstance(self.thinking_budget, ThinkingBudget):
-                found = f"thinking_budget={self.thinking_budget!r:.80}"
+                found = f"thinking_budget={shown(self.thinking_budget)}"
                 raise InvalidRequestError(
                     found, "it is no ThinkingBudget", "pass ThinkingBudget(tokens=..., end=[...])"
                 )
@@ -264,7 +276,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
             return
         if not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise InvalidRequestError(
-                f"structured_outputs={self.structured_outputs!r:.80}",
+                f"structured_outputs={shown(self.structured_outputs)}",
                 "it is no StructuredOutputsParams",
                 "pass StructuredOutputsParams(choice=[...])",
             )
@@ -281,7 +293,9 @@ def _id_of(token: Any) -> Any:
 
 def _ids(name: str, value: Any) -> None:
     if not isinstance(value, list):
-        raise InvalidRequestError(f"{name}={value!r:.80}", "it is not a list of integers")
+        raise InvalidRequestError(f"{name}={shown(value)}", "it is not a list of integers")
+    if value and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31:
+        return  # as nearly always; there may be as many as a vocabulary has
     for token in value:
         _integer(name, token, 0, 2**31 - 1)
 
@@ -289,7 +303,7 @@ def _ids(name: str, value: Any) -> None:
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequestError(
-            f"{name}={value!r:.80}", "it is not an integer", f"pass an integer from {low} to {high}"
+            f"{name}={shown(value)}", "it is not an integer", f"pass an integer from {low} to {high}"
         )
     if not low <= value <= high:
         raise InvalidRequestError(
@@ -299,7 +313,7 @@ def _integer(name: str, value: Any, low: int, high: int) -> None:
 
 def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise InvalidRequestError(f"{name}={value!r:.80}", "it is not a number", f"pass a number from {low} to {high}")
+        raise InvalidRequestError(f"{name}={shown(value)}", "it is not a number", f"pass a number from {low} to {high}")
     if not low <= value <= high or (open_low and value == low):
         bracket = "(" if open_low else "["
         raise InvalidRequestError(

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.types.errors import InvalidRequestError
+from engine.types.errors import InvalidRequestError, shown
 
 PoolingType = Literal["last", "cls", "mean"]
 """What stands for a prompt: the hidden state of its last token, of its first token, or the mean over all tokens."""
@@ -46,14 +46,14 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name, known in (("task", POOLING_TASKS), ("pooling_type", POOLING_TYPES)):
             value = getattr(self, name)
             if value is not None and value not in known:
-                raise InvalidRequestError(f"{name}={value!r:.80}", "there is no such one", f"use {_either(known)}")
+                raise InvalidRequestError(f"{name}={shown(value)}", "there is no such one", f"use {_either(known)}")
         for name in ("normalize", "use_activation"):
             if not isinstance(value := getattr(self, name), bool | None):
-                raise InvalidRequestError(f"{name}={value!r:.80}", "it is not a boolean", "pass true or false")
+                raise InvalidRequestError(f"{name}={shown(value)}", "it is not a boolean", "pass true or false")
         for name in ("dimensions", "second_text_start"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidRequestError(f"{name}={value!r:.80}", "it is no positive integer", "pass 1 or more")
+                raise InvalidRequestError(f"{name}={shown(value)}", "it is no positive integer", "pass 1 or more")
         if self.task in ("token_embed", "classify") and self.pooling_type is not None:
             raise InvalidRequestError(
                 f"pooling_type={self.pooling_type!r} with task={self.task!r}",

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.types.errors import InvalidRequestError
+from engine.types.errors import InvalidRequestError, shown
 
 MAX_CHOICES = 1024
 """The most entries of `choice`."""
@@ -53,7 +53,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
     def asked(self) -> str:
         """The first part of an error about a verified constraint, which names it: "structured_outputs.regex='a+'"."""
         (kind,) = self.kinds
-        return f"structured_outputs.{kind}={getattr(self, kind)!r:.80}"
+        return f"structured_outputs.{kind}={shown(getattr(self, kind))}"
 
     def renamed(self, error: InvalidRequestError) -> InvalidRequestError:
         """An error about this constraint, by the name that it was asked as."""
@@ -103,7 +103,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
         wanted = {"json": (str, dict), "json_object": (bool,)}.get(kind, (str,))
         if not isinstance(value, wanted):
             names = " or ".join({str: "a text", dict: "a mapping", bool: "true"}[t] for t in wanted)
-            raise InvalidRequestError(f"structured_outputs.{kind}={value!r:.80}", f"it is not {names}")
+            raise InvalidRequestError(f"structured_outputs.{kind}={shown(value)}", f"it is not {names}")
         if kind == "json" or kind == "structural_tag":
             self._verify_json(kind, value)
         elif isinstance(value, str):
@@ -115,7 +115,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
         whole = isinstance(ids, list) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
         if ids is None or not whole or not 1 <= len(ids) <= MAX_START:
             raise InvalidRequestError(
-                f"structured_outputs.start_after={ids!r:.80}", f"it is not a list of 1 to {MAX_START} token ids"
+                f"structured_outputs.start_after={shown(ids)}", f"it is not a list of 1 to {MAX_START} token ids"
             )
 
     def _verify_json(self, kind: str, value: Any) -> None:
@@ -125,21 +125,21 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
                 text: bytes | str = msgspec.json.encode(value)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise InvalidRequestError(
-                    f"structured_outputs.{kind}={_shown(value)}", f"it holds what does not travel: {error}"
+                    f"structured_outputs.{kind}={shown(value)}", f"it holds what does not travel: {error}"
                 ) from error
         else:
             text = value
-        _check_length(f"structured_outputs.{kind}={_shown(value)}", len(text))
+        _check_length(f"structured_outputs.{kind}={shown(value)}", len(text))
         try:
             decoded = value if isinstance(value, dict) else msgspec.json.decode(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"structured_outputs.{kind}={value!r:.80}", f"it is no JSON: {error}") from error
+            raise InvalidRequestError(f"structured_outputs.{kind}={shown(value)}", f"it is no JSON: {error}") from error
         if not isinstance(decoded, dict) and not (kind == "json" and isinstance(decoded, bool)):
             wanted = "a JSON schema: an object, true or false" if kind == "json" else "a JSON object"
-            raise InvalidRequestError(f"structured_outputs.{kind}={value!r:.80}", f"it is not {wanted}")
+            raise InvalidRequestError(f"structured_outputs.{kind}={shown(value)}", f"it is not {wanted}")
         if _deeper(decoded, MAX_DEPTH):
             raise InvalidRequestError(
-                f"structured_outputs.{kind}={_shown(value)}",
+                f"structured_outputs.{kind}={shown(value)}",
                 f"it is nested more than {MAX_DEPTH} deep",
                 "name parts of it under $defs and refer to them" if kind == "json" else "",
             )
@@ -147,10 +147,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
     def _verify_choice(self) -> None:
         choice = self.choice
         if not isinstance(choice, list) or not all(isinstance(text, str) for text in choice):
-            raise InvalidRequestError(f"structured_outputs.choice={choice!r:.80}", "it is not a list of texts")
+            raise InvalidRequestError(f"structured_outputs.choice={shown(choice)}", "it is not a list of texts")
         if not choice or not all(choice):
             raise InvalidRequestError(
-                f"structured_outputs.choice={choice!r:.80}",
+                f"structured_outputs.choice={shown(choice)}",
                 "there is nothing to write" if not choice else "an empty text is no choice",
                 "name at least one text, each with a character or more",
             )
@@ -175,16 +175,8 @@ def _check_unicode(kind: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
-            f"structured_outputs.{kind}={text!r:.80}", f"it is no valid Unicode text: {error}"
+            f"structured_outputs.{kind}={shown(text)}", f"it is no valid Unicode text: {error}"
         ) from error
-
-
-def _shown(value: str | dict[str, Any]) -> str:
-    """The beginning of it. A mapping may be too deep to be shown."""
-    try:
-        return f"{value!r:.80}"
-    except RecursionError:
-        return "{...}"
 
 
 def _deeper(value: Any, depth: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.types.errors import InvalidRequestError
+from engine.types.errors import InvalidRequestError, shown
 
 MAX_MARK = 16
 """The most token ids of `begin` and of `end`."""
@@ -28,11 +28,13 @@ class ThinkingBudget(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
     def verify(self) -> None:
         """Check types and ranges."""
         if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or not 0 <= self.tokens < 2**31:
-            raise InvalidRequestError(f"thinking_budget.tokens={self.tokens!r:.80}", "it is no number of tokens from 0")
+            raise InvalidRequestError(
+                f"thinking_budget.tokens={shown(self.tokens)}", "it is no number of tokens from 0"
+            )
         for name, least in (("end", 1), ("begin", 0)):
             ids = getattr(self, name)
             whole = isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
             if not whole or not least <= len(ids) <= MAX_MARK:
                 raise InvalidRequestError(
-                    f"thinking_budget.{name}={ids!r:.80}", f"it is not a list of {least} to {MAX_MARK} token ids"
+                    f"thinking_budget.{name}={shown(ids)}", f"it is not a list of {least} to {MAX_MARK} token ids"
                 )

@@ -9,11 +9,11 @@ import triton.language as tl
 
 @triton.jit
 def stored(keys, values, DTYPE: tl.constexpr):
-    """Keys [n, P] and values [n, C] in the cache's type; what 8 bits cannot hold becomes the largest that they can (e4m3:
-    448).
+    """Keys [n, P] and values [n, C] in the cache's type; what 8 bits cannot hold becomes the largest that they can
+    (e4m3: 448).
 
-    A vector of values that are not all finite is stored as zeros, and its key as NaN: the attention multiplies values that
-    a query does not see by 0, and 0 * NaN is NaN, but their scores it overwrites. Who sees the key still gets NaN.
+    A vector of values that are not all finite is stored as zeros, and its key as NaN: the attention multiplies values
+    that a query does not see by 0, and 0 * NaN is NaN, but their scores it overwrites. Who sees the key still gets NaN.
     """
     if DTYPE.is_fp8():
         if values.dtype != DTYPE:
@@ -24,9 +24,9 @@ def stored(keys, values, DTYPE: tl.constexpr):
         broken = tl.max(((values & 127) == 127).to(tl.int32), 1)[:, None] > 0
         keys, values = tl.where(broken, 127, keys).to(tl.uint8), tl.where(broken, 0, values).to(tl.uint8)
         return keys.to(DTYPE, bitcast=True), values.to(DTYPE, bitcast=True)
-    keys, values = keys.to(DTYPE), values.to(DTYPE)
-    broken = tl.max(((tl.abs(values.to(tl.float32)) < float("inf")) == 0).to(tl.int32), 1)[:, None] > 0
-    return tl.where(broken, float("nan"), keys), tl.where(broken, 0.0, values)
+    keys, values = keys.to(DTYPE).to(tl.float32), values.to(DTYPE).to(tl.float32)
+    broken = tl.max(((tl.abs(values) < float("inf")) == 0).to(tl.int32), 1)[:, None] > 0
+    return tl.where(broken, float("nan"), keys).to(DTYPE), tl.where(broken, 0.0, values).to(DTYPE)
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

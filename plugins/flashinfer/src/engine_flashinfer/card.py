@@ -68,7 +68,7 @@ def _layer_reasons(need: AttentionNeed) -> list[str]:
         found.append("feature 'kv_index' is not served: a row's queries must be its last tokens")
     if "alibi" in need.features:
         found.append("feature 'alibi' is not served: FlashInfer takes slopes of its own making, not the model's")
-    unknown = sorted(need.features - {"kv_index", "alibi", "sinks"})
+    unknown = sorted(need.features - {"kv_index", "alibi", "sinks", "lse"})
     found.extend(f"feature '{feature}' is not served" for feature in unknown)
     return found
 

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
+from engine.interfaces.json_schema import refused
+from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
 from engine_kit.bounded_cache import BoundedCache
 from engine_kit.spelling import unspeakable
 from engine_llguidance.grammars import lark
 from engine_llguidance.matcher import LLGuidanceMatcher, reason
+from engine_llguidance.schemas import blamed
 from engine_llguidance.vocabulary import tokenizer
 
 if TYPE_CHECKING:
@@ -85,7 +88,10 @@ class LLGuidance:
             self._check_spelling(constraint.choice)
         handle = LLMatcher(self._tokenizer(ends), text, log_level=0, limits=self._limits)
         if handle.is_error():
-            raise InvalidRequestError(constraint.asked, f"LLGuidance cannot enforce it: {reason(handle)}")
+            found = reason(handle)
+            if constraint.json is not None and (keyword := blamed(found)):
+                raise refused("", keyword, f"LLGuidance cannot enforce it: {found}")
+            raise InvalidRequestError(constraint.asked, f"LLGuidance cannot enforce it: {found}")
         base, each = ESTIMATE
         return handle, base + each * len(text)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interfaces.grammar import GrammarCard
-from engine.interfaces.json_schema import places
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_llguidance.schemas import check_schema
 
 
 class LLGuidanceOptions(BaseModel):
@@ -30,8 +30,6 @@ class LLGuidanceCard(GrammarCard):
 
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:
-        """See the interface. The library knows what it enforces, and says so when it compiles."""
+        """See the interface. What else the library cannot enforce it says when it compiles."""
         if constraint.json is not None:
-            for place in places(constraint.schema):
-                if "x-guidance" in place.schema:
-                    raise place.refuse("x-guidance", "it would tell the library to pass over what it cannot enforce")
+            check_schema(constraint.schema)

@@ -12,6 +12,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_llguidance.schemas import told
 
 HEAD = '%llguidance {"no_forcing": true}\n'
 
@@ -38,9 +39,7 @@ def _schema(schema: Any, max_whitespace: int) -> str:
         if max_whitespace
         else {"whitespace_flexible": False}
     )
-    if not isinstance(schema, dict):
-        schema = {} if schema else {"not": {}}
-    return json.dumps({**schema, "x-guidance": space})
+    return json.dumps(told(schema, space))
 
 
 def _literal(text: str) -> str:

@@ -46,10 +46,7 @@ class TestQwen3Classifier(ModelConformance):
 
 
 class TestDeepseekV3(ModelConformance):
-    driver, config = (
-        "DeepseekV3ForCausalLM",
-        {**LATENT, **LATENT_V3, "attention_bias": True},
-    )
+    driver, config = "DeepseekV3ForCausalLM", {**LATENT, **LATENT_V3, "attention_bias": True}
 
 
 class TestBert(EncoderModelConformance):

@@ -12,20 +12,20 @@ from starlette.types import ASGIApp
 import engine
 from engine.config.server import ServerConfig
 from engine.frontend.async_llm import AsyncLLM
-from engine_server import errors
-from engine_server.background import Background
-from engine_server.body import BodyLimit
-from engine_server.disconnect import CLIENT_GONE, ClientGone
-from engine_server.engine_view import AsyncEngineView
-from engine_server.gate import Gate
-from engine_server.keys import AdminKey, KeyRing
-from engine_server.lifecycle import Lifecycle
-from engine_server.openapi import describe_api
-from engine_server.plugins import add_routes, wrap
-from engine_server.prometheus import Exposition
-from engine_server.request_id import RequestIds
-from engine_server.response_store import OwnResponses, Responses, ResponseStore
-from engine_server.routes import (
+from engine.server import errors
+from engine.server.background import Background
+from engine.server.body import MOST, BodyLimit
+from engine.server.disconnect import CLIENT_GONE, ClientGone
+from engine.server.engine_view import AsyncEngineView
+from engine.server.gate import Gate
+from engine.server.keys import AdminKey, KeyRing
+from engine.server.lifecycle import Lifecycle
+from engine.server.openapi import describe_api
+from engine.server.plugins import add_routes, wrap
+from engine.server.prometheus import Exposition
+from engine.server.request_id import RequestIds
+from engine.server.response_store import OwnResponses, Responses, ResponseStore
+from engine.server.routes import (
     administration,
     chat,
     completions,
@@ -96,7 +96,9 @@ def create_app(
     pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
     describe_api(app, keys=bool(keys), administered=bool(admin))
     inside = wrap(Direct(Shortcut(app, routers), alone=not llm.hooks.http_middleware), llm.hooks)
-    limited = BodyLimit(inside, max_body=settings.max_body, timeout=settings.body_timeout)
+    # Two prompts of token ids, as long as the model takes them, are welcome.
+    most = MOST._replace(values=max(MOST.values, 2 * llm.max_model_len))
+    limited = BodyLimit(inside, max_body=settings.max_body, timeout=settings.body_timeout, most=most)
     gate = Gate(
         limited,
         lifecycle=lifecycle,

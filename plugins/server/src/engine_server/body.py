@@ -1,4 +1,5 @@
-"""Reads a request's body before the application sees the request: never more than a limit, never longer than a time."""
+"""Reads a request's body before the application sees the request: never more than a limit, never longer than a time,
+and no JSON that would make more objects than a moment makes."""
 
 from __future__ import annotations
 
@@ -6,26 +7,30 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine_server.errors import APIError
-from engine_server.refusal import refuse
+from engine.server.errors import APIError
+from engine.server.json import LARGE, Count, count
+from engine.server.refusal import refuse
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+MOST = Count(objects=2**15, values=2**19)
+"""What a body of JSON may hold. Reading and checking so much keeps the interpreter for some 50 ms at a time."""
 
 
 class BodyLimit:
     """ASGI middleware. The application gets the whole body in one message.
 
     A body whose declared length is over the limit is refused without being read; one of undeclared length as soon as
-    it has grown too long.
+    it has grown too long. What a large one of JSON holds is counted in a thread, before anybody reads it.
 
     Args:
         app: what comes after.
         max_body: bytes.
         timeout: seconds for the whole body.
+        most: that a body of JSON may hold.
     """
 
-    def __init__(self, app: ASGIApp, *, max_body: int, timeout: float) -> None:
-        self._app, self._max_body, self._timeout = app, max_body, timeout
+    def __init__(self, app: ASGIApp, *, max_body: int, timeout: float, most: Count = MOST) -> None:
+        self._app, self._max_body, self._timeout, self._most = app, max_body, timeout, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; see ASGI."""
@@ -41,8 +46,14 @@ class BodyLimit:
             return await refuse(scope, receive, send, self._too_slow(), close=True)
         except APIError as error:
             return await refuse(scope, receive, send, error, close=True)
-        if body is not None:
-            await self._app(scope, _replay(body, receive), send)
+        if body is None:
+            return
+        if len(body) >= LARGE and _may_be_json(scope):
+            try:
+                self._check(await asyncio.to_thread(count, body))
+            except APIError as error:
+                return await refuse(scope, receive, send, error)
+        await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The body; None where the client left before it was complete."""
@@ -60,6 +71,15 @@ class BodyLimit:
             if not message.get("more_body", False):
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
+    def _check(self, found: Count) -> None:
+        for what, held, most in zip(("texts, lists and objects", "values"), found, self._most, strict=True):
+            if held > most:
+                raise APIError(
+                    413,
+                    f"the body holds {held:,} {what}; this server takes up to {most:,}; send several smaller requests",
+                    code="body_too_large",
+                )
+
     def _too_large(self, found: str) -> APIError:
         return APIError(
             413,
@@ -73,6 +93,11 @@ class BodyLimit:
             f"the body was not complete after {self._timeout:g} s (--body-timeout); send it faster, or a smaller one",
             code="body_timeout",
         )
+
+
+def _may_be_json(scope: Scope) -> bool:
+    declared: bytes = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    return not declared or b"json" in declared.lower()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

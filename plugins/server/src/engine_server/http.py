@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections.abc import MutableMapping
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -14,6 +17,23 @@ MAX_HEAD_BYTES = 64 * 1024
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class _OfClient(logging.LoggerAdapter):
+    """Uvicorn's log; each line says which client it is about."""
+
+    def __init__(self, logger: logging.Logger, client: tuple[str, int]) -> None:
+        super().__init__(logger, {"fields": {"client": f"{client[0]}:{client[1]}"}})
+        self._address = f"{client[0].partition('%')[0]}:{client[1]}"
+
+    @property
+    def level(self) -> int:
+        """The log's, which uvicorn looks at."""
+        return self.logger.level
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """See logging."""
+        return f"{msg} (client {self._address})", {**kwargs, "extra": self.extra}
 
 
 def bounded_protocol(header_timeout: float, write_timeout: float, max_connections: int) -> type[asyncio.Protocol]:
@@ -42,8 +62,9 @@ def bounded_protocol(header_timeout: float, write_timeout: float, max_connection
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            if self.client is not None:
+                self.logger = _OfClient(self.logger, self.client)  # type: ignore[assignment]
             if len(self.connections) > max_connections:
-                self._refused = True
                 self._give_up(_TOO_MANY)
             self._arm()
 
@@ -69,11 +90,24 @@ def bounded_protocol(header_timeout: float, write_timeout: float, max_connection
             self._arm()
 
         def on_headers_complete(self) -> None:
+            if self._refused:
+                return
+            # A head that came in one read, with what follows it, was not counted until now.
+            if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
+                return self._give_up(_TOO_LARGE)
             self._in_head = False
             self._disarm()
             self._end_stall()  # what is written from now on would look like a client that does not read
             super().on_headers_complete()
             self.scope["extensions"] = {EXTENSION: self.cycle}  # type: ignore[dict-item]
+
+        def on_body(self, body: bytes) -> None:
+            if not self._refused:
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if not self._refused:
+                super().on_message_complete()
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -98,6 +132,7 @@ def bounded_protocol(header_timeout: float, write_timeout: float, max_connection
                 self._deadline = None
 
         def _give_up(self, answer: bytes) -> None:
+            self._refused = True  # what still comes, within the same read too, is not looked at
             self._disarm()
             if not self.transport.is_closing():
                 if self.cycle is None or self.cycle.response_complete:  # else it would stand within another's answer

@@ -102,6 +102,7 @@ def _settings(plan: Launch) -> dict[str, Any]:
         "kv_cache_dtype": start.worker.kv_cache_dtype or start.worker.dtype,
         "max_model_len": plan.max_model_len,
         "in_flight": start.in_flight,
+        "step_timeout": start.step_timeout,
     }
     values = {s.name: HIDDEN if s.secret else found.get(s.name, getattr(config, s.name)) for s in SETTINGS}
     return {**values, "points": dict(config.points), "options": without_secrets(config.options)}

@@ -3,6 +3,7 @@ before a request is on its way."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine_server.json import JSONRequest, JSONRoute
+from engine.server.json import LARGE, PARSED, JSONRequest, JSONRoute
 
 _ARGUMENTS = frozenset({"body", "request", "state"})
 
@@ -55,7 +56,9 @@ class Shortcut:
             return await self._app(scope, receive, send)
         message = await receive()
         try:
-            body = short.model.model_validate(orjson.loads(message["body"]))
+            content: bytes = message["body"]
+            large = len(content) >= LARGE
+            body = await asyncio.to_thread(_read, short, scope, content) if large else _read(short, scope, content)
         except (KeyError, orjson.JSONDecodeError, ValidationError, RecursionError):
             return await self._app(scope, _again(message, receive), send)
         scope["app"] = self._app
@@ -86,6 +89,11 @@ def _short(route: JSONRoute) -> _Short | None:
     if not (inspect.isclass(model) and issubclass(model, BaseModel)) or "state" not in names:
         return None
     return _Short(route.endpoint, model, "request" in names)
+
+
+def _read(short: _Short, scope: Scope, content: bytes) -> BaseModel:
+    scope[PARSED] = data = orjson.loads(content)
+    return short.model.model_validate(data)
 
 
 def _declares_json(scope: Scope) -> bool:

@@ -19,9 +19,9 @@ MAX_SCHEMA_DEPTH = 64
 
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_SCHEMAS = ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMAS = frozenset({"items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else"})
+_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_MAPPINGS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 Choice = Literal["none", "auto", "required", "named"]
 Tools = tuple[FunctionTool, ...]
@@ -156,28 +156,31 @@ def _check_schema(schema: Any, where: str) -> None:
         node, place, depth = pending.pop()
         if isinstance(node, bool):
             continue
-        if not isinstance(node, Mapping):
+        if not isinstance(node, dict):
             raise _bad(place, f"is {_short(node)}", "send a JSON schema: an object, true or false")
         if depth > MAX_SCHEMA_DEPTH:
             raise _bad(where, f"is nested more than {MAX_SCHEMA_DEPTH} deep", "name parts of it under $defs")
-        kinds = node.get("type", [])
-        for kind in kinds if isinstance(kinds, list) else [kinds]:
-            if not isinstance(kind, str) or kind not in _TYPES:
-                raise _bad(f"{place}.type", f"is {_short(kind)}", f"send one of {', '.join(sorted(_TYPES))}")
-        required = node.get("required", [])
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise _bad(f"{place}.required", f"is {_short(required)}", "send a list of names")
-        if "enum" in node and not (isinstance(node["enum"], list) and node["enum"]):
-            raise _bad(f"{place}.enum", f"is {_short(node['enum'])}", "send a list of values")
-        pending += [(node[key], f"{place}.{key}", depth + 1) for key in _SCHEMAS if key in node]
-        for key in _LISTS:
-            if not isinstance(parts := node.get(key, []), list):
-                raise _bad(f"{place}.{key}", f"is {_short(parts)}", "send a list of schemas")
-            pending += [(part, f"{place}.{key}.{i}", depth + 1) for i, part in enumerate(parts)]
-        for key in _MAPPINGS:
-            if not isinstance(named := node.get(key, {}), Mapping):
-                raise _bad(f"{place}.{key}", f"is {_short(named)}", "send an object of names and schemas")
-            pending += [(part, f"{place}.{key}.{name}"[:200], depth + 1) for name, part in named.items()]
+        for key, part in node.items():
+            if key == "type":
+                for kind in part if isinstance(part, list) else [part]:
+                    if not isinstance(kind, str) or kind not in _TYPES:
+                        raise _bad(f"{place}.type", f"is {_short(kind)}", f"send one of {', '.join(sorted(_TYPES))}")
+            elif key == "required":
+                if not isinstance(part, list) or not all(isinstance(name, str) for name in part):
+                    raise _bad(f"{place}.required", f"is {_short(part)}", "send a list of names")
+            elif key == "enum":
+                if not (isinstance(part, list) and part):
+                    raise _bad(f"{place}.enum", f"is {_short(part)}", "send a list of values")
+            elif key in _SCHEMAS:
+                pending.append((part, f"{place}.{key}", depth + 1))
+            elif key in _LISTS:
+                if not isinstance(part, list):
+                    raise _bad(f"{place}.{key}", f"is {_short(part)}", "send a list of schemas")
+                pending += [(one, f"{place}.{key}.{i}", depth + 1) for i, one in enumerate(part)]
+            elif key in _MAPPINGS:
+                if not isinstance(part, dict):
+                    raise _bad(f"{place}.{key}", f"is {_short(part)}", "send an object of names and schemas")
+                pending += [(one, f"{place}.{key}.{name}"[:200], depth + 1) for name, one in part.items()]
 
 
 def _short(value: Any) -> str:

@@ -6,7 +6,6 @@ constraints become parameters, and a `CompletionReader` for each completion tell
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -131,8 +130,7 @@ async def count_tokens(state: ServerState, conversation: Conversation) -> int:
     """How many tokens the conversation's prompt has. Raises as `prepare`."""
     check_tools(state, conversation.tools)
     prompt = await render(state, conversation)
-    encode = state.engine.tokenizer.encode
-    return len(await asyncio.to_thread(encode, prompt["prompt"], add_special_tokens=False))
+    return len(await state.engine.tokenize(prompt["prompt"], add_special_tokens=False))
 
 
 def check_tools(state: ServerState, tools: ToolRequest) -> None:

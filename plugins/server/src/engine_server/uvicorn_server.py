@@ -43,6 +43,7 @@ def make_server(
         http=bounded_protocol(settings.header_timeout, settings.write_timeout, connections),
         log_level="warning",
         access_log=False,
+        server_header=False,
         log_config=None if logs_json() else LOGGING_CONFIG,  # its own writes text
         timeout_graceful_shutdown=FAREWELL_SECONDS,
         lifespan="off",

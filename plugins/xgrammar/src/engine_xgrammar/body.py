@@ -51,4 +51,4 @@ class XGrammar:
 def _begin(compile_apart: Callable[[bytes], bytes]) -> None:
     """Have a process started, with the least that it can be asked."""
     with contextlib.suppress(EngineError):
-        compile_apart(msgspec.msgpack.encode({"kind": "regex", "text": "a"}))
+        compile_apart(msgspec.msgpack.encode({"kind": "regex", "text": "[a]"}))

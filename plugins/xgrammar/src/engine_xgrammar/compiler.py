@@ -12,7 +12,9 @@ import numpy as np
 import xgrammar as xgr
 
 from engine.types.errors import InvalidRequestError
+from engine_xgrammar.mending import mended
 from engine_xgrammar.tags import with_whitespace
+from engine_xgrammar.warnings import listening
 from engine_xgrammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -34,11 +36,13 @@ class Source(msgspec.Struct, frozen=True):
         kind: field of `StructuredOutputsParams`.
         text: its value; a schema's and a choice's as JSON.
         max_whitespace: see `XGrammarOptions`.
+        rules: what stands for the patterns in it, see `mending`.
     """
 
     kind: str
     text: str
     max_whitespace: int = 16
+    rules: list[str] = []
 
 
 class Compiler:
@@ -56,7 +60,10 @@ class Compiler:
         """See the interface."""
         asked = msgspec.msgpack.decode(source, type=Source)
         try:
-            compiled = self._compile(asked)
+            with listening() as warnings:
+                compiled = self._compile(asked)
+            if warnings:
+                raise ValueError(warnings[0])
         except MemoryError:
             raise
         except Exception as error:
@@ -79,19 +86,19 @@ class Compiler:
         most = asked.max_whitespace
         layout = {"any_whitespace": most > 0, "max_whitespace_cnt": most or None}
         match asked.kind:
-            case "json":
-                return json_compiler.compile_json_schema(asked.text, **layout)
-            case "json_object":
-                return json_compiler.compile_json_schema('{"type":"object"}', **layout)
+            case "json" | "json_object":
+                schema = asked.text if asked.kind == "json" else '{"type":"object"}'
+                return json_compiler.compile_grammar(mended(str(xgr.Grammar.from_json_schema(schema, **layout)), asked.rules))
             case "regex":
-                return compiler.compile_regex(asked.text)
+                return compiler.compile_grammar(f"root ::= {asked.text}")
             case "choice":
                 texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(asked.text))
                 return compiler.compile_grammar(f"root ::= {texts}")
             case "grammar":
                 return compiler.compile_grammar(asked.text)
             case _:
-                return compiler.compile_structural_tag(json.dumps(with_whitespace(json.loads(asked.text), most)))
+                tag = json.dumps(with_whitespace(json.loads(asked.text), most))
+                return compiler.compile_grammar(mended(str(xgr.Grammar.from_structural_tag(tag)), asked.rules))
 
     def _try(self, compiled: xgr.CompiledGrammar) -> None:
         """Write some texts under it and look how long the masks take: that is where XGrammar does what it put off."""
@@ -110,6 +117,11 @@ class Compiler:
                     )
                 bits = np.unpackbits(row.view(np.uint8)[0], bitorder="little")[: self._vocab_size]
                 allowed = np.flatnonzero(bits)
+                if not allowed.size and not matcher.is_completed():
+                    raise InvalidRequestError(
+                        "compile structured_outputs",
+                        "texts under it come to where nothing may follow, and are not complete",
+                    )
                 if not allowed.size or time.thread_time() > until:
                     break
                 matcher.accept_token(int(random.choice(allowed)))

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.interfaces.json_schema import Place, check, disjoint
-from engine_xgrammar.patterns import bounded, objection
+from engine.interfaces.json_pattern import Node, parsed, whole
+from engine.interfaces.json_schema import Place, check
+from engine_xgrammar.mending import mark
+from engine_xgrammar.patterns import bounded, objection, rule
 
 ENFORCED = frozenset(
     {
-        "type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "minLength", "maxLength", "pattern", "format",
-        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "items", "prefixItems", "minItems",
-        "maxItems", "properties", "required", "additionalProperties", "patternProperties", "propertyNames",
-        "minProperties", "maxProperties",
+        "type", "enum", "const", "$ref", "anyOf", "minLength", "maxLength", "pattern", "minimum", "maximum",
+        "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "items", "prefixItems", "minItems", "maxItems",
+        "properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties",
     }
-)  # fmt: skip
-FORMATS = (
-    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uri-reference", "uuid",
 )  # fmt: skip
 MAX_PROPERTIES = 500
 """Of one object, where any may be left out: memory grows with their square."""
 MAX_LENGTH = 100_000
 LARGEST = 2**53
 """Of whole numbers that bound others."""
+WIDEST = 1000
+"""Of the range of numbers that have to be multiples: wider ones, and open ones, the library passes over."""
 
 
 def check_schema(schema: Any) -> None:
@@ -33,90 +34,112 @@ def check_schema(schema: Any) -> None:
 
 def _rule(place: Place) -> None:
     schema = place.schema
-    for key in ("$ref", "anyOf", "oneOf", "allOf"):
+    for key in ("$ref", "anyOf"):
         if key in schema:
             place.alone(key)
-    if "allOf" in schema and len(schema["allOf"]) > 1:
-        raise place.refuse("allOf", "several schemas at once cannot be enforced")
-    if "oneOf" in schema and not disjoint(place):
-        raise place.refuse(
-            "oneOf",
-            "an instance might fit several of them; use anyOf, or tell them apart by type or a constant property",
-        )
     for key in ("enum", "const"):
         if key in schema:
-            place.alone(key, "type")
-            values = schema["enum"] if key == "enum" else [schema["const"]]
-            if "type" in schema and not all(_is_of(value, place.types) for value in values):
-                raise place.refuse(key, "it has a value that is not of the schema's 'type'")
-            return
+            place.alone(key)
     _strings(place)
     _numbers(place)
-    _arrays(place)
     _objects(place)
 
 
 def _strings(place: Place) -> None:
     schema = place.schema
-    for key in ("pattern", "format"):
-        if key == "pattern" and "format" not in schema and with_lengths(schema) is not None:
-            continue
-        found = [beside for beside in ("minLength", "maxLength", "pattern") if beside in schema and beside != key]
-        if key in schema and found:
-            raise place.refuse(found[0], f"{' and '.join(map(repr, found))} cannot be enforced beside {key!r}")
-    if "pattern" in schema and (why := objection(schema["pattern"], in_json=True)):
-        raise place.refuse("pattern", why)
-    if "format" in schema and schema["format"] not in FORMATS:
-        raise place.refuse(
-            "format", f"{schema['format']!r:.40} cannot be enforced, only {', '.join(FORMATS)}; leave it out"
-        )
+    if "pattern" in schema:
+        if why := objection(schema["pattern"], in_json=True):
+            raise place.refuse("pattern", why)
+        if pattern_of(schema) is None:
+            found = [key for key in ("minLength", "maxLength") if key in schema]
+            raise place.refuse(found[0], f"{' and '.join(map(repr, found))} cannot be enforced beside this 'pattern'")
     for key in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
         if schema.get(key, 0) > MAX_LENGTH:
             raise place.refuse(key, f"it is above {MAX_LENGTH}")
 
 
-def with_lengths(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A schema's `pattern` and bounds of length as a pattern alone; None where that cannot be written."""
-    if not isinstance(schema.get("pattern"), str) or not {"minLength", "maxLength"} & schema.keys():
-        return None
-    pattern = bounded(schema["pattern"], schema.get("minLength", 0), schema.get("maxLength"))
-    if pattern is None:
-        return None
-    return {**{key: schema[key] for key in schema if key not in ("minLength", "maxLength")}, "pattern": pattern}
+def pattern_of(schema: Mapping[str, Any]) -> Node | None:
+    """A schema's `pattern` with its bounds of length; None where that is no one pattern."""
+    if not {"minLength", "maxLength"} & schema.keys():
+        return parsed(schema["pattern"])
+    return bounded(schema["pattern"], schema.get("minLength", 0), schema.get("maxLength"))
 
 
-def rewritten(schema: Any) -> Any:
-    """A schema that was checked, in words that XGrammar understands."""
-    if isinstance(schema, list):
-        return [rewritten(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found: dict[str, Any] = {}
-    for key, part in (with_lengths(schema) or schema).items():
-        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(part, dict):
-            found[key] = {name: rewritten(of_name) for name, of_name in part.items()}
-        else:
-            found[key] = part if key in ("enum", "const", "default", "examples") else rewritten(part)
-    return found
+class Rewriting:
+    """Schemas that were checked, in words that XGrammar understands.
+
+    Attributes:
+        rules: what stands for each pattern, `mark(i)` in the schema for the i-th.
+    """
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+
+    def tag(self, tag: Any) -> Any:
+        """A structural tag, its schemas rewritten, and its regular expressions as grammars."""
+        if isinstance(tag, list):
+            return [self.tag(part) for part in tag]
+        if not isinstance(tag, dict):
+            return tag
+        if tag.get("type") == "regex" and isinstance(tag.get("pattern"), str):
+            return {"type": "grammar", "grammar": f"root ::= {rule(parsed(whole(tag['pattern'])), in_json=False)}"}
+        return {key: self.schema(part) if key == "json_schema" else self.tag(part) for key, part in tag.items()}
+
+    def schema(self, schema: Any) -> Any:
+        """A schema."""
+        if not isinstance(schema, dict):
+            return schema
+        found = dict(schema)
+        for key in ("items", "additionalProperties"):
+            if key in found:
+                found[key] = self.schema(found[key])
+        for key in ("anyOf", "prefixItems"):
+            if key in found:
+                found[key] = [self.schema(part) for part in found[key]]
+        for key in ("properties", "patternProperties", "$defs"):
+            if key in found:
+                found[key] = {name: self.schema(part) for name, part in found[key].items()}
+        if "patternProperties" in found:
+            found["patternProperties"] = {
+                self._mark(parsed(pattern)): part for pattern, part in found["patternProperties"].items()
+            }
+        if "pattern" in found and (node := pattern_of(found)) is not None:
+            found["pattern"] = self._mark(node)
+            found = {key: part for key, part in found.items() if key not in ("minLength", "maxLength")}
+        _opened(found)
+        return found
+
+    def _mark(self, node: Node) -> str:
+        written = rule(node, in_json=True)
+        if written not in self.rules:
+            self.rules.append(written)
+        return mark(self.rules.index(written))
+
+
+def _opened(schema: dict[str, Any]) -> None:
+    """With what the library allows only where it is said."""
+    if "prefixItems" in schema:  # where it takes no `true`
+        schema["prefixItems"] = [{} if part is True else part for part in schema["prefixItems"]]
+    prefix = len(schema.get("prefixItems", ()))
+    if {"minItems", "maxItems"} & schema.keys() and (not prefix or schema.get("minItems", 0) > prefix):
+        schema.setdefault("items", {})
+    if "maxProperties" in schema and not schema.get("properties"):
+        schema.setdefault("additionalProperties", {})
 
 
 def _numbers(place: Place) -> None:
     schema = place.schema
-    if "multipleOf" in schema:
-        step = schema["multipleOf"]
-        if "number" in place.types or step != int(step) or not 0 < step <= 1024:
-            raise place.refuse("multipleOf", "it can only be enforced for integers, and from 1 to 1024")
     for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         if key in schema and abs(schema[key]) > LARGEST:
             raise place.refuse(key, f"it is beyond {LARGEST}")
-        if key in schema and "integer" in place.types and schema[key] != int(schema[key]):
-            raise place.refuse(key, "it is no whole number, beside the type 'integer'")
-
-
-def _arrays(place: Place) -> None:
-    schema = place.schema
-    if "maxItems" in schema and schema["maxItems"] < len(schema.get("prefixItems", ())):
-        raise place.refuse("maxItems", "it is below the number of 'prefixItems'")
+    if "multipleOf" not in schema:
+        return
+    step = schema["multipleOf"]
+    if "number" in place.types or step != int(step) or not 0 < step <= 1024:
+        raise place.refuse("multipleOf", "it can only be enforced for integers, and from 1 to 1024")
+    bounded = "minimum" in schema and "maximum" in schema and schema["maximum"] - schema["minimum"] <= WIDEST
+    if {"minimum", "maximum"} & schema.keys() and not bounded:
+        raise place.refuse("multipleOf", f"beside bounds it can only be enforced in a range of at most {WIDEST}")
 
 
 def _objects(place: Place) -> None:
@@ -128,13 +151,10 @@ def _objects(place: Place) -> None:
         if name not in properties:
             raise place.refuse("required", f"it names {name!r:.40}, which is not among the 'properties'")
     more = schema.get("additionalProperties", False)
-    for key in ("patternProperties", "propertyNames"):
-        if key not in schema:
-            continue
-        for beside in ("properties", "patternProperties", "minProperties", "maxProperties"):
-            if beside in schema and beside != key and schema[beside]:
-                raise place.refuse(key, f"it cannot be enforced beside {beside!r}")
     if "patternProperties" in schema:
+        for beside in ("properties", "minProperties", "maxProperties"):
+            if beside in schema:
+                raise place.refuse("patternProperties", f"it cannot be enforced beside {beside!r}")
         if len(schema["patternProperties"]) > 1 or more is not False:
             raise place.refuse(
                 "patternProperties",
@@ -143,20 +163,11 @@ def _objects(place: Place) -> None:
         for pattern in schema["patternProperties"]:
             if why := objection(pattern, in_json=True):
                 raise place.refuse("patternProperties", why)
-    if "propertyNames" in schema:
-        names = schema["propertyNames"]
-        if not isinstance(names, dict) or set(names) != {"pattern"}:
-            raise place.refuse("propertyNames", "only a 'pattern' can be enforced in it")
-        if why := objection(names["pattern"], in_json=True):
-            raise place.refuse("propertyNames", why)
+    for name, part in properties.items():
+        if part is False:
+            raise place.refuse("properties", f"{name!r:.40} is forbidden, which cannot be enforced where others are free")
+        if more is not False and (not name.isascii() or json.dumps(name) != f'"{name}"'):
+            found = f"{name!r:.40} cannot be told from additional ones: it is not ASCII, or escaped in JSON"
+            raise place.refuse("additionalProperties", f"the property {found}")
     if "minProperties" in schema and (more is not False or not properties):
         raise place.refuse("minProperties", "it cannot be enforced where names are free: they may repeat")
-
-
-def _is_of(value: Any, types: tuple[str, ...]) -> bool:
-    if isinstance(value, bool):
-        return "boolean" in types
-    if isinstance(value, (int, float)):
-        return "number" in types or ("integer" in types and value == int(value))
-    of = {str: "string", list: "array", dict: "object", type(None): "null"}
-    return of[type(value)] in types

@@ -12,12 +12,15 @@ import msgspec
 import numpy as np
 import xgrammar as xgr
 
+from engine.interfaces.json_pattern import parsed, whole
+from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
 from engine_kit.bounded_cache import BoundedCache
 from engine_kit.spelling import unspeakable
 from engine_xgrammar.compiler import Compiler, Source
 from engine_xgrammar.matcher import SLOW_SECONDS, XGrammarMatcher
-from engine_xgrammar.schemas import rewritten
+from engine_xgrammar.patterns import rule
+from engine_xgrammar.schemas import Rewriting
 from engine_xgrammar.tags import with_format
 from engine_xgrammar.vocabulary import Vocabulary
 
@@ -47,7 +50,7 @@ class Work:
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         """See the interface."""
-        source = Source(*_source(constraint), self._options.max_whitespace)
+        source = _source(constraint, self._options.max_whitespace)
         compiled = self._cache.get(msgspec.msgpack.encode(source), lambda: self._compile(source, constraint))
         ends = frozenset(token for token in end_token_ids if token < self._context.vocab_size)
         row = np.zeros(-(-self._context.vocab_size // 32), np.int32)
@@ -121,14 +124,19 @@ class Work:
             )
 
 
-def _source(constraint: StructuredOutputsParams) -> tuple[str, str]:
+def _source(constraint: StructuredOutputsParams, max_whitespace: int) -> Source:
     (kind,) = constraint.kinds
+    rewriting = Rewriting()
     if kind == "json":
-        return kind, json.dumps(rewritten(constraint.schema))
-    if kind == "choice":
-        return kind, json.dumps(list(dict.fromkeys(constraint.choice or ())))
-    if kind == "json_object":
-        return kind, ""
-    if kind == "structural_tag":
-        return kind, json.dumps(rewritten(with_format(constraint.schema)))
-    return kind, str(getattr(constraint, kind))
+        text = json.dumps(rewriting.schema(constraint.schema))
+    elif kind == "choice":
+        text = json.dumps(list(dict.fromkeys(constraint.choice or ())))
+    elif kind == "json_object":
+        text = ""
+    elif kind == "structural_tag":
+        text = json.dumps(rewriting.tag(with_format(constraint.schema)))
+    elif constraint.regex is not None:
+        text = rule(parsed(whole(constraint.regex)), in_json=False)
+    else:
+        text = constraint.grammar or ""
+    return Source(kind, text, max_whitespace, rewriting.rules)

@@ -45,7 +45,7 @@ class TritonLatentAttention(AttentionCard):
             reasons.append(f"rotated keys of {need.rope_size} elements are not served, only of 1 to {LARGEST_ROPE}")
         if need.soft_cap is not None:
             reasons.append("a soft cap of scores is not served, no latent attention has one")
-        reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - {"kv_index"}))
+        reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - {"kv_index", "lse"}))
         return reasons
 
     @classmethod

@@ -12,7 +12,7 @@ from engine_cuda.interpreter import wrong_device
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """With the bytes of an element."""
-FEATURES = frozenset({"kv_index", "sinks", "alibi"})
+FEATURES = frozenset({"kv_index", "sinks", "alibi", "lse"})
 LARGEST_HEAD = 256
 
 

@@ -45,6 +45,7 @@ class CudaPlatform(PlatformCard):
     Options = CudaPlatformOptions
     recorder = "stream"
     captures_drafts = "padded"
+    step_timeout = 300.0  # for milliseconds of work, or a step that compiles its kernels first
     body = "engine_cuda.platform_cuda.body:CudaPlatformBody"
 
     @classmethod

@@ -29,5 +29,5 @@ class TorchLatentAttention(AttentionCard):
             reasons.append(f"a cache of {need.kv_dtype} under queries of {need.dtype} saves no memory")
         if need.soft_cap is not None:
             reasons.append("a soft cap of scores is not served, no latent attention has one")
-        reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - {"kv_index"}))
+        reasons.extend(f"feature '{feature}' is not served" for feature in sorted(need.features - {"kv_index", "lse"}))
         return reasons

@@ -108,6 +108,7 @@ class Process:
 
     def __init__(self, context: CoreContext) -> None:
         self._worker, self._options = context.worker, cast("ProcessOptions", context.options)
+        self._step_timeout = self._options.step_timeout or context.step_timeout / 2
         self._ranks: Ranks | None = None
         self._steps: dict[int, StepUnderWay] = {}
         self._calls: dict[int, CallUnderWay] = {}
@@ -212,7 +213,7 @@ class Process:
                 continue
             self._look_for_the_dead(ranks)
             waited += WAIT_SECONDS
-            if waited >= self._options.step_timeout:
+            if waited >= self._step_timeout:
                 raise self._hung(ranks, what)
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"no answer of ranks {what.waiting} after {timeout} s")
@@ -323,7 +324,7 @@ class Process:
         silent = ", ".join(ranks.describe(rank) for rank in what.waiting)
         return self._die(
             "wait for the workers",
-            f"no answer for {self._options.step_timeout:g} s from {silent}",
+            f"no answer for {self._step_timeout:g} s from {silent}",
             "if steps do take that long: --executor.step_timeout",
         )
 

@@ -14,8 +14,11 @@ class ProcessOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    step_timeout: float = Field(
-        300.0, gt=0, description="seconds after which a step (or call) without an answer means that a rank hangs"
+    step_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="seconds after which a step (or call) without an answer means that a rank hangs (default: half of "
+        "--step-timeout, so that the rank is named)",
     )
     start_timeout: float = Field(1800.0, gt=0, description="seconds that the ranks may take to load the model")
     threads: int | None = Field(

@@ -15,6 +15,10 @@ from engine_reference.tokenizer_hf.pieces import compile_pieces
 from engine_reference.tokenizer_hf.template import ChatTemplates
 from engine_reference.tokenizer_hf.template_files import find_templates
 
+LONG_TEXT = 4096
+"""Characters from which a text is tokenised as a batch of one: that lets go of the interpreter meanwhile, which a
+single `encode` of the library does not, and costs a switch of threads."""
+
 
 class HFTokenizerBody:
     """tokenizer.json at work. See `engine.interfaces.tokenizer.Tokenizer`.
@@ -29,6 +33,7 @@ class HFTokenizerBody:
         files = read_files(folder)
         self._tokenizer = files.tokenizer
         self._special_ids = files.special_ids
+        self._longest_token = files.longest_token
         self._decoder = _decoder(files)
         self._templates = ChatTemplates(find_templates(folder, files.config), files.special, context.folder)
         eos = files.special.get("eos_token")
@@ -47,6 +52,10 @@ class HFTokenizerBody:
     def eos_token_ids(self) -> tuple[int, ...]:
         return self._eos_token_ids
 
+    @property
+    def longest_token(self) -> int | None:
+        return self._longest_token
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._encoding(text, None, add_special_tokens).ids
         return ids
@@ -57,8 +66,12 @@ class HFTokenizerBody:
         return encoding.ids, types.index(1) if 1 in types else None
 
     def _encoding(self, first: str, second: str | None, add_special_tokens: bool) -> Any:
+        tokenizer = self._tokenizer
         try:
-            return self._tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
+            if len(first) + len(second or "") < LONG_TEXT:
+                return tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
+            texts: Any = [first if second is None else (first, second)]
+            return tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0]
         except TypeError:
             for text in (first, second or ""):
                 try:

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
+from engine.builtin.tokenizer_hf.longest import Model, longest_token
+from engine.builtin.tokenizer_hf.template_files import read_json
 from engine.types.errors import TokenizerError
 from engine_reference.tokenizer_hf.template_files import read_json
 
@@ -17,8 +19,11 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 
 class _TokenizerJson(msgspec.Struct):
-    """The one part of tokenizer.json that is read here; the tokenizers library reads the rest."""
+    """The parts of tokenizer.json that are read here; the tokenizers library reads the rest."""
 
+    model: Model = msgspec.field(default_factory=Model)
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
 
 
@@ -32,6 +37,7 @@ class TokenizerFiles:
         config: tokenizer_config.json; empty where there is none.
         special: named special tokens, e.g. {"bos_token": "<s>"}.
         special_ids: ids that `skip_special_tokens` leaves out of a text.
+        longest_token: characters of a text, see `engine.interfaces.tokenizer.Tokenizer`.
     """
 
     tokenizer: Tokenizer
@@ -39,6 +45,7 @@ class TokenizerFiles:
     config: dict[str, Any]
     special: dict[str, str] = field(default_factory=dict)
     special_ids: frozenset[int] = frozenset()
+    longest_token: int | None = None
 
 
 def read_files(folder: Path) -> TokenizerFiles:
@@ -63,7 +70,7 @@ def read_files(folder: Path) -> TokenizerFiles:
         )
     data = path.read_bytes()
     try:
-        decoder = msgspec.json.decode(data, type=_TokenizerJson).decoder
+        parts = msgspec.json.decode(data, type=_TokenizerJson)
         tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # the tokenizers library raises bare Exception
         raise TokenizerError(asked, f"{path.name} cannot be read: {error}", "download or save it again") from error
@@ -72,8 +79,16 @@ def read_files(folder: Path) -> TokenizerFiles:
     tokenizer.no_padding()
     special = _named_tokens(folder, config)
     _add_missing(tokenizer, folder, config, special)
-    ids = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    return TokenizerFiles(tokenizer, decoder, config, special, frozenset(ids))
+    added = tokenizer.get_added_tokens_decoder()
+    ids = {i for i, token in added.items() if token.special}
+    return TokenizerFiles(
+        tokenizer,
+        parts.decoder,
+        config,
+        special,
+        frozenset(ids),
+        longest_token(parts.normalizer, parts.pre_tokenizer, parts.model, added.values(), tokenizer.get_vocab()),
+    )
 
 
 def token_text(value: Any) -> str | None:

@@ -77,7 +77,9 @@ class Child:
         self._admin = admin
         self._keys = SharedKeys(start.asks_for_key, admin, self._channel)
         self._background = SharedBackground(self._lifecycle, self._channel)
-        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        self._stop, self._stop_now, self._may_listen = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        if not start.replaces:
+            self._may_listen.set()
         self._metrics: Exposition | None = None
         self._llm: AsyncLLM
         self._server: Server
@@ -110,7 +112,7 @@ class Child:
             self._admin,
             Shared(responses, self._background, self, self._take_metrics),
         )
-        serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
+        serving = asyncio.ensure_future(self._listen(listener))
         telling = asyncio.ensure_future(self._tell_snapshots())
         settings, server = self._settings, self._server
         certificate = CertificateWatch(settings.ssl_certfile, settings.ssl_keyfile, lambda: tls_context(server))
@@ -136,6 +138,7 @@ class Child:
             renewing.cancel()
             stopped.cancel()
             self._server.should_exit = True
+            self._may_listen.set()
             await serving
             self._channel.tell("snapshot", *self._snapshot())
             await asyncio.to_thread(self._llm.shutdown)
@@ -143,7 +146,12 @@ class Child:
             self._channel.close()
             await asyncio.sleep(0)
 
-    # -- `engine_server.state.Others` ----------------------------------------------------------------------------------
+    async def _listen(self, listener: socket.socket) -> None:
+        await self._may_listen.wait()
+        if not self._server.should_exit:
+            await self._server.serve(sockets=[listener])
+
+    # -- `engine.server.state.Others` ----------------------------------------------------------------------------------
     async def gather(self) -> Gathered:
         """What all processes have counted."""
         told, parent = await self._channel.ask("gather")
@@ -156,6 +164,7 @@ class Child:
     # -- what the first process says -----------------------------------------------------------------------------------
     def _serve(self) -> None:
         self._lifecycle.phase = Phase.SERVING
+        self._may_listen.set()
 
     def _drain(self) -> int:
         """Leave in order. Returns how many requests are in progress."""

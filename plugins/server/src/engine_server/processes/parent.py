@@ -225,7 +225,9 @@ class Parent:
         process = ApiProcess(number, next(self._clients), self._handlers(), self._on_end)
         self._processes[number] = process
         listener = _sharing(self._place.family, self._place.getsockname())
-        listener.listen(BACKLOG)
+        replaces = self._phase is Phase.SERVING
+        if not replaces:
+            listener.listen(BACKLOG)
 
         def start(channel: int) -> ApiStart:
             return ApiStart(
@@ -238,6 +240,7 @@ class Parent:
                 listener=listener.fileno(),
                 channel=channel,
                 asks_for_key=bool(self._keys),
+                replaces=replaces,
             )
 
         with listener:  # the process has it by then

@@ -19,6 +19,8 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
         settings: the server's, likewise.
         listener, channel: descriptors that it inherits: the listening socket's, and the one's to the first process.
         asks_for_key: whether clients need one.
+        replaces: it comes in a dead one's place, beside others that serve: it listens when it can serve, and until then
+            no connection is given to it. Without that it listens at once, so that probes learn that the model loads.
     """
 
     number: int
@@ -30,3 +32,4 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     listener: int
     channel: int
     asks_for_key: bool
+    replaces: bool = False

@@ -19,10 +19,12 @@ State = Annotated[ServerState, Depends(state_of)]
 @router.get("/health")
 async def health(state: State) -> Response:
     """200 while requests are taken, which one living engine core is enough for; 503 while the model loads, once the
-    engine is dead or the server is leaving. The body tells of each core."""
-    serving = state.lifecycle.phase is Phase.SERVING and state.engine.alive()
+    engine is dead or the server is leaving, and while something has stopped the engine's processes. The body tells of
+    each core."""
+    serving = state.lifecycle.phase is Phase.SERVING and state.engine.answers()
     ranks = _ranks(state)
-    status = "unavailable" if not serving else "ok" if all(rank["alive"] for rank in ranks) else "degraded"
+    whole = all(rank["alive"] and not rank["stopped"] for rank in ranks)
+    status = "unavailable" if not serving else "ok" if whole else "degraded"
     return JSON({"status": status, "ranks": ranks}, 200 if serving else 503)
 
 
@@ -36,8 +38,9 @@ async def ping(state: State) -> Response:
 @router.get("/ready")
 async def ready(state: State) -> Response:
     """200 while requests are taken, and only then; else 503, with the reason in one word."""
-    dead = state.lifecycle.phase is Phase.SERVING and not state.engine.alive()
-    status = "dead" if dead else state.lifecycle.phase.value
+    status = state.lifecycle.phase.value
+    if state.lifecycle.phase is Phase.SERVING and not state.engine.answers():
+        status = "stopped" if state.engine.alive() else "dead"
     return JSON({"status": status}, 200 if status == Phase.SERVING.value else 503)
 
 
@@ -63,6 +66,7 @@ def _ranks(state: ServerState) -> list[dict[str, Any]]:
         {
             "rank": rank.rank,
             "alive": rank.alive,
+            "stopped": rank.stopped,
             "running": rank.num_running,
             "waiting": rank.num_waiting,
             "kv_cache_usage": rank.kv_usage,

@@ -83,7 +83,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("bfloat16 KV cache under float32 queries", "narrower_cache"),
             Capability("fp8 KV cache", "fp8_cache"),
             Capability("large scores without overflow", "large_scores"),
-            Capability("log-sum-exp on demand", "without_lse"),
+            Capability("log-sum-exp on demand (`lse`)", "lse_puts_parts_together without_lse"),
             Capability("strided tensors, padded batches", "strided_tensors padding_rows padding_tokens"),
             Capability("plans refilled in place", "refilled_plan refilled_plan_of_prefills"),
             Capability("lengths known as bounds only (steps in flight)", "lengths_that_are_bounded_only"),
@@ -158,7 +158,12 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("many rounds, late ranks", "many_rounds thorough_rounds"),
             Capability("empty tensors", "empty_tensors"),
             Capability("ranks agree on what is accepted", "accepts_is_equal_on_all_ranks"),
-            Capability("a killed rank is an error for the others, soon", "a_killed_rank_is_an_error_for_all_others"),
+            Capability("16 MiB at once, whole", "a_message_of_16_mebibytes"),
+            Capability(
+                "a killed or closed rank is an error for the others, soon",
+                "a_killed_rank_is_an_error_for_all_others a_killed_rank_is_an_error_for_those_who_wait_for_it "
+                "a_closed_rank_has_gone",
+            ),
             Capability("nothing left after the end", "close"),
         ),
         "evictor": (
@@ -168,7 +173,8 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("a sequence is given up from its end", "the_end_of_a_sequence_goes_first"),
             Capability("order independent of how many are asked for", "one_by_one_or_all_at_once"),
             Capability("reset", "reset_forgets"),
-            Capability("large pools over many turns", "many_turns_of_a_large_pool"),
+            Capability("large pools, long histories", "many_turns_of_a_large_pool thousands_of_calls"),
+            Capability("content that comes back, bounded memory", "what_comes_back memory_is_bounded"),
             Capability("any sequence of calls", "any_sequence_of_calls"),
         ),
         "drafter": (
@@ -178,6 +184,10 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability(
                 "the same drafts alone, in a batch and on every rank",
                 "all_ranks_propose_the_same a_row_does_not_depend_on_the_others what_lies_past_the_tokens_is_not_read",
+            ),
+            Capability(
+                "slots that change hands, and histories shared within a `cache_salt` alone",
+                "requests_come_and_go histories_that_are_shared",
             ),
             Capability(
                 "draft probabilities, for rejection sampling",
@@ -190,6 +200,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("regex", _JSON, "regex-.*"),
             Capability("any JSON object (`json_object`)", _JSON, "json_object"),
             Capability("JSON schema: {}", _JSON, "json-(.*)"),
+            Capability("JSON schema: {}", "schemas_hold", "(.*)"),
             Capability("rolls back over drafts", "rollback rollback_far"),
             Capability("tells what is forced, to be jumped over", "forced_bytes"),
             Capability("compiled by several threads", "compiled_by_several_threads"),
@@ -256,7 +267,10 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("several workers (tensor parallel)", "start steps masks_that_follow calls", "[23]"),
             Capability("honest futures", "futures"),
             Capability("a worker that cannot start", "a_worker_that_cannot_start"),
-            Capability("a step that raises", "a_step_that_raises"),
+            Capability(
+                "steps that fail at their launch, when they are computed, and when they sample, on any rank",
+                "a_step_that_raises a_step_that_fails_when_it_is_computed a_step_that_fails_when_it_samples",
+            ),
             Capability(
                 "workers that are killed, noticed at start, in a step and idle",
                 "a_worker_that_is_killed a_worker_that_dies_idle a_worker_that_dies_at_start",
@@ -309,7 +323,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             ),
             Capability("aborts in flight", "aborts"),
             Capability("steps in flight, any sequence of calls", "results_of_steps_in_flight any_sequence_of_calls"),
-            Capability("failed loads are reported page by page", "failed_loads"),
+            Capability("failed loads are reported page by page", "failed_loads every_failed_load_is_reported"),
             Capability("memory that is not there is a typed error", "memory_that_is_not_there"),
             Capability("a scheduler half without torch", "the_scheduler_half_is_light"),
             Capability("nothing left after the end", "nothing_is_left"),
@@ -325,7 +339,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("other values of the config computed, or refused", "variants_of_the_config"),
             Capability(
                 "config read whole, and refused by key",
-                "describe_is_pure describe_agrees_with_the_config a_config_that_makes_no_sense "
+                "spellings_of_the_config describe_is_pure describe_agrees_with_the_config a_config_that_makes_no_sense "
                 "its_layers_are_those_described it_is_a_decoder it_is_an_encoder",
             ),
             Capability(

@@ -248,6 +248,12 @@ class _Calls(RuleBasedStateMachine):
         self.held -= set(pages)
         self.candidates |= set(pages)
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        """Some that are held lose their content: the evictor is not told, and they may be committed anew."""
+        self.held -= set(data.draw(st.lists(st.sampled_from(sorted(self.held)), min_size=1, unique=True)))
+
     @precondition(lambda self: self.held | self.candidates)
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:

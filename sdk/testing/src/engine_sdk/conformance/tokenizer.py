@@ -161,6 +161,29 @@ class TokenizerConformance(Conformance):
         assert isinstance(tokenizer.eos_token_ids, tuple)
         assert all(0 <= i < size for i in tokenizer.eos_token_ids), f"{tokenizer.eos_token_ids} of {size} ids"
 
+    def test_longest_token(self) -> None:
+        """No id stands for more characters than `longest_token` says: what cannot fit by it is refused untokenised."""
+        tokenizer = self.tokenizer()
+        longest = getattr(tokenizer, "longest_token", None)
+        if longest is None:
+            not_served("it does not say how long a token may be")
+        assert type(longest) is int and longest > 0
+
+        def check(text: str) -> None:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            assert len(text) <= longest * len(ids), f"{len(text)} characters are {len(ids)} ids"
+
+        check(max((tokenizer.decode([i], False) for i in range(tokenizer.vocab_size)), key=len) * 100)
+        for text in TEXTS:
+            check(text)
+
+        @given(_text, st.integers(1, 50))
+        @self.hypothesis_settings(60)
+        def run(text: str, times: int) -> None:
+            check(text * times)
+
+        run()
+
     def test_empty(self) -> None:
         """No text has no ids of its own, and no ids are no text."""
         tokenizer = self.tokenizer()

@@ -92,6 +92,7 @@ class Case:
         bound: how much `seq_lens_bound` says too much.
         width: columns of the block table; None: two more than are needed.
         strided: queries, keys and values are views of one projection, as models have them.
+        lse: the need has this feature, and `forward` is asked for it.
     """
 
     def __init__(
@@ -108,10 +109,13 @@ class Case:
         bound: int = 0,
         width: int | None = None,
         strided: bool = False,
+        lse: bool = True,
     ) -> None:
         assert not padding_rows or num_decodes == len(rows)
         self.form, self.rows, self.device = form, rows, device
-        self.need = form.need(device, rows)
+        self.need, self.lse = form.need(device, rows), lse
+        if lse:
+            self.need = replace(self.need, features=self.need.features | {"lse"})
         self.random = np.random.default_rng(seed)
         self.dtype: torch.dtype = getattr(torch, form.dtype)
         self.kv_dtype: torch.dtype = getattr(torch, form.kv_dtype or form.dtype)
@@ -181,23 +185,24 @@ class Case:
         rounded: np.ndarray = torch.from_numpy(values).to(self.dtype).to(self.kv_dtype).double().numpy()
         return rounded
 
-    def spoil(self, keys: Keys, value: float, values_alone: bool) -> np.ndarray:
-        """Put `value` into all elements of these keys and their values, and of the queries that stand there; or into the
-        values alone. Returns which queries (of real rows) see any of them: bool [num_real]."""
-        hit = [seen[:, [place for r, place in keys if r == row]].any(axis=1) for row, seen in enumerate(self.seen)]
-        for row, place in keys:
-            parts = [self.v] if values_alone else [self.k, self.v]
-            for part in parts:
-                part[row][place] = value
-            if place in self.rows[row]:
-                token = sum(map(len, self.rows[:row])) + list(self.rows[row]).index(place)
-                self._spoil_token(token, value, values_alone)
-        return np.concatenate(hit)
+    def spoil(self, row: int, place: int, value: float, values_alone: bool) -> None:
+        """Put `value` into all elements of a row's key and value at this place, and of the query that stands there; or
+        into the value alone."""
+        for part in [self.v] if values_alone else [self.k, self.v]:
+            part[row][place] = value
+        if place in self.rows[row]:
+            token = sum(map(len, self.rows[:row])) + list(self.rows[row]).index(place)
+            self._spoil_token(token, value, values_alone)
 
     def _spoil_token(self, token: int, value: float, values_alone: bool) -> None:
         self.new_v[token] = value
         if not values_alone:
             self.new_k[token] = self.q[token] = value
+
+    def seeing(self, keys: Keys) -> torch.Tensor:
+        """Which queries of real rows see any of these: bool [num_real]."""
+        seen = [of_row[:, [p for r, p in keys if r == row]].any(axis=1) for row, of_row in enumerate(self.seen)]
+        return torch.from_numpy(np.concatenate(seen)).to(self.device)
 
     # -- pages -------------------------------------------------------------------------------------------------------
     def _lay_out_pages(self, per_block: int, width: int | None) -> None:
@@ -289,26 +294,30 @@ class Case:
         return cache
 
     def launch(
-        self, body: AttentionBackend, cache: LayerCache, plan: Any, out: torch.Tensor, lse: torch.Tensor
+        self, body: AttentionBackend, cache: LayerCache, plan: Any, out: torch.Tensor, lse: torch.Tensor | None
     ) -> None:
         """This step's `write` and `forward`."""
         if self.form.kind != "encoder":
             body.write(self.layer, self.new_k, self.new_v, cache, plan)
         body.forward(self.layer, self.q, self.new_k, self.new_v, cache, plan, out, lse)
 
-    def outputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for `forward`: all NaN, so that what is not written shows."""
+    def outputs(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Room for `forward`: all NaN, so that what is not written shows. No lse where none is asked for."""
         out = torch.full(self.q.shape, torch.nan, dtype=self.dtype, device=self.device)
-        return out, torch.full(self.q.shape[:2], torch.nan, dtype=torch.float32, device=self.device)
+        return out, self.room_for_lse()
 
-    def run(self, body: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
+    def room_for_lse(self) -> torch.Tensor | None:
+        """The second of `outputs`."""
+        return torch.full(self.q.shape[:2], torch.nan, device=self.device) if self.lse else None
+
+    def run(self, body: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor | None]:
         """out [T, Hq, D] and lse [T, Hq] of the driver."""
         cache = self.write_history(body)
         out, lse = self.outputs()
         self.launch(body, cache, body.plan(self.batch, self.group), out, lse)
         return out, lse
 
-    def check(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+    def check(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Compare with the dense oracle; padding has to be finite, and nothing beside the layer's pages changed."""
         outs, lses = [], []
         first = 0
@@ -320,10 +329,11 @@ class Case:
             lses.append(found.lse)
             first += len(row)
         tolerance, real = TOLERANCE[self.form.dtype], self.num_real
-        got, got_lse = out.double().cpu().numpy(), lse.double().cpu().numpy()
+        got = out.double().cpu().numpy()
         np.testing.assert_allclose(got[:real], np.concatenate(outs), rtol=tolerance, atol=tolerance, err_msg="out")
-        near = LSE_TOLERANCE[self.form.dtype]
-        np.testing.assert_allclose(got_lse[:real], np.concatenate(lses), rtol=near, atol=near, err_msg="lse")
+        if lse is not None:
+            near, got_lse = LSE_TOLERANCE[self.form.dtype], lse.double().cpu().numpy()
+            np.testing.assert_allclose(got_lse[:real], np.concatenate(lses), rtol=near, atol=near, err_msg="lse")
         assert np.isfinite(got[real:]).all(), "the output of padding tokens is not finite"
         if self.form.kind != "encoder":
             self._check_neighbours()
@@ -347,25 +357,30 @@ def check_unseen(make: Callable[[], Case], body: AttentionBackend, keys: Keys) -
     out, lse = clean.run(body)
     clean.check(out, lse)
     real, narrow = clean.num_real, clean.kv_dtype.itemsize == 1  # where an infinity is a large number
-    for value in (np.nan, np.inf):
-        for values_alone in (True, False):
-            case = make()
-            hit = torch.from_numpy(case.spoil(keys, value, values_alone)).to(clean.device)
-            got, total = case.run(body)
-            what = f"{'values' if values_alone else 'keys and values'} of {value}"
-            for mine, others in ((got, out), (total, lse)):
-                same = torch.equal(mine[:real][~hit], others[:real][~hit])
-                assert same, f"{what} had an effect on queries that do not see them"
-            assert got[real:].isfinite().all(), f"{what} made the output of padding tokens not finite"
-            seen = got[:real][hit].isfinite()
-            assert (narrow and value == np.inf) or not seen.any(), f"a query that sees {what} gave numbers"
+    for values_alone, values in ((True, (np.nan, np.inf)), (False, (np.inf, np.nan))):
+        case = make()
+        for i, (row, place) in enumerate(keys):
+            case.spoil(row, place, values[i % 2], values_alone)
+        got, total = case.run(body)
+        what = f"{'values' if values_alone else 'keys and values'} of NaN and infinity"
+        others = ~case.seeing(keys)
+        same = torch.equal(got[:real][others], out[:real][others])
+        if total is not None and lse is not None:  # where one is asked for
+            same = same and torch.equal(total[:real][others], lse[:real][others])
+        assert same, f"{what} had an effect on queries that do not see them"
+        assert got[real:].isfinite().all(), f"{what} made the output of padding tokens not finite"
+        certain = [key for i, key in enumerate(keys) if values[i % 2] != np.inf or not narrow]
+        seen = got[:real][case.seeing(certain)].isfinite()
+        assert not seen.any(), f"a query that sees {what} gave numbers"
 
 
-def whole_rows(form: Form, lengths: Sequence[int], device: str, seed: int = 0, padding: int = 0) -> Case:
+def whole_rows(
+    form: Form, lengths: Sequence[int], device: str, seed: int = 0, padding: int = 0, lse: bool = True
+) -> Case:
     """A step of an encoder: every row is whole, and each of its tokens sees all of them."""
     case = Case(
         replace(form, kind="encoder"), [range(n) for n in lengths], 0, form.block_size, device=device, seed=seed,
-        padding_tokens=padding,
+        padding_tokens=padding, lse=lse,
     )  # fmt: skip
     case.seen = [np.ones_like(seen) for seen in case.seen]
     case.group = KVGroup(

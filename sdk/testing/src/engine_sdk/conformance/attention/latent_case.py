@@ -80,7 +80,7 @@ class LatentCase(Case):
         body.write(self.layer, self.latent, self.rope_key, cache, plan)
         body.forward(self.layer, self.q_latent, self.q_rope, cache, plan, out, lse)
 
-    def outputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def outputs(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Room for `forward`: all NaN, so that what is not written shows."""
         out = torch.full(self.q_latent.shape, torch.nan, dtype=self.dtype, device=self.device)
-        return out, torch.full(self.q.shape[:2], torch.nan, dtype=torch.float32, device=self.device)
+        return out, self.room_for_lse()

@@ -46,6 +46,7 @@ class AttentionConformance(LatentTests, Conformance):
             replace(base, kind="sliding", sliding_window=5, soft_cap=20.0),
             replace(base, kind="encoder", head_size=7),
             replace(base, features=frozenset({"kv_index"})),
+            replace(base, features=frozenset({"lse"})),
             replace(base, kind="mla", num_q_heads=4, num_kv_heads=1, head_size=24, rope_size=8),
         ]
 
@@ -78,7 +79,18 @@ class AttentionConformance(LatentTests, Conformance):
         card = cast("type[AttentionCard]", cls.subject().card)
         per_page = card.tokens_per_page(need)
         assert isinstance(per_page, int) and per_page > 0, "tokens_per_page is not a number of tokens"
-        return Case(form, rows, num_decodes, per_page * form.blocks, device=cls.device, **how)
+        lse = cls.gives_lse(need)
+        return Case(form, rows, num_decodes, per_page * form.blocks, device=cls.device, lse=lse, **how)
+
+    @classmethod
+    def gives_lse(cls, need: AttentionNeed) -> bool:
+        """Whether the card serves this with the feature "lse": then every test compares it."""
+        return not cls.subject().reasons(replace(need, features=need.features | {"lse"}))
+
+    @classmethod
+    def require_lse(cls, need: AttentionNeed) -> None:
+        """Skip the test where the card does not."""
+        cls.require(replace(need, features=need.features | {"lse"}))
 
     @classmethod
     def verify(cls, form: Form, rows: Rows, num_decodes: int, **how: Any) -> None:
@@ -193,7 +205,8 @@ class AttentionConformance(LatentTests, Conformance):
         out, total = padded.run(body)
         own, near = [0, 1, 2, 3, 6, 7], TOLERANCE[whole.form.dtype]
         torch.testing.assert_close(out[own], expected[own], rtol=near, atol=near)
-        torch.testing.assert_close(total[own], lse[own], rtol=near, atol=near)
+        if lse is not None and total is not None:
+            torch.testing.assert_close(total[own], lse[own], rtol=near, atol=near)
 
     def test_lengths_that_are_bounded_only(self) -> None:
         """`seq_lens_bound` may say more than `seq_lens`, which is exact: the host does not know yet what was kept."""
@@ -226,8 +239,28 @@ class AttentionConformance(LatentTests, Conformance):
         case.q *= 300
         case.check(*case.run(self.backend("float32")))
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_lse_puts_parts_together(self, dtype: str) -> None:
+        """Of a row's keys one part here and the rest there: means of the two results by their lse are the whole."""
+        form = Form(dtype=dtype)
+        self.require_lse(form.need(self.device))
+        whole, *parts = (self.case(form, [[last]], 1) for last in (59, 20, 38))
+        body, first = self.backend(dtype), 0
+        for part in parts:
+            keys = slice(first, first := first + int(part.lengths[0]))
+            part.k, part.v = [whole.k[0][keys].copy()], [whole.v[0][keys].copy()]
+            for new, values in ((part.new_k, part.k), (part.new_v, part.v)):
+                new.copy_(torch.from_numpy(values[0][-1:]))
+            part.q.copy_(whole.q)
+        (out, _), *found = ([one.double() for one in case.run(body) if one is not None] for case in (whole, *parts))
+        weights = torch.stack([lse for _, lse in found]).softmax(0)
+        merged = sum(weight[..., None] * part for weight, (part, _) in zip(weights, found, strict=True))
+        near = max(TOLERANCE[dtype], 1e-6)  # lse has float32's precision
+        torch.testing.assert_close(merged, out, rtol=near, atol=near)
+
     def test_without_lse(self) -> None:
-        """`lse` is optional, and changes nothing."""
+        """`lse` is not always asked for, and changes nothing."""
+        self.require_lse(Form().need(self.device))
         case = self.case(Form(), MIXED, 2)
         out, lse = case.run(self.backend("float32"))
         again = self.case(Form(), MIXED, 2)
@@ -248,8 +281,8 @@ class AttentionConformance(LatentTests, Conformance):
     @pytest.mark.parametrize("window", [None, 9])
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_what_some_queries_do_not_see(self, dtype: str, window: int | None) -> None:
-        """Keys and values that some of a row's queries see and others do not: later ones of a prompt or a chunk, and those
-        that left the window. As NaN or infinity they change not a bit of the others' output (0 * NaN is NaN)."""
+        """Keys and values that some of a row's queries see and others do not: later ones of a prompt or a chunk, and
+        those that left the window. As NaN or infinity they change not a bit of the others' output (0 * NaN is NaN)."""
         form = Form(kind="full" if window is None else "sliding", window=window, dtype=dtype)
         self.unseen(form, MIXED, 2, [(2, 22), (2, 7), (3, 12), (3, 31), (3, 38), (4, 32)], padding_tokens=2)
         self.unseen(
@@ -324,7 +357,8 @@ class AttentionConformance(LatentTests, Conformance):
             copy_into(first.batch, case.batch)
             assert body.plan(first.batch, first.group, plan) is plan
             out.fill_(torch.nan)
-            lse.fill_(torch.nan)
+            if lse is not None:
+                lse.fill_(torch.nan)
             replay()
             case.check(out, lse)
 
@@ -334,21 +368,23 @@ class AttentionConformance(LatentTests, Conformance):
         """Each token of a row sees all of them. There is no cache; `write` is not called."""
         form = Form(kind="encoder", dtype=dtype)
         self.require(form.need(self.device))
-        case = whole_rows(form, (5, 1, 17, 40), self.device, padding=3)
+        lse = self.gives_lse(form.need(self.device))
+        case = whole_rows(form, (5, 1, 17, 40), self.device, padding=3, lse=lse)
         case.check(*case.run(self.backend(dtype)))
 
     def test_encoder_rows_are_apart(self) -> None:
         """What stands in other rows has no effect, NaN included."""
         form = Form(kind="encoder")
         self.require(form.need(self.device))
-        make = functools.partial(whole_rows, form, (5, 1, 17, 40), self.device, padding=3)
+        lse = self.gives_lse(form.need(self.device))
+        make = functools.partial(whole_rows, form, (5, 1, 17, 40), self.device, padding=3, lse=lse)
         check_unseen(make, self.backend("float32"), [(1, 0), (2, 0), (2, 16)])
 
     def test_encoder_with_everything(self) -> None:
         """Soft cap, sinks, and slopes by the distance to both sides."""
         form = Form(kind="encoder", soft_cap=2.0, sinks=True, alibi=True)
         self.require(form.need(self.device))
-        case = whole_rows(form, (9, 1, 33), self.device)
+        case = whole_rows(form, (9, 1, 33), self.device, lse=self.gives_lse(form.need(self.device)))
         case.check(*case.run(self.backend("float32")))
 
     # -- everything at once ------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.interfaces.json_normal import normalised
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.schema import valid
 
 
@@ -36,8 +38,8 @@ class Case:
 
     @property
     def constraint(self) -> StructuredOutputsParams:
-        """The constraint itself."""
-        return StructuredOutputsParams(**{self.kind: self.value})
+        """The constraint itself, as a driver is handed it."""
+        return normalised(StructuredOutputsParams(**{self.kind: self.value}))
 
 
 def _choice(name: str, texts: list[str], others: Sequence[str]) -> Case:
@@ -45,7 +47,7 @@ def _choice(name: str, texts: list[str], others: Sequence[str]) -> Case:
 
 
 def _regex(name: str, pattern: str, fits: Sequence[str], others: Sequence[str]) -> Case:
-    check = re.compile(pattern)
+    check = re.compile(pattern, re.ASCII)
     return Case(
         f"regex-{name}", "regex", pattern, "regex", [[t] for t in fits], others,
         lambda text: check.fullmatch(text) is not None,
@@ -55,7 +57,7 @@ def _regex(name: str, pattern: str, fits: Sequence[str], others: Sequence[str]) 
 def _json(keyword: str, schema: Mapping[str, Any], fits: Sequence[Any], others: Sequence[Any]) -> Case:
     def check(text: str) -> bool:
         try:
-            return valid(json.loads(text), schema)
+            return valid(decoded(text), schema)
         except ValueError:
             return False
 
@@ -67,7 +69,7 @@ def _json(keyword: str, schema: Mapping[str, Any], fits: Sequence[Any], others: 
 
 def _object_check(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(decoded(text), dict)
     except ValueError:
         return False
 
@@ -84,9 +86,11 @@ CASES: tuple[Case, ...] = (
     _regex("repeats", "a*b?c", ["c", "bc", "aac", "aaabc"], ["ab", "abbc", "cc", "", "ba"]),
     _regex("classes", "[a-c]{2}x", ["abx", "ccx"], ["adx", "abxx", "ax"]),
     _regex("bytes", "é{1,3}z?", ["é", "ééz"], ["z", "ez", "éé z"]),
+    _regex("digits", "\\d{2}x?", ["12", "07x"], ["1", "1a", "١٢", "１２", "1٢x"]),
+    _regex("dot", "a.{1,2}c", ["abc", "aéc", "a日bc"], ["a\nc", "ab\nc", "a\n\nc", "ac", "abbbc"]),
     Case(
         "json_object", "json_object", True, "json_object", [["{}"], ['{"a":1}', '{"a": 1}']],
-        ["[]", "1", '{"a"}', "{", ""], _object_check,
+        ["[]", "1", '{"a"}', "{", "", '{"a":1,}', '{"a":01}', '{"a":"\\ud800"}', '{"a":4e+78354047452}'], _object_check,
     ),
     _json("enum", {"enum": ["a", "bb", 3]}, ["a", "bb", 3], ["b", 4, "3"]),
     _json("const", {"const": "ab"}, ["ab"], ["a", "abc", 1]),

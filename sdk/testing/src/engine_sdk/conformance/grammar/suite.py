@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -11,10 +12,14 @@ import pytest
 
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import MAX_ROLLBACK, Grammar, GrammarCard, Matcher
+from engine.interfaces.json_normal import normalised
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import KINDS, StructuredOutputsParams
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.grammar.cases import CASES, END, VOCAB_SIZE, Case, vocabulary
+from engine_sdk.conformance.grammar.parts import HELD
+from engine_sdk.conformance.grammar.spellings import spellings, usual
+from engine_sdk.conformance.grammar.walk import named, taken
 from engine_sdk.conformance.timing import median_seconds
 
 WORDS = -(-VOCAB_SIZE // 32)
@@ -22,6 +27,8 @@ PIECES = vocabulary()
 SPELLINGS = ("bytes", "longest", "random")
 
 each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+
+each_keyword = pytest.mark.parametrize("keyword", HELD)
 
 
 class GrammarConformance(Conformance):
@@ -97,6 +104,35 @@ class GrammarConformance(Conformance):
             ended += 1
             assert case.check(_text(tokens)), f"{_text(tokens)!r} was written, and does not fit"
         assert ended, "no walk came to an end"
+
+    @each_keyword
+    def test_schemas_hold(self, keyword: str) -> None:
+        """Keyword by keyword: an invalid instance can be written in no spelling, a valid one in a usual one; or the
+        schema is refused, and the refusal names a keyword."""
+        card = cast("type[GrammarCard]", self.subject().card)
+        if "json" not in card.constraints:
+            not_served("structured_outputs.json is not among the card's constraints")
+        grammar: Grammar = self.once("grammar", self.make)
+        faults: list[str] = []
+        refusals: list[InvalidRequestError] = []
+        for held in HELD[keyword]:
+            try:
+                constraint = StructuredOutputsParams(json=json.dumps(held.schema))
+                walk = taken(card, grammar, constraint, normalised(constraint))
+            except InvalidRequestError as error:
+                refusals.append(error)
+                if not named(error, held.schema):
+                    faults.append(f"{held.schema}: the refusal names no keyword: {error}")
+                continue
+            for instance in held.valid:
+                if not any(walk.writes(text) for text in usual(instance)):
+                    faults.append(f"{held.schema}: {usual(instance)[0]} is valid, and cannot be written")
+            for texts in (*map(spellings, held.invalid), *([text] for text in held.broken)):
+                if (written := next((text for text in texts if walk.writes(text)), None)) is not None:
+                    faults.append(f"{held.schema}: {written!r} is invalid, and can be written")
+        assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
+        if len(refusals) == len(HELD[keyword]):
+            not_served(str(refusals[0]))
 
     # -- matchers ----------------------------------------------------------------------------------------------------
     @each_case

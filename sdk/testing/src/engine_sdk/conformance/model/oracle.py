@@ -6,7 +6,7 @@ import importlib.util
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -37,15 +37,15 @@ class Oracle:
     """
 
     def __init__(self, architecture: str, config: dict[str, Any], like: Oracle | None = None) -> None:
-        self._class = class_of(architecture)
-        assert self._class is not None, why_none(architecture)
+        assert not why_none(architecture), why_none(architecture)
+        self._class = cast("Any", class_of(architecture))
         self._config = {key: value for key, value in config.items() if key != "architectures"}
         with torch.device("meta"), quiet():
             empty = self._class(self._made())
         tensors = [*empty.named_parameters(), *empty.named_buffers()]
         self.form: Shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
         check_size(self.form)
-        self.shapes = like.shapes if like is not None and like.form == self.form else self._saved()
+        self.shapes: Shapes = like.shapes if like is not None and like.form == self.form else self._saved()
         for self.dtype in (torch.float64, torch.float32):
             try:
                 self.load(draw(self.shapes))
@@ -96,7 +96,7 @@ def why_none(architecture: str) -> str:
         return "transformers is not installed, whose class of this architecture is the oracle"
     if class_of(architecture) is None:
         return (
-            f'transformers has no class {architecture!r}: name one that computes the same, oracle = "..."; or say that '
+            f"transformers has no class {architecture!r}: name one that computes the same, oracle = ..., or say that "
             "there is none, oracle = None"
         )
     return ""

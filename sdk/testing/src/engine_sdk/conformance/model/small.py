@@ -129,6 +129,26 @@ def variants(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str
             yield from ((key, other) for other in _others(value, types.get(key)) if other != value)
 
 
+def spellings(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what is said otherwise, config.json): the same model as other versions of transformers write it down. Version 4
+    leaves out what its class takes for granted, and has no `rope_parameters`."""
+    kind = class_of(architecture)
+    if kind is None:
+        return
+    taken = kind.config_class().to_dict()
+    kept = {*_KEPT, *own_names(architecture, SMALL)} - {"tie_word_embeddings"}
+    yield (
+        "without the keys that stand at the class's defaults",
+        {key: value for key, value in config.items() if key in kept or key not in taken or value != taken[key]},
+    )
+    rope = config.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        plain = {key: value for key, value in config.items() if key != "rope_parameters"}
+        scaled = {key: value for key, value in rope.items() if key != "rope_theta"}
+        scaling = None if rope.get("rope_type", "default") == "default" else scaled
+        yield "rope_theta and rope_scaling", {**plain, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+
+
 def _others(value: Any, declared: Any) -> list[Any]:
     members = [declared, *get_args(declared)]
     literal = next((member for member in members if get_origin(member) is Literal), None)
