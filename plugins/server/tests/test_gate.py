@@ -8,11 +8,11 @@ import pytest
 from gates import Echo, gate
 from starlette.types import Message
 
-from engine.server.body import MOST, BodyLimit
-from engine.server.gate import OPEN_PATHS
-from engine.server.json import LARGE
-from engine.server.keys import KeyRing
-from engine.server.lifecycle import Lifecycle, Phase
+from engine_server.body import MOST, BodyLimit
+from engine_server.gate import OPEN_PATHS
+from engine_server.json import LARGE
+from engine_server.keys import KeyRing
+from engine_server.lifecycle import Lifecycle, Phase
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from engine.server.http import MAX_HEAD_BYTES, bounded_protocol
+from engine_server.http import MAX_HEAD_BYTES, bounded_protocol
 
 OK = b"HTTP/1.1 200"
 TOO_LARGE = b"HTTP/1.1 431"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.server import json
-from engine.server.json import Count, count
+from engine_server import json
+from engine_server.json import Count, count
 
 VALUES = st.recursive(
     st.none() | st.integers() | st.floats(allow_nan=False) | st.text(st.sampled_from('a"\\\\,[{}]:é😀\n')),

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import Response
 from pydantic import model_validator
 
-from engine.server import errors, shortcut
-from engine.server.body_model import Body
-from engine.server.json import JSON, LARGE, JSONRoute
-from engine.server.routes import chat, completions, messages, pooling, responses, tokenization
-from engine.server.shortcut import Shortcut
-from engine.server.state import ServerState, state_of
+from engine_server import errors, shortcut
+from engine_server.body_model import Body
+from engine_server.json import JSON, LARGE, JSONRoute
+from engine_server.routes import chat, completions, messages, pooling, responses, tokenization
+from engine_server.shortcut import Shortcut
+from engine_server.state import ServerState, state_of
 
 
 class Said(Body):

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from judge import Judged, altered, fits, table, valid
 
-from engine.builtin.grammar_choice.body import Choice
 from engine.interfaces.grammar import Matcher
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_reference.grammar_choice.body import Choice
 from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.values import Held
 

@@ -31,7 +31,7 @@ class Unmergeable(Exception):
 
 def both(left: State, right: State) -> State:
     """What fits both."""
-    return FALSE if FALSE <= left or FALSE <= right else left | right
+    return FALSE if left >= FALSE or right >= FALSE else left | right
 
 
 @dataclass(frozen=True)

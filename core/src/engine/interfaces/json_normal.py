@@ -21,9 +21,9 @@ from engine.interfaces.json_cases import FALSE, TRUE, TYPES, Case, State, imposs
 from engine.interfaces.json_pattern import PatternError, whole
 from engine.interfaces.json_reading import KNOWN, Reading
 from engine.interfaces.json_schema import refused
-from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.bounded_cache import BoundedCache
 
 MAX_STATES = 4000
 """The most schemas that one schema may come to."""

@@ -50,7 +50,6 @@ class Chars:
     named: tuple[str, ...] = ()
     negated: bool = False
 
-
     def has(self, low: int, high: int) -> bool:
         """Whether one of these code points may stand there; where Unicode's tables are asked, it may."""
         return bool(self.named) or any(first <= high and low <= last for first, last in self.ranges)

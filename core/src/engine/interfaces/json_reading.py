@@ -11,7 +11,20 @@ from fractions import Fraction
 from typing import Any
 
 from engine.interfaces.json_cases import (
-    FALSE, NOTHING_SEEN, TRUE, TYPES, Case, Seen, State, Term, Unmergeable, both, impossible, merged, room, same,
+    FALSE,
+    NOTHING_SEEN,
+    TRUE,
+    TYPES,
+    Case,
+    Seen,
+    State,
+    Term,
+    Unmergeable,
+    both,
+    impossible,
+    merged,
+    room,
+    same,
     type_of,
 )  # fmt: skip
 from engine.interfaces.json_formats import FORMATS
@@ -127,7 +140,9 @@ class Reading:
         return self._references.place(place)
 
     def _asking(self, place: str) -> list[str]:
-        return [key for key in self._place(place).asking if key not in ("$id", "$anchor", "$dynamicAnchor", "$vocabulary")]
+        return [
+            key for key in self._place(place).asking if key not in ("$id", "$anchor", "$dynamicAnchor", "$vocabulary")
+        ]
 
     def _check(self, place: Place) -> None:
         for key in place.asking:
@@ -230,7 +245,10 @@ class Reading:
         for key, parts in self._applied(place, node, inner):
             before = keys.index(key) < own  # so that the properties stay in their order
             found = self._both(place, parts, found) if before else self._both(place, found, parts)
-        for keyword, apply in (("unevaluatedProperties", self._unevaluated_names), ("unevaluatedItems", self._unevaluated_items)):
+        for keyword, apply in (
+            ("unevaluatedProperties", self._unevaluated_names),
+            ("unevaluatedItems", self._unevaluated_items),
+        ):
             if keyword in node:
                 state = frozenset({(True, f"{place}/{keyword}")})
                 try:
@@ -424,9 +442,7 @@ class Reading:
                 patterns += c.patterns or (of_length(c.least, c.most),)
         if case.families and patterns:
             return case
-        properties = {
-            name: state if self.holds(name, case.names) else FALSE for name, state in case.properties.items()
-        }
+        properties = {name: state if self.holds(name, case.names) else FALSE for name, state in case.properties.items()}
         properties |= {name: room(case, name) for name in listed if name not in properties}
         families = {either(patterns): case.more} if patterns else {}
         found = replace(case, properties=properties, families=families, more=FALSE, open=False, names=TRUE)
@@ -542,7 +558,9 @@ class Reading:
         texts = [value for value in values if isinstance(value, str)]
         flags = {value for value in values if isinstance(value, bool)}
         found = [Case(type="null")] if None not in values else []
-        found += [Case(type="boolean")] if not flags else [Case(type="enum", values=(f,)) for f in {True, False} - flags]
+        found += (
+            [Case(type="boolean")] if not flags else [Case(type="enum", values=(f,)) for f in {True, False} - flags]
+        )
         points = sorted({_exact(value) for value in values if type_of(value) == "number"})
         for low, high in zip([None, *points], [*points, None], strict=True):
             found.append(Case(type="number", low=low, low_open=True, high=high, high_open=True))

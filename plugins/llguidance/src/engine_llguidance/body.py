@@ -16,7 +16,6 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.interfaces.json_schema import refused
-from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
 from engine_kit.bounded_cache import BoundedCache
 from engine_kit.spelling import unspeakable

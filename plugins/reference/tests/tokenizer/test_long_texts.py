@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
-from engine.builtin.tokenizer_hf.body import LONG_TEXT, HFTokenizerBody
 from engine.interfaces.context import FrontContext
 from engine.types.errors import TokenizerError
+from engine_reference.tokenizer_hf.body import LONG_TEXT, HFTokenizerBody
 
 FAMILIES = ("byte_level", "llama2", "metaspace", "wordpiece", "no_decoder")
 WORDS = st.sampled_from(

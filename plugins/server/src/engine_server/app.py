@@ -12,20 +12,20 @@ from starlette.types import ASGIApp
 import engine
 from engine.config.server import ServerConfig
 from engine.frontend.async_llm import AsyncLLM
-from engine.server import errors
-from engine.server.background import Background
-from engine.server.body import MOST, BodyLimit
-from engine.server.disconnect import CLIENT_GONE, ClientGone
-from engine.server.engine_view import AsyncEngineView
-from engine.server.gate import Gate
-from engine.server.keys import AdminKey, KeyRing
-from engine.server.lifecycle import Lifecycle
-from engine.server.openapi import describe_api
-from engine.server.plugins import add_routes, wrap
-from engine.server.prometheus import Exposition
-from engine.server.request_id import RequestIds
-from engine.server.response_store import OwnResponses, Responses, ResponseStore
-from engine.server.routes import (
+from engine_server import errors
+from engine_server.background import Background
+from engine_server.body import MOST, BodyLimit
+from engine_server.disconnect import CLIENT_GONE, ClientGone
+from engine_server.engine_view import AsyncEngineView
+from engine_server.gate import Gate
+from engine_server.keys import AdminKey, KeyRing
+from engine_server.lifecycle import Lifecycle
+from engine_server.openapi import describe_api
+from engine_server.plugins import add_routes, wrap
+from engine_server.prometheus import Exposition
+from engine_server.request_id import RequestIds
+from engine_server.response_store import OwnResponses, Responses, ResponseStore
+from engine_server.routes import (
     administration,
     chat,
     completions,

@@ -7,9 +7,9 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.server.errors import APIError
-from engine.server.json import LARGE, Count, count
-from engine.server.refusal import refuse
+from engine_server.errors import APIError
+from engine_server.json import LARGE, Count, count
+from engine_server.refusal import refuse
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 MOST = Count(objects=2**15, values=2**19)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.server.json import LARGE, PARSED, JSONRequest, JSONRoute
+from engine_server.json import LARGE, PARSED, JSONRequest, JSONRoute
 
 _ARGUMENTS = frozenset({"body", "request", "state"})
 

@@ -10,7 +10,17 @@ from dataclasses import replace
 from functools import cache
 
 from engine.interfaces.json_pattern import (
-    LAST, Anchor, Chars, Concat, Either, Node, PatternError, Ranges, Repeat, complement, parsed,
+    LAST,
+    Anchor,
+    Chars,
+    Concat,
+    Either,
+    Node,
+    PatternError,
+    Ranges,
+    Repeat,
+    complement,
+    parsed,
     whole,
 )  # fmt: skip
 

@@ -13,7 +13,6 @@ import numpy as np
 import xgrammar as xgr
 
 from engine.interfaces.json_pattern import parsed, whole
-from engine.types.bounded_cache import BoundedCache
 from engine.types.errors import InvalidRequestError
 from engine_kit.bounded_cache import BoundedCache
 from engine_kit.spelling import unspeakable

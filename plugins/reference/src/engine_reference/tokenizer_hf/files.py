@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
-from engine.builtin.tokenizer_hf.longest import Model, longest_token
-from engine.builtin.tokenizer_hf.template_files import read_json
 from engine.types.errors import TokenizerError
+from engine_reference.tokenizer_hf.longest import Model, longest_token
 from engine_reference.tokenizer_hf.template_files import read_json
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

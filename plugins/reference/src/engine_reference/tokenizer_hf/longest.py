@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken
 
-from engine.builtin.tokenizer_hf.pieces import gpt2_alphabet
+from engine_reference.tokenizer_hf.pieces import gpt2_alphabet
 
 _KEEP = frozenset({"ByteLevel", "NFD", "NFKD", "Lowercase", "Prepend", "Metaspace", "Digits", "UnicodeScripts"})
 """Normalisers and pre-tokenisers that leave no character out, and make no two of them one."""

@@ -151,7 +151,7 @@ class Child:
         if not self._server.should_exit:
             await self._server.serve(sockets=[listener])
 
-    # -- `engine.server.state.Others` ----------------------------------------------------------------------------------
+    # -- `engine_server.state.Others` ----------------------------------------------------------------------------------
     async def gather(self) -> Gathered:
         """What all processes have counted."""
         told, parent = await self._channel.ask("gather")

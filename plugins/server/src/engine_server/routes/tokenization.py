@@ -10,12 +10,12 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from engine.frontend.long_prompts import LONG
-from engine.server.errors import APIError
-from engine.server.json import JSON, JSONRoute
-from engine.server.rendering import rendered
-from engine.server.state import ServerState, state_of
-from engine.server.tokenization_protocol import DetokenizeBody, TokenizeBody
-from engine.server.tool_request import tool_request
+from engine_server.errors import APIError
+from engine_server.json import JSON, JSONRoute
+from engine_server.rendering import rendered
+from engine_server.state import ServerState, state_of
+from engine_server.tokenization_protocol import DetokenizeBody, TokenizeBody
+from engine_server.tool_request import tool_request
 
 router = APIRouter(route_class=JSONRoute)
 State = Annotated[ServerState, Depends(state_of)]
