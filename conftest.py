@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,29 @@ def pytest_collection_finish() -> None:
     """What stands now stands until the end, torch and ten thousand tests among it: collections need not look at it."""
     gc.collect()
     gc.freeze()
+
+
+NEVER_RUN = (
+    "no GPU", "there is no GPU", "no device 'cuda'", "torch.cuda.is_available", "avx512_amx", "no neon", "neon_bf16",
+    "FlashAttention 4 is not installed", "this torch is not built for CUDA", "FlashInfer is not installed",
+)  # fmt: skip
+"""Parts of the reasons for which tests are skipped on every machine that we have had: see CONTRIBUTING.md."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was skipped, a line a reason: those that no machine of ours has met first."""
+    counts: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        counts[reason.removeprefix("Skipped: ").partition("\n")[0]] += 1
+    if not counts:
+        return
+    terminalreporter.section("skipped, by reason")
+    for never in (True, False):
+        rows = [(n, why) for why, n in counts.items() if any(part in why for part in NEVER_RUN) == never]
+        terminalreporter.line(f"{sum(n for n, _ in rows)} {'never run on a machine of ours' if never else 'others'}")
+        for n, why in sorted(rows, reverse=True):
+            terminalreporter.line(f"  {n:>5}  {why[:100]}")
 
 
 @pytest.fixture(scope="session", autouse=True)
