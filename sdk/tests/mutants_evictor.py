@@ -124,9 +124,35 @@ class NullPage(LRU):
         return np.append(found, np.zeros(n - found.size, np.int32)).astype(np.int32)
 
 
+class CommittedOnce(LRU):
+    """a page that is committed anew, after its content was discarded, is never given up"""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.known: set[int] = set()
+        self.lost: set[int] = set()
+
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray) -> None:
+        self.lost |= self.known.intersection(pages.tolist())
+        self.known.update(pages.tolist())
+
+    def on_release(self, pages: np.ndarray) -> None:
+        super().on_release(np.array([page for page in pages.tolist() if page not in self.lost], np.int32))
+
+    def victims(self, n: int, group: int) -> np.ndarray:
+        found = super().victims(n, group)
+        self.known.difference_update(found.tolist())
+        return found
+
+    def reset(self) -> None:
+        super().reset()
+        self.known.clear()
+        self.lost.clear()
+
+
 MUTANTS = [
     DoubleFree, TwiceAtOnce, Unranked, FrontFirst, SortsEachCall, TakesHeldPages, ForgetsTouch, OneMore, OneLess,
-    CommitsAreCandidates, CountsReleases, ResetKeeps, NeverCompacts, GivesLists, NullPage,
+    CommitsAreCandidates, CountsReleases, ResetKeeps, NeverCompacts, GivesLists, NullPage, CommittedOnce,
 ]  # fmt: skip
 
 globals().update(suites_of(EvictorConformance, "lru", MUTANTS))
