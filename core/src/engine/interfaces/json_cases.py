@@ -322,9 +322,15 @@ def fraction(value: Any) -> Fraction | None:
 
 def bounds_below(node: Mapping[str, Any]) -> list[tuple[Fraction | None, bool]]:
     """The least that a schema's numbers may be, and whether that is left out, by each keyword."""
-    return [(fraction(node.get("minimum")), False), (fraction(node.get("exclusiveMinimum")), True)]
+    return [
+        (fraction(node.get("minimum")), False),
+        (fraction(node.get("exclusiveMinimum")), "exclusiveMinimum" in node),
+    ]
 
 
 def bounds_above(node: Mapping[str, Any]) -> list[tuple[Fraction | None, bool]]:
     """The same of the most."""
-    return [(fraction(node.get("maximum")), False), (fraction(node.get("exclusiveMaximum")), True)]
+    return [
+        (fraction(node.get("maximum")), False),
+        (fraction(node.get("exclusiveMaximum")), "exclusiveMaximum" in node),
+    ]

@@ -57,6 +57,9 @@ OTHERS = NAMING | {"type", "enum", "const", "then", "else", "dependencies", *COM
 KNOWN = frozenset().union(OTHERS, *KEYWORDS_OF.values())
 
 
+EVERYTHING = everything()
+
+
 class Reading:
     """The schemas within a schema, by their places (JSON pointers; the whole is "").
 
@@ -195,6 +198,8 @@ class Reading:
     # -- two at once --------------------------------------------------------------------------------------------------
     def together(self, place: str, left: Cases, right: Cases) -> Cases:
         """The cases of two that have to hold at once."""
+        if left == EVERYTHING:
+            return right
         self._worked(place, sum(map(_size, left)) * len(right) + sum(map(_size, right)) * len(left))
         found: Cases = []
         for one in left:
