@@ -232,13 +232,11 @@ class Reading:
     def _shorter(self, cases: Cases) -> Cases:
         """Without those that others say already."""
         bare = {case.type: case.seen for case in cases if case.bare}
-        if "number" in bare and "integer" not in bare:
-            bare["integer"] = bare["number"]
         found: dict[Any, Case] = {}
         for case in cases:
-            if case.type in bare and bare[case.type] == case.seen and not (case.bare and case.type != "integer"):
-                continue
-            if case.type == "integer" and case.bare and bare.get("number") == case.seen:
+            wider = [] if case.bare else [case.type]
+            wider += ["number"] if case.type == "integer" else []
+            if any(bare.get(kind) == case.seen for kind in wider):
                 continue
             if case.type == "enum":
                 values = [value for value in case.values if bare.get(type_of(value)) != case.seen]
