@@ -114,7 +114,9 @@ class References:
         if (self._base[""], name) in self._dynamic:
             return self._dynamic[self._base[""], name]
         if sum(anchor == name for _, anchor in self._dynamic) > 1:
-            raise place.refuse("$dynamicRef", f"{name!r:.40} is an anchor in several schemas: which one is meant depends")
+            raise place.refuse(
+                "$dynamicRef", f"{name!r:.40} is an anchor in several schemas: which one is meant depends"
+            )
         return found
 
     def _followed(self, place: Place, keyword: str, start: str, pointer: str) -> str:

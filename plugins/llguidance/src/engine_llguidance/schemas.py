@@ -118,9 +118,7 @@ class _Told:
                 found[key] = [self.schema(part) for part in found[key]]
         for key in ("properties", "patternProperties", "$defs"):
             if key in found:
-                found[key] = {
-                    name: part if part is False else self.schema(part) for name, part in found[key].items()
-                }
+                found[key] = {name: part if part is False else self.schema(part) for name, part in found[key].items()}
         return found
 
     def _any(self) -> dict[str, Any]:

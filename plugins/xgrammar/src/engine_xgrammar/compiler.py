@@ -14,8 +14,8 @@ import xgrammar as xgr
 from engine.types.errors import InvalidRequestError
 from engine_xgrammar.mending import mended
 from engine_xgrammar.tags import with_whitespace
-from engine_xgrammar.warnings import listening
 from engine_xgrammar.vocabulary import Vocabulary
+from engine_xgrammar.warnings import listening
 
 if TYPE_CHECKING:
     from engine.interfaces.context import GrammarContext
@@ -88,7 +88,9 @@ class Compiler:
         match asked.kind:
             case "json" | "json_object":
                 schema = asked.text if asked.kind == "json" else '{"type":"object"}'
-                return json_compiler.compile_grammar(mended(str(xgr.Grammar.from_json_schema(schema, **layout)), asked.rules))
+                return json_compiler.compile_grammar(
+                    mended(str(xgr.Grammar.from_json_schema(schema, **layout)), asked.rules)
+                )
             case "regex":
                 return compiler.compile_grammar(f"root ::= {asked.text}")
             case "choice":

@@ -165,7 +165,9 @@ def _objects(place: Place) -> None:
                 raise place.refuse("patternProperties", why)
     for name, part in properties.items():
         if part is False:
-            raise place.refuse("properties", f"{name!r:.40} is forbidden, which cannot be enforced where others are free")
+            raise place.refuse(
+                "properties", f"{name!r:.40} is forbidden, which cannot be enforced where others are free"
+            )
         if more is not False and (not name.isascii() or json.dumps(name) != f'"{name}"'):
             found = f"{name!r:.40} cannot be told from additional ones: it is not ASCII, or escaped in JSON"
             raise place.refuse("additionalProperties", f"the property {found}")
