@@ -156,7 +156,7 @@ def test_make_targets_exist(page):
 @each_page
 def test_errors_exist(page):
     named = set(re.findall(r"\b[A-Z]\w+Error\b", page.read_text(encoding="utf-8")))
-    builtin = {"ValueError", "IndexError", "KeyError", "TypeError", "AssertionError"}
+    builtin = {"ValueError", "IndexError", "KeyError", "TypeError", "AssertionError", "RuntimeError"}
     assert {kind for kind in named - builtin if not hasattr(errors, kind)} == set()
 
 

@@ -230,13 +230,13 @@ def test_one_that_is_killed_loses_its_own_requests_alone(server: Server) -> None
     before = server.metrics()
     lost, kept = both(server)
     whole = kept.chat(300).choices[0].message.content
-    behind = lost.client.responses.create(background=True, max_output_tokens=1800, **LONG)
     limited = Connection(server, "one")
     while limited.pid != lost.pid:
         limited = Connection(server, "one")
     held, going = limited.chat(1800, stream=True), kept.chat(300, stream=True)
     next(iter(held))
     begun = next(iter(going))
+    behind = lost.client.responses.create(background=True, max_output_tokens=1800, **LONG)
     server.until(lambda m: m["num_requests_running"] == 3, "all three run")
     psutil.Process(lost.pid).send_signal(signal.SIGKILL)
     with pytest.raises((openai.APIConnectionError, httpx.HTTPError)):

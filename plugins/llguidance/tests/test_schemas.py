@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.interfaces.context import GrammarContext
+from engine.interfaces.json_normal import normalised
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_llguidance.body import LLGuidance
@@ -94,8 +95,9 @@ def test_whatever_is_written_is_valid(grammar: LLGuidance, name: str) -> None:
     schema = HELD[name]
     constraint = StructuredOutputsParams(json=schema)
     constraint.verify()
+    constraint = normalised(constraint)
     LLGuidanceCard.verify(constraint)
-    validator = jsonschema.Draft202012Validator(schema)
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
     ended = 0
     for seed in range(40):
         text = written(grammar, grammar.compile(constraint, (END,)), np.random.default_rng(seed))
@@ -126,6 +128,7 @@ def test_what_would_not_hold_is_refused_by_its_name(grammar: LLGuidance, keyword
     constraint = StructuredOutputsParams(json=schema)
     constraint.verify()
     with pytest.raises(InvalidRequestError, match=keyword) as found:
+        constraint = normalised(constraint)
         LLGuidanceCard.verify(constraint)
         grammar.compile(constraint, (END,))
     assert len(str(found.value)) < 500

@@ -91,7 +91,9 @@ class WeighsByNothing(Plain):
             furthest[row] = max(place, furthest.get(row, 0))
         for token, row, place in plan.queries:
             for other in range(place + 1, furthest[row] + 1):
-                out[token] += (cache.v[plan.table[row, other // size].long(), other % size] * 0).sum().to(out.dtype)
+                out[token] += (
+                    (cache.v[plan.table[row, other // size].long(), other % size].double() * 0).sum().to(out.dtype)
+                )
 
 
 class HidesNaN(Plain):
@@ -323,7 +325,7 @@ class LatentWeighsByNothing(PlainLatent):
         size, latent_size = layer.group.tokens_per_block, out.shape[-1]
         for token, row, place in plan.queries:
             for _, last in [(r, p) for _, r, p in plan.queries if r == row and p > place]:
-                vector = cache[plan.table[row, last // size].long(), last % size, :latent_size]
+                vector = cache[plan.table[row, last // size].long(), last % size, :latent_size].double()
                 out[token] += (vector * 0).to(out.dtype)
 
 

@@ -151,6 +151,32 @@ class NullPage(LRU):
         return np.append(found, np.zeros(n - found.size, np.int32)).astype(np.int32)
 
 
+class CommittedOnce(LRU):
+    """a page that is committed anew, after its content was discarded, is never given up"""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.known: set[int] = set()
+        self.lost: set[int] = set()
+
+    def on_commit(self, pages: np.ndarray, parents: np.ndarray, hashes: Sequence[bytes]) -> None:
+        self.lost |= self.known.intersection(pages.tolist())
+        self.known.update(pages.tolist())
+
+    def on_release(self, pages: np.ndarray) -> None:
+        super().on_release(np.array([page for page in pages.tolist() if page not in self.lost], np.int32))
+
+    def victims(self, n: int, group: int) -> np.ndarray:
+        found = super().victims(n, group)
+        self.known.difference_update(found.tolist())
+        return found
+
+    def reset(self) -> None:
+        super().reset()
+        self.known.clear()
+        self.lost.clear()
+
+
 # -- of one that remembers -------------------------------------------------------------------------------------------
 class TwoQueues(LRU):
     """Right: 2Q (Johnson, Shasha 1994). What comes back soon after it was given up goes after all that is new."""
@@ -225,7 +251,7 @@ REMEMBERING = [RemembersForEver, GhostsReturn, CountsOneQueue]
 ORDERING = [
     DoubleFree, TwiceAtOnce, Unranked, FrontFirst, SortsEachCall, TakesHeldPages, TiresOfTouches, SmallCounters,
     ForgetsTouch, OneMore, OneLess, CommitsAreCandidates, CountsReleases, ResetKeeps, NeverCompacts, GivesLists,
-    NullPage,
+    NullPage, CommittedOnce,
 ]  # fmt: skip
 MUTANTS = [*ORDERING, *REMEMBERING]
 

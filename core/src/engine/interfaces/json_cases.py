@@ -1,8 +1,8 @@
-"""What a JSON schema asks, case by case: `json_normal` reads a schema as a list of cases, of which an instance fits one.
+"""What a JSON schema asks, case by case: `json_reading` reads a schema as cases, of which an instance fits one or more.
 
 A case is about instances of one type, or about some constants. Two cases that have to hold at once are merged into one,
-so that nothing of `allOf`, or of keywords beside a `$ref`, is left. The schemas within a case are *states*: sets of terms
-that hold together, each a schema as it was written, or its opposite. A state is read when it is needed.
+so that nothing of `allOf`, or of keywords beside a `$ref`, is left. The schemas within a case are *states*: sets of
+terms that hold together, each a schema as it was written, or its opposite. A state is read when it is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Unmergeable(Exception):
 
 def both(left: State, right: State) -> State:
     """What fits both."""
-    return FALSE if left >= FALSE or right >= FALSE else left | right
+    return FALSE if FALSE in (left & FALSE, right & FALSE) else left | right
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Case:
         return replace(self, seen=NOTHING_SEEN, open=False).key() == Case(type=self.type).key()
 
     def room_of(self, name: str, matching: Sequence[str]) -> State:
-        """The state of a property that has no entry of its own: of the families that its name fits, else of the rest."""
+        """The state of a property that has no entry of its own: of the families that its name fits, or of the rest."""
         state = TRUE if matching else self.more
         for pattern in matching:
             state = both(state, self.families[pattern])
@@ -128,6 +128,9 @@ class Case:
         return self.prefix[place] if place < len(self.prefix) else self.items
 
 
+Cases = list[Case]
+
+
 def type_of(value: Any) -> str:
     """The JSON type of a constant; "number" for whole ones, too."""
     if isinstance(value, bool):
@@ -135,17 +138,6 @@ def type_of(value: Any) -> str:
     if isinstance(value, (int, float)):
         return "number"
     return {str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]
-
-
-def same(left: Any, right: Any) -> bool:
-    """Whether two constants are one JSON value: 1 is 1.0, and neither is true."""
-    if type_of(left) != type_of(right):
-        return False
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    return bool(left == right)
 
 
 def merged(one: Case, other: Case) -> Case | None:
@@ -242,3 +234,103 @@ def _steps(one: Fraction | None, other: Fraction | None) -> Fraction | None:
 
 def _union(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*one, *(part for part in other if part not in one))
+
+
+def distinct(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Constants, none twice."""
+    found: dict[str, Any] = {}
+    for value in values:
+        found.setdefault(spelled(value), value)
+    return tuple(found.values())
+
+
+def spelled(value: Any) -> str:
+    """The same for constants that are one JSON value: 1 is 1.0, and neither is true."""
+    return repr(_canonical(value))
+
+
+def _canonical(value: Any) -> Any:
+    """So that values that are the same look the same."""
+    if isinstance(value, dict):
+        return {key: _canonical(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_canonical(part) for part in value]
+    return int(value) if isinstance(value, float) and value == int(value) else value
+
+
+def joined_constants(cases: Cases) -> Cases:
+    """With one case of constants at most, where the first stands. Those that evaluate something stay apart."""
+    constants = [case for case in cases if case.type == "enum" and case.seen == NOTHING_SEEN]
+    if len(constants) < 2:
+        return cases
+    joined = Case(type="enum", values=distinct([value for case in constants for value in case.values]))
+    return [joined if case is constants[0] else case for case in cases if case is constants[0] or case not in constants]
+
+
+def exact(value: float) -> Fraction:
+    """A number as it is written."""
+    return Fraction(str(value))
+
+
+def out_of_bounds(kind: str, of: str, node: Mapping[str, Any]) -> Cases:
+    """The cases of what is shorter or longer than a schema says."""
+    least, most = int(node.get(f"min{of}", 0)), node.get(f"max{of}")
+    found = [Case(type=kind, most=least - 1)] if least else []
+    return found if most is None else [*found, Case(type=kind, least=int(most) + 1)]
+
+
+def count_fits(count: int, case: Case) -> bool:
+    """Whether a length is within the bounds."""
+    return case.least <= count and (case.most is None or count <= case.most)
+
+
+def number_fits(value: float, case: Case) -> bool:
+    """Whether a number is within the bounds, and a multiple."""
+    number = exact(value)
+    if case.low is not None and (number < case.low or (case.low_open and number == case.low)):
+        return False
+    if case.high is not None and (number > case.high or (case.high_open and number == case.high)):
+        return False
+    return case.step is None or (number / case.step).denominator == 1
+
+
+def text_fits(value: str, case: Case) -> bool:
+    """Whether a text has the length and the patterns. Raises PatternError."""
+    return count_fits(len(value), case) and all(matches(pattern, value) for pattern in case.patterns)
+
+
+def everything() -> Cases:
+    """The cases that allow everything."""
+    return [Case(type=kind) for kind in TYPES]
+
+
+def but(kind: str) -> Cases:
+    """The cases that allow everything of other types."""
+    return [Case(type=t) for t in TYPES if t != kind]
+
+
+def stated_types(node: Mapping[str, Any]) -> list[str]:
+    """The types of a schema that says some, else all."""
+    stated = node.get("type", TYPES)
+    return [stated] if isinstance(stated, str) else list(dict.fromkeys(stated))
+
+
+def fraction(value: Any) -> Fraction | None:
+    """A keyword's number as it is written; None for none."""
+    return None if value is None else exact(value)
+
+
+def bounds_below(node: Mapping[str, Any]) -> list[tuple[Fraction | None, bool]]:
+    """The least that a schema's numbers may be, and whether that is left out, by each keyword."""
+    return [
+        (fraction(node.get("minimum")), False),
+        (fraction(node.get("exclusiveMinimum")), "exclusiveMinimum" in node),
+    ]
+
+
+def bounds_above(node: Mapping[str, Any]) -> list[tuple[Fraction | None, bool]]:
+    """The same of the most."""
+    return [
+        (fraction(node.get("maximum")), False),
+        (fraction(node.get("exclusiveMaximum")), "exclusiveMaximum" in node),
+    ]

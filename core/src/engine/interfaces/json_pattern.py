@@ -1,4 +1,4 @@
-"""Regular expressions of JSON schemas: read as ECMA-262 means them, written in one dialect that every engine reads alike.
+"""Regular expressions: read as ECMA-262 means them, written in one dialect that every engine reads alike.
 
 Engines differ in what `.`, `\\s`, `\\d` and `$` stand for, and in whether a pattern is searched for or has to match the
 whole text. In the dialect a pattern is matched as a whole, from `^` to `$`, and uses nothing but literal characters,
@@ -15,7 +15,9 @@ from typing import NoReturn
 
 MAX_NESTING = 60
 """How deep groups may stand within each other."""
-MAX_STEPS = 200_000
+SHORT = 1000
+"""Characters of a pattern that is remembered once it is read."""
+MAX_STEPS = 50_000
 """Of one comparison of a text with a pattern."""
 LAST = 0x10FFFF
 """The highest code point."""
@@ -90,7 +92,6 @@ ANY = Chars(((0, LAST),))
 _REST = Repeat(ANY, 0, None)
 
 
-@lru_cache(256)
 def plain(pattern: str) -> str:
     """A schema's `pattern` in the dialect. Raises PatternError."""
     return written(parsed(pattern))
@@ -102,9 +103,13 @@ def whole(pattern: str) -> str:
     return written(_whole(_Reader(pattern).read(), open_=False))
 
 
-@lru_cache(256)
 def parsed(pattern: str) -> Node:
-    """What a schema's pattern, or one in the dialect, matches as a whole text: no anchor is left. Raises PatternError."""
+    """What a schema's pattern, or one in the dialect, matches as a whole text: without anchors. Raises PatternError."""
+    return _remembered(pattern) if len(pattern) <= SHORT else _whole(_Reader(pattern).read())
+
+
+@lru_cache(256)
+def _remembered(pattern: str) -> Node:
     return _whole(_Reader(pattern).read())
 
 
@@ -516,12 +521,12 @@ class _Walk:
             if later == starts:  # further rounds change nothing
                 break
             starts = later
-        found, count = starts, node.low
+        found, count = set(starts), node.low
         while starts and (node.high is None or count < node.high):
             starts = self.ends(node.part, starts) - found
             found |= starts
             count += 1
-        return found
+        return frozenset(found)
 
     def _after(self, node: Chars, starts: frozenset[int]) -> Iterator[int]:
         if node.named:

@@ -53,8 +53,8 @@ class Point:
         majors: the interface majors that this core serves, ascending; its own code speaks the last.
         adapters: for each older one "module:function", which makes of a body of that major one of the next.
         minor: the interface's minor version; a card whose `requires_minor` is higher is refused.
-        additions: for each minor version whose additions bodies of the one before cannot do without, "module:function",
-            which makes of such a body one of this minor. Asked of cards whose `requires_minor` is lower.
+        additions: for each minor version that changed what bodies are called with, "module:function", which makes of a
+            body of the minor before one of this. Used for cards whose `requires_minor` is lower.
         flag: the command-line flag without dashes in front, where it is not the point's name.
         kinds: for `per_kind`, the kinds of layer that can be bound.
         optional: no driver is used unless the user names one; for `one`, and for `per_kind`, where a kind that no

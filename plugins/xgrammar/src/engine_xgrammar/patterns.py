@@ -1,13 +1,12 @@
 """Regular expressions as rules of XGrammar's grammars.
 
-The library reads expressions by itself, too, but not those of JSON schemas rightly: `(?:a*b)?c` lets "ac" through there,
-and characters that JSON writes as escapes come out as they are. So they are written as rules here.
+The library reads expressions by itself, too, but not those of JSON schemas rightly: `(?:a*b)?c` lets "ac" through, and
+characters that JSON writes as escapes come out as they are. So they are written as rules here.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 from engine.interfaces.json_pattern import (
     LAST,
@@ -102,7 +101,6 @@ def _counts(node: Repeat) -> str:
     return f"{{{node.low},{'' if node.high is None else node.high}}}"
 
 
-@cache
 def _chars(node: Chars, in_json: bool) -> str:
     if not in_json:
         return _class(_without(node.ranges, ((0, 0),)))

@@ -235,7 +235,8 @@ def large(communicator: Communicator, rank: int, size: int, count: int) -> dict[
         "broadcast": (more, lambda: _filled(communicator, of(rank, more), size - 1), lambda: of(size - 1, more)),
         "all_gather": (count, lambda: communicator.all_gather(of(0, count)[own], 0, part), lambda: of(0, count)),
         "all_reduce": (
-            more, lambda: communicator.all_reduce(of(rank, more)), lambda: sum(of(r, more) for r in range(size)),
+            more, lambda: communicator.all_reduce(of(rank, more)),
+            lambda: torch.stack([of(r, more) for r in range(size)]).sum(0),
         ),
     }  # fmt: skip
     found: dict[str, bool | None] = {}
