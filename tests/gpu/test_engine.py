@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is False: no GPU here"),
 ]
-PARITY = Path(__file__).parents[2] / "core" / "tests" / "parity" / "checkpoints.py"
+PARITY = Path(__file__).parents[2] / "plugins" / "reference" / "tests" / "parity" / "checkpoints.py"
 LENGTHS, NEW_TOKENS = (70, 5, 23, 1, 40, 100, 16, 33), 24
 SIZES: dict[str, Any] = {
     "platform": "cuda", "max_num_seqs": 8, "max_model_len": 256, "kv_cache_memory": 32 << 20, "seed": 0,

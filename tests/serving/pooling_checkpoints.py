@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_HELPERS = Path(__file__).parents[2] / "core" / "tests"
+_HELPERS = Path(__file__).parents[2] / "plugins" / "reference" / "tests"
 
 
 def make_encoder(folder: Path, architecture: str, **features: Any) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 _HERE = Path(__file__).parent
-sys.path[:0] = [str(_HERE), str(_HERE.parent / "parity")]
+sys.path[:0] = [str(_HERE), str(_HERE.parents[2] / "plugins" / "reference" / "tests" / "parity")]
 
 from checkpoints import Checkpoints  # noqa: E402
 

@@ -18,7 +18,8 @@ from engine.llm import LLM, LLMEngine
 
 def _load(folder: str, name: str) -> ModuleType:
     # Test folders are no packages (import-mode importlib), so what lies in another one is loaded by its path.
-    path = Path(__file__).parents[1] / folder / f"{name}.py"
+    tests = Path(__file__).parents[3] / "plugins" / "reference" / "tests", Path(__file__).parents[1]
+    path = next(path for one in tests if (path := one / folder / f"{name}.py").exists())
     spec = importlib.util.spec_from_file_location(f"llm_tests_{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

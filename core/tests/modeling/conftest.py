@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "parity")]
+_REFERENCE = Path(__file__).parents[3] / "plugins" / "reference" / "tests"
+sys.path[:0] = [str(Path(__file__).parent), str(_REFERENCE / "parity")]
 
 from checkpoints import Checkpoints  # noqa: E402
 

@@ -28,7 +28,7 @@ ENCODERS = {
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = Path(__file__).parents[1] / "pooling" / "pooling_models.py"
+    path = Path(__file__).parents[3] / "plugins" / "reference" / "tests" / "pooling" / "pooling_models.py"
     spec = importlib.util.spec_from_file_location("modeling_tests_pooling_models", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -3,4 +3,5 @@
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "attention")]
+_REFERENCE = Path(__file__).parents[3] / "plugins" / "reference" / "tests"
+sys.path[:0] = [str(Path(__file__).parent), str(_REFERENCE / "attention")]

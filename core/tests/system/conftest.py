@@ -4,4 +4,5 @@ import sys
 from pathlib import Path
 
 _TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(_TESTS / name) for name in ("system", "loop", "runner", "attention")]
+_REFERENCE = Path(__file__).parents[3] / "plugins" / "reference" / "tests"
+sys.path[:0] = [*(str(_TESTS / name) for name in ("system", "loop", "runner")), str(_REFERENCE / "attention")]

@@ -18,7 +18,8 @@ from engine.types.params import SamplingParams
 
 
 def _load(folder: str, name: str) -> Any:
-    path = Path(__file__).parents[1] / folder / f"{name}.py"
+    tests = Path(__file__).parents[3] / "plugins" / "reference" / "tests", Path(__file__).parents[1]
+    path = next(path for one in tests if (path := one / folder / f"{name}.py").exists())
     spec = importlib.util.spec_from_file_location(f"system_tests_{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

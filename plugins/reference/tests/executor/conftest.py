@@ -3,4 +3,4 @@
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "loop")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[4] / "core" / "tests" / "loop")]

@@ -360,7 +360,7 @@ def test_forgotten_executors_leave_nothing(start: Starter) -> None:
 
 def test_ranks_leave_when_their_parent_is_killed(start: Starter, folder: Path) -> None:
     code = (
-        f"import sys; sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent / 'loop')!r}]\n"
+        f"import sys; sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[3] / 'core' / 'tests' / 'loop')!r}]\n"
         "import test_process as t, time\n"
         "running = t.Running(e := t.make(), e.start(t.message()))\n"
         "print(*running.pids, running.directory, flush=True)\n"

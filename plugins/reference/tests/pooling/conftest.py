@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 _TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(_TESTS / name) for name in ("pooling", "parity", "distributed")]
+_CORE = Path(__file__).parents[4] / "core" / "tests"
+sys.path[:0] = [*(str(_TESTS / name) for name in ("pooling", "parity")), str(_CORE / "distributed")]
 
 from pooling_models import PoolingCheckpoints  # noqa: E402
 

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent.parent / "parity"), str(Path(__file__).parent.parent / "modeling")]
+sys.path[:0] = [
+    str(Path(__file__).parent.parent / "parity"),
+    str(Path(__file__).parents[4] / "core" / "tests" / "modeling"),
+]
 
 from checkpoints import Checkpoints  # noqa: E402
 
