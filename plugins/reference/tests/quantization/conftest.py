@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [
+_CORE = Path(__file__).parents[4] / "core" / "tests"
+sys.path[:0] = [str(Path(__file__).parent.parent / "parity"), str(_CORE / "modeling")]
     str(Path(__file__).parent.parent / "parity"),
     str(Path(__file__).parents[4] / "core" / "tests" / "modeling"),
 ]
