@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-_CORE = Path(__file__).parents[4] / "core" / "tests"
-sys.path[:0] = [str(Path(__file__).parent.parent / "parity"), str(_CORE / "modeling")]
+sys.path[:0] = [
     str(Path(__file__).parent.parent / "parity"),
     str(Path(__file__).parents[4] / "core" / "tests" / "modeling"),
 ]
