@@ -61,6 +61,16 @@ HELD: dict[str, Any] = {
     "all of": {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]},
     "one of types": {"oneOf": [INT, STR, {"type": "null"}]},
     "beside a reference": {"$ref": "#/$defs/a", "minLength": 3, "$defs": {"a": {"type": "string", "maxLength": 5}}},
+    "steps from": {"type": "integer", "multipleOf": 5, "minimum": 0},
+    "if": {"type": "integer", "if": {"minimum": 3}, "then": {"maximum": 4}},
+    "dependent": {**obj("", a=INT, b=INT), "dependentRequired": {"a": ["b"]}},
+    "unevaluated": {"type": "object", "unevaluatedProperties": BOOL},
+    "one of that meet": {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "string", "minLength": 2}]},
+    "odd names beside others": {**obj("", é=INT), "additionalProperties": BOOL},
+    "lists without a type": {"maxItems": 1},
+    "objects without a type": {"maxProperties": 1},
+    "names of anything": {"propertyNames": {"pattern": "^a+$"}},
+    "either end": {"type": "string", "pattern": "^a|b$", "maxLength": 20},
     "recursion": obj("vn", v=INT, n={"anyOf": [{"type": "null"}, {"$ref": "#"}]}),
 }
 
@@ -112,16 +122,21 @@ def test_whatever_is_written_is_valid(grammar: LLGuidance, name: str) -> None:
     [
         ("uniqueItems", {"type": "array", "items": INT, "uniqueItems": True}),
         ("contains", {"type": "array", "contains": INT}),
-        ("if", {"type": "integer", "if": {"minimum": 3}, "then": {"maximum": 4}}),
-        ("dependentRequired", {**obj("", a=INT, b=INT), "dependentRequired": {"a": ["b"]}}),
-        ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": BOOL}),
         ("format", {"type": "string", "format": "nonsense"}),
-        ("oneOf", {"oneOf": [INT, {"type": "number"}]}),
         ("strin", {"type": "strin"}),
         ("zz", {"$ref": "#/$defs/zz"}),
-        ("x-guidance", {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}),
-        ("x-guidance", {"type": "array", "items": {"uniqueItems": True, "x-guidance": {"lenient": True}}}),
-        ("look-around", {"type": "string", "pattern": "^(?=a)b$"}),
+        ("uniqueItems", {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}),
+        ("uniqueItems", {"type": "array", "items": {"uniqueItems": True, "x-guidance": {"lenient": True}}}),
+        ("lookarounds", {"type": "string", "pattern": "^(?=a)b$"}),
+        ("minProperties", {"type": "object", "minProperties": 2}),
+        ("maxProperties", {"type": "object", "properties": {"a": INT}, "maxProperties": 1}),
+        ("multipleOf", {"type": "integer", "multipleOf": 1000003}),
+        ("multipleOf", {"type": "number", "multipleOf": 0.123456789}),
+        ("maximum", {"type": "integer", "maximum": 1e30}),
+        ("const", {"const": "a\x00b"}),
+        ("enum", {"enum": ["a", "b\x7f"]}),
+        ("pattern", {"type": "string", "pattern": "^a\\x01b$"}),
+        ("patternProperties", {"type": "object", "patternProperties": {"a": INT, "b": BOOL}}),
     ],
 )
 def test_what_would_not_hold_is_refused_by_its_name(grammar: LLGuidance, keyword: str, schema: Any) -> None:
@@ -200,3 +215,24 @@ def test_the_cache_holds_so_many_bytes() -> None:
     for i in range(400):
         grammar.compile(StructuredOutputsParams(choice=[f"{i}"]), (END,))
     assert 0 < grammar._cache.size <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "others"),
+    [
+        ({}, ['"a"', "1", "-0.5", "[1]", '{"a":[null]}'], ['"\\ud800"', "1e5", "[4e+78354047452]", '{"a":1e999}']),
+        ({"type": "number"}, ["12345678901234567890123", "-0.001"], ["1e5", "1e999"]),
+        ({"type": "number", "exclusiveMaximum": 3}, ["2.999"], ["3", "-1e5"]),
+        (HELD["further values"], ['{"a":"x","b":1}'], ['{"a":"x","\\u0061":1}', '{"\\u0061":1,"a":"x"}']),
+        (HELD["odd names beside others"], ['{"é":1}'], ['{"\\u00e9":true}', '{"é":true}', '{"é":1,"é":true}']),
+    ],
+)
+def test_spellings(grammar: LLGuidance, schema: Any, fits: list[str], others: list[str]) -> None:
+    """A character has one, and a number no exponent."""
+    constraint = normalised(StructuredOutputsParams(json=schema))
+
+    def accepts(text: str) -> bool:
+        matcher, tokens = grammar.compile(constraint, (END,)), list(text.encode())
+        return matcher.accept(tokens) == len(tokens) and (matcher.finished or matcher.accept([END]) == 1)
+
+    assert all(map(accepts, fits)) and not any(map(accepts, others))

@@ -19,7 +19,7 @@ import msgspec
 
 from engine.interfaces.json_cases import FALSE, TRUE, TYPES, Case, State, impossible, room
 from engine.interfaces.json_pattern import PatternError, whole
-from engine.interfaces.json_reading import KNOWN, Reading
+from engine.interfaces.json_reading import COMBINING, KNOWN, Reading
 from engine.interfaces.json_schema import refused
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
@@ -75,12 +75,18 @@ def _regex(pattern: str) -> str:
 def in_words_of(
     constraint: StructuredOutputsParams, normal: StructuredOutputsParams, error: InvalidRequestError
 ) -> InvalidRequestError:
-    """A driver's error about a normalised constraint, as one about the constraint that was sent: without the place of a
-    keyword where it stood elsewhere."""
+    """A driver's error about a normalised constraint, as one about the constraint that was sent: by the keyword that
+    its own came from, and without its place where it stood elsewhere."""
     if error.asked == normal.asked:
         return InvalidRequestError(constraint.asked, error.found, error.remedy)
     about, at, path = error.asked.partition(" in the schema at ")
-    keyword = about.partition("=")[2].strip("'")
+    field, _, keyword = about.removesuffix(" in the schema").partition("=")
+    keyword, sent = keyword.strip("'"), _keys(constraint.schema)
+    came_from = ["format", *COMBINING] if keyword == "pattern" else COMBINING
+    if keyword not in sent and (source := next((key for key in came_from if key in sent), "")):
+        return InvalidRequestError(
+            f"{field}={source!r} in the schema", f"it comes to {keyword!r}: {error.found}", error.remedy
+        )
     node = constraint.schema
     for part in path.split("/")[1:] if at else ():
         name = part.replace("~1", "/").replace("~0", "~")
@@ -88,6 +94,12 @@ def in_words_of(
     if not at or (isinstance(node, dict) and keyword in node):
         return error
     return InvalidRequestError(f"{about} in the schema", error.found, error.remedy)
+
+
+def _keys(value: Any) -> set[str]:
+    """All keys within decoded JSON."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return set(value if isinstance(value, dict) else ()).union(*map(_keys, parts))
 
 
 def _sized(constraint: StructuredOutputsParams) -> tuple[StructuredOutputsParams, int]:

@@ -240,5 +240,12 @@ def test_a_drivers_error_speaks_of_what_was_sent() -> None:
     normal_one = normalised(sent)
     error = InvalidRequestError("structured_outputs.json='contains' in the schema at /anyOf/4", "it cannot")
     assert in_words_of(sent, normal_one, error).asked == "structured_outputs.json='contains' in the schema"
+    other = StructuredOutputsParams(json={"oneOf": [{"format": "date"}, {}]})
+    error = InvalidRequestError("structured_outputs.json='not' in the schema at /anyOf/4", "it cannot")
+    assert str(in_words_of(other, normalised(other), error)) == (
+        "structured_outputs.json='oneOf' in the schema; it comes to 'not': it cannot"
+    )
+    error = InvalidRequestError("structured_outputs.json='pattern' in the schema", "it cannot")
+    assert "='format' in the schema; it comes to 'pattern'" in str(in_words_of(other, normalised(other), error))
     error = InvalidRequestError(normal_one.asked, "it is too large")
     assert in_words_of(sent, normal_one, error).asked == sent.asked

@@ -12,7 +12,7 @@ import numpy as np
 import xgrammar as xgr
 
 from engine.types.errors import InvalidRequestError
-from engine_xgrammar.mending import mended
+from engine_xgrammar.mending import mended, without_surrogates
 from engine_xgrammar.tags import with_whitespace
 from engine_xgrammar.vocabulary import Vocabulary
 from engine_xgrammar.warnings import listening
@@ -97,7 +97,7 @@ class Compiler:
                 texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(asked.text))
                 return compiler.compile_grammar(f"root ::= {texts}")
             case "grammar":
-                return compiler.compile_grammar(asked.text)
+                return compiler.compile_grammar(without_surrogates(str(xgr.Grammar.from_ebnf(asked.text))))
             case _:
                 tag = json.dumps(with_whitespace(json.loads(asked.text), most))
                 return compiler.compile_grammar(mended(str(xgr.Grammar.from_structural_tag(tag)), asked.rules))

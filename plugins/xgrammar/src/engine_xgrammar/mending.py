@@ -3,7 +3,7 @@
 It turns schemas into a grammar, which can be read and written as text. There a few rules, the same for every schema,
 let through what no reader of JSON takes for what the schema says:
 
-- half a surrogate pair, as an escape in a text;
+- half a surrogate pair, as an escape in a text, and in bytes that are no UTF-8;
 - an exponent of any number of digits;
 - the name of a property, with a character written as an escape, as the name of an additional one;
 - what many a `pattern` does not match (see `patterns`). Schemas have marks instead, which stand for rules of ours.
@@ -29,12 +29,18 @@ EXPONENT_DIGITS = 2
 """The most digits of an exponent: what is within them every reader takes for a number."""
 
 
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
 _MARK = re.compile(r'Regex\("\^of_rule_(\d+)\$", json_string=true\)')
 
 
 def mark(rule: int) -> str:
     """What a schema has for a pattern. (In a grammar's text nothing that is quoted can look like it.)"""
     return f"^of_rule_{rule}$"
+
+
+def without_surrogates(grammar: str) -> str:
+    """A grammar's text whose classes of all but some characters leave out what is no character."""
+    return _TOKEN.sub(lambda match: re.sub(r"^\[\^", r"[^\\ud800-\\udfff", match[0]), grammar)
 
 
 def mended(grammar: str, rules: Sequence[str]) -> str:
@@ -44,7 +50,7 @@ def mended(grammar: str, rules: Sequence[str]) -> str:
     Args:
         rules: what stands for each mark.
     """
-    found, escapes = _ESCAPE.subn(lambda match: match[1] + _WHOLE_ESCAPE, grammar)
+    found, escapes = _ESCAPE.subn(lambda match: match[1] + _WHOLE_ESCAPE, without_surrogates(grammar))
     found, exponents = _EXPONENT.subn(rf"\1{{1, {EXPONENT_DIGITS}}}", found)
     found = _NAME.sub(lambda match: _ESCAPE_IN_NAME.sub("", match[0]), found)
     found = _MARK.sub(lambda match: rules[int(match[1])], found)

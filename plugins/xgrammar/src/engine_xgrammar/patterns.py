@@ -28,6 +28,7 @@ MAX_REPEATS = 4096
 _ESCAPES = {34: '\\"', 92: "\\\\", 8: "b", 12: "f", 10: "n", 13: "r", 9: "t"}
 """How JSON writes characters behind a backslash, as they stand in a class of the library's."""
 _NOT_RAW = ((0, 31), (34, 34), (92, 92))
+_SURROGATES = ((0xD800, 0xDFFF),)
 
 
 def objection(pattern: str, *, in_json: bool) -> str:
@@ -111,6 +112,7 @@ def _chars(node: Chars, in_json: bool) -> str:
 
 
 def _class(ranges: Ranges) -> str:
+    ranges = _without(ranges, _SURROGATES)  # the library writes them as if they were characters
     if ranges[-1][1] == LAST:
         return f"[^{_members(complement(ranges))}]"
     return f"[{_members(ranges)}]"
@@ -121,7 +123,7 @@ def _members(ranges: Ranges) -> str:
 
 
 def _member(code: int) -> str:
-    if code < 32 or 127 <= code < 160:
+    if code < 32 or 127 <= code < 160 or 0xD800 <= code <= 0xDFFF:
         return f"\\u{code:04x}"
     return f"\\{chr(code)}" if chr(code) in '\\]^-["' else chr(code)
 
