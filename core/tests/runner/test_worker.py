@@ -235,7 +235,7 @@ def test_the_driver_that_breaks_its_contract_is_named(monkeypatch: pytest.Monkey
     def fail(*args: object) -> Any:
         raise ContractError("do it", "it did not", "another", point="platform")
 
-    named = r"it did not \(driver 'host' for platform, of engine \d"
+    named = r"it did not \(driver 'host' for platform, of engine-reference \d"
     worker = started()
     assert worker._runner is not None
     for method in ("execute", "sample", "drafts"):

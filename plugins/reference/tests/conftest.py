@@ -1,13 +1,14 @@
-"""Makes `checkpoints` importable, and one folder a session for the checkpoints made."""
+"""Makes parity's `checkpoints` and the modeling tests' `plain` importable, and one folder for the checkpoints made."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+_CORE = Path(__file__).parents[3] / "core" / "tests"
+sys.path[:0] = [str(Path(__file__).parent / "parity"), str(_CORE / "modeling")]
 
-from checkpoints import Checkpoints
+from checkpoints import Checkpoints  # noqa: E402
 
 
 @pytest.fixture(scope="session")
