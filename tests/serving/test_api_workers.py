@@ -229,6 +229,8 @@ def test_one_that_is_killed_loses_its_own_requests_alone(server: Server) -> None
     server.until_idle()
     before = server.metrics()
     lost, kept = both(server)
+    # At once: a connection that is idle for five seconds ends, and another might lead to the other process.
+    behind = lost.client.responses.create(background=True, max_output_tokens=1800, **LONG)
     whole = kept.chat(300).choices[0].message.content
     limited = Connection(server, "one")
     while limited.pid != lost.pid:
@@ -236,7 +238,6 @@ def test_one_that_is_killed_loses_its_own_requests_alone(server: Server) -> None
     held, going = limited.chat(1800, stream=True), kept.chat(300, stream=True)
     next(iter(held))
     begun = next(iter(going))
-    behind = lost.client.responses.create(background=True, max_output_tokens=1800, **LONG)
     server.until(lambda m: m["num_requests_running"] == 3, "all three run")
     psutil.Process(lost.pid).send_signal(signal.SIGKILL)
     with pytest.raises((openai.APIConnectionError, httpx.HTTPError)):
