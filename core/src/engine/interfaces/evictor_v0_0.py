@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def adapt(body: type) -> type:
-    """A body of 0.1 that is one of 0.0 in `on_commit`; one that takes hashes as it is."""
-    if "hashes" in inspect.signature(body.on_commit).parameters:  # type: ignore[attr-defined]
+    """A body of 0.1 that is one of 0.0 in `on_commit`; one that takes hashes, or is no evictor, as it is."""
+    method = getattr(body, "on_commit", None)
+    if method is None or "hashes" in inspect.signature(method).parameters:
         return body
 
     class Adapted(body):  # type: ignore[misc]
