@@ -87,6 +87,13 @@ def both(server: Server, key: str = "free") -> list[Connection]:
     return [found[pid] for pid in sorted(found)]
 
 
+def to(server: Server, key: str, pid: int) -> Connection:
+    """A connection to this API process."""
+    while (found := Connection(server, key)).pid != pid:
+        found.http.close()
+    return found
+
+
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys.yaml"
@@ -230,13 +237,12 @@ def test_one_that_is_killed_loses_its_own_requests_alone(server: Server) -> None
     before = server.metrics()
     lost, kept = both(server)
     whole = kept.chat(300).choices[0].message.content
-    limited = Connection(server, "one")
-    while limited.pid != lost.pid:
-        limited = Connection(server, "one")
+    # New ones: one that is idle for five seconds ends, and what comes in its place may lead to the other process.
+    limited, free = to(server, "one", lost.pid), to(server, "free", lost.pid)
     held, going = limited.chat(1800, stream=True), kept.chat(300, stream=True)
     next(iter(held))
+    behind = free.client.responses.create(background=True, max_output_tokens=1800, **LONG)
     begun = next(iter(going))
-    behind = lost.client.responses.create(background=True, max_output_tokens=1800, **LONG)
     server.until(lambda m: m["num_requests_running"] == 3, "all three run")
     psutil.Process(lost.pid).send_signal(signal.SIGKILL)
     with pytest.raises((openai.APIConnectionError, httpx.HTTPError)):

@@ -170,7 +170,15 @@ def test_notations(grammar: LLGuidance, value: dict[str, Any], text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "value", [{"regex": "("}, {"regex": "a\\1"}, {"grammar": "root ::= ("}, {"grammar": "start: B"}]
+    "value",
+    [
+        {"regex": "("},
+        {"regex": "a\\1"},
+        {"grammar": "root ::= ("},
+        {"grammar": "start: B"},
+        {"grammar": "root ::= root"},
+        {"grammar": "start: a\na: start"},
+    ],
 )
 def test_what_cannot_be_read(grammar: LLGuidance, value: dict[str, Any]) -> None:
     (kind,) = value

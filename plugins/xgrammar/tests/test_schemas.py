@@ -325,6 +325,13 @@ def test_what_the_library_warns_of_is_refused(grammar: XGrammar) -> None:
         grammar.compile(wide, (END,))
 
 
+def test_constants_that_look_like_rules(grammar: XGrammar) -> None:
+    texts = ["([eE] [+-])", "json_string=true", 'Regex("^of_rule_0$", json_string=true)', "basic_escape ::= [^a]", "[^"]
+    for text in texts:
+        assert accepts(grammar, json.dumps(text), json={"enum": [text, "other"]}), text
+        assert not accepts(grammar, json.dumps(text + "a"), json={"enum": [text, "other"]}), text
+
+
 def test_only_its_warnings_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
     with listening() as warnings:
         os.write(2, b"[01:02:03] /a/b/some.cc:12: Warning: this is ignored\nsomebody else\n")

@@ -299,9 +299,10 @@ class UntypedFiles(HFTokenizerBody):
 
 MUTANTS = [
     TokenByToken, PieceByPiece, DropsTheEnd, FlushesAgain, ShowsSpecial, HoldsBack, RepeatsThePrompt, OneStream,
-    Normalises, StripsBlanks, AddsAlways, KeepsSpecial, ReadsSpecialAsText, OneTooSmall, ShortVocabulary,
-    SpecialHasBytes, BytesOfSymbols, FailsOnUnknown, UntypedUnicode, PairsBackwards, TypesFromTheStart, NotThreadSafe,
-    NoSandbox, EscapesHTML, UntypedTemplates, ForgetsTools, PromptsAlways, UntypedFiles, *CARDS,
+    Normalises, StripsBlanks, AddsAlways, KeepsSpecial, ReadsSpecialAsText, OneTooSmall, LongerThanItSays,
+    ShortVocabulary, SpecialHasBytes, BytesOfSymbols, FailsOnUnknown, UntypedUnicode, PairsBackwards,
+    TypesFromTheStart, NotThreadSafe, NoSandbox, EscapesHTML, UntypedTemplates, ForgetsTools, PromptsAlways,
+    UntypedFiles, *CARDS,
 ]  # fmt: skip
 
 globals().update(suites_of(TokenizerConformance, "hf", MUTANTS))

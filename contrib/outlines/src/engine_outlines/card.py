@@ -6,7 +6,6 @@ from pydantic import Field
 
 from engine.interfaces.grammar import CompileOptions, GrammarCard
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_outlines.schemas import check_schema
 
 
 class OutlinesOptions(CompileOptions):
@@ -29,4 +28,6 @@ class OutlinesCard(GrammarCard):
     def verify(cls, constraint: StructuredOutputsParams) -> None:
         """See the interface."""
         if constraint.json is not None:
+            from engine_outlines.schemas import check_schema  # what knows schemas and patterns: not at every start
+
             check_schema(constraint.schema)

@@ -91,6 +91,10 @@ class LLGuidance:
             if constraint.json is not None and (keyword := blamed(found)):
                 raise refused("", keyword, f"LLGuidance cannot enforce it: {found}")
             raise InvalidRequestError(constraint.asked, f"LLGuidance cannot enforce it: {found}")
+        beginning = handle.deep_copy()
+        beginning.compute_bitmask()  # where nothing may be written it has an end, with which the library gives up
+        if beginning.is_error():
+            raise InvalidRequestError(constraint.asked, f"nothing can be written under it: {reason(beginning)}")
         base, each = ESTIMATE
         return handle, base + each * len(text)
 

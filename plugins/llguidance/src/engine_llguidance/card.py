@@ -6,7 +6,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interfaces.grammar import GrammarCard
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_llguidance.schemas import check_schema
 
 
 class LLGuidanceOptions(BaseModel):
@@ -32,4 +31,6 @@ class LLGuidanceCard(GrammarCard):
     def verify(cls, constraint: StructuredOutputsParams) -> None:
         """See the interface. What else the library cannot enforce it says when it compiles."""
         if constraint.json is not None:
+            from engine_llguidance.schemas import check_schema  # what knows schemas and patterns: not at every start
+
             check_schema(constraint.schema)

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from engine.interfaces.grammar import CompileOptions, GrammarCard
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_xgrammar.checks import check
 
 
 class XGrammarOptions(CompileOptions):
@@ -34,4 +33,6 @@ class XGrammarCard(GrammarCard):
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:
         """See the interface."""
+        from engine_xgrammar.checks import check  # what knows schemas and patterns: not at every start
+
         check(constraint)

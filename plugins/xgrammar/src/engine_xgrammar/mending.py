@@ -27,8 +27,6 @@ _NAME = re.compile(r"^\w+_addl_key\w* ::= .*$", re.MULTILINE)
 _ESCAPE_IN_NAME = re.compile(r' \| \("\\\\" basic_escape\w* basic_string_sub\w*\)')
 EXPONENT_DIGITS = 2
 """The most digits of an exponent: what is within them every reader takes for a number."""
-
-
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
 _MARK = re.compile(r'Regex\("\^of_rule_(\d+)\$", json_string=true\)')
 
@@ -54,8 +52,9 @@ def mended(grammar: str, rules: Sequence[str]) -> str:
     found, exponents = _EXPONENT.subn(rf"\1{{1, {EXPONENT_DIGITS}}}", found)
     found = _NAME.sub(lambda match: _ESCAPE_IN_NAME.sub("", match[0]), found)
     found = _MARK.sub(lambda match: rules[int(match[1])], found)
-    known = len(re.findall(r"^basic_escape\w* ::=", found, re.MULTILINE)), len(re.findall(r"\(\[eE\]", found))
-    left = "json_string=true" in found or any("basic_escape" in match[0] for match in _NAME.finditer(found))
+    bare = _TOKEN.sub(lambda match: "" if match[0].startswith('"') else match[0], found)  # nothing that is quoted
+    known = len(re.findall(r"^basic_escape\w* ::=", bare, re.MULTILINE)), bare.count("([eE]")
+    left = "json_string=true" in bare or any("basic_escape" in match[0] for match in _NAME.finditer(bare))
     if (escapes, exponents) != known or left:
         raise ValueError("this version of XGrammar writes rules for JSON that are not known here")
     return found
