@@ -164,6 +164,7 @@ class PagePool:
     def discard(self, pages: np.ndarray) -> None:
         """Nobody finds these committed pages (none twice) any more. Who holds one keeps it; the others become free."""
         self.hold(pages)  # so that the evictor hears that they are no candidates
+        self._tell_commits()  # while the index knows what they hold
         self._index.forget(pages)
         self.committed[pages] = False
         self.release(pages, 0)
@@ -236,10 +237,7 @@ class PagePool:
 
     def tell_evictor(self) -> None:
         """What happened to candidates since the last time. `take` tells it first; a step that takes nothing may too."""
-        if self._commits:
-            pages, parents = (np.concatenate(part) for part in zip(*self._commits, strict=True))
-            self._commits = []
-            self._evictor.on_commit(pages, parents, self._index.keys_of(pages))
+        self._tell_commits()
         if self._touches:
             touches, self._touches, self._untold = self._once(np.concatenate(self._touches)), [], 0
             self._evictor.on_touch(touches)
@@ -250,6 +248,12 @@ class PagePool:
             if pages.size:
                 self._known[pages] = True
                 self._evictor.on_release(pages)
+
+    def _tell_commits(self) -> None:
+        if self._commits:
+            pages, parents = (np.concatenate(part) for part in zip(*self._commits, strict=True))
+            self._commits = []
+            self._evictor.on_commit(pages, parents, self._index.keys_of(pages))
 
     def _once(self, pages: np.ndarray) -> np.ndarray:
         """Each page once, at its first place."""
