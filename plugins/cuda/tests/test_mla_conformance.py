@@ -19,10 +19,22 @@ class TestTritonLatentAttention(AttentionConformance):
         """Takes the interpreter a while."""
         super().test_latent_ragged_batches()
 
+    @pytest.mark.parametrize(
+        "dtype", ["float32", *(pytest.param(narrow, marks=pytest.mark.slow) for narrow in ("bfloat16", "float16"))]
+    )
+    def test_latent_what_some_queries_do_not_see(self, dtype: str) -> None:
+        """This too."""
+        super().test_latent_what_some_queries_do_not_see(dtype)
+
     @pytest.mark.slow
     def test_latent_what_some_queries_do_not_see_of_long_rows(self) -> None:
-        """This too."""
+        """And this."""
         super().test_latent_what_some_queries_do_not_see_of_long_rows()
+
+    @pytest.mark.slow
+    def test_latent_what_lies_between_queries(self) -> None:
+        """And this."""
+        super().test_latent_what_lies_between_queries()
 
     @pytest.mark.slow
     def test_latent_long_and_many_rows(self) -> None:
