@@ -79,6 +79,8 @@ def in_words_of(
     its own came from, and without its place where it stood elsewhere."""
     if error.asked == normal.asked:
         return InvalidRequestError(constraint.asked, error.found, error.remedy)
+    if " in the schema" not in error.asked:
+        return error
     about, at, path = error.asked.partition(" in the schema at ")
     field, _, keyword = about.removesuffix(" in the schema").partition("=")
     keyword, sent = keyword.strip("'"), _keys(constraint.schema)

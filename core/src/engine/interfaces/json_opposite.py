@@ -19,7 +19,7 @@ from engine.interfaces.json_cases import (
     out_of_bounds,
     stated_types,
     type_of,
-)  # fmt: skip
+)
 from engine.interfaces.json_pattern import excluding
 from engine.interfaces.json_schema import escaped, refused
 
@@ -38,12 +38,10 @@ def opposite(reading: Reading, place: str, node: Mapping[str, Any]) -> Cases:
     for key in ("enum", "const"):
         if key in node:
             found += _but_values(reading, place, node["enum"] if key == "enum" else [node["const"]])
-    for kind, against in (
-        ("number", _not_number), ("string", _not_string), ("array", _not_array),
-        ("object", _not_object),
-    ):  # fmt: skip
+    against = {"number": _not_number, "string": _not_string, "array": _not_array, "object": _not_object}
+    for kind, not_kept in against.items():
         if kind in stated_types(node) or (kind == "number" and "integer" in stated_types(node)):
-            found += against(reading, place, node)
+            found += not_kept(reading, place, node)
     for key in ("unevaluatedProperties", "unevaluatedItems"):
         if key in node:
             raise refused(place, key, "the opposite of it cannot be enforced")
@@ -86,11 +84,10 @@ def _none_of(reading: Reading, place: str, parts: Sequence[str]) -> Cases:
 
 
 def _not_number(reading: Reading, place: str, node: Mapping[str, Any]) -> Cases:
-    found = [
-        Case(type="number", high=low, high_open=not is_open) for low, is_open in bounds_below(node) if low is not None
-    ] + [
-        Case(type="number", low=high, low_open=not is_open) for high, is_open in bounds_above(node) if high is not None
-    ]
+    lows = [(bound, is_open) for bound, is_open in bounds_below(node) if bound is not None]
+    highs = [(bound, is_open) for bound, is_open in bounds_above(node) if bound is not None]
+    found = [Case(type="number", high=bound, high_open=not is_open) for bound, is_open in lows]
+    found += [Case(type="number", low=bound, low_open=not is_open) for bound, is_open in highs]
     if "multipleOf" in node:
         found.append(Case(type="number", opposites=(reading.slice(place, node, "multipleOf"),)))
     return found
@@ -150,7 +147,7 @@ def _but_values(reading: Reading, place: str, values: Sequence[Any]) -> Cases:
     found += [Case(type="enum", values=(flag,)) for flag in other] if flags else [Case(type="boolean")]
     points = sorted({exact(value) for value in values if type_of(value) == "number"})
     for low, high in zip([None, *points], [*points, None], strict=True):
-        found.append(Case(type="number", low=low, low_open=True, high=high, high_open=True))
+        found.append(Case(type="number", low=low, low_open=low is not None, high=high, high_open=high is not None))
     found.append(Case(type="string", patterns=(excluding(texts),) if texts else ()))
     for kind, whole in (("array", list), ("object", dict)):
         of_kind = [value for value in values if isinstance(value, whole)]

@@ -36,7 +36,7 @@ from engine.interfaces.json_cases import (
     stated_types,
     text_fits,
     type_of,
-)  # fmt: skip
+)
 from engine.interfaces.json_formats import FORMATS
 from engine.interfaces.json_opposite import opposite
 from engine.interfaces.json_pattern import PatternError, either, matches, of_length, plain
@@ -55,9 +55,8 @@ NAMING = frozenset({"$id", "$anchor", "$dynamicAnchor", "$vocabulary"})
 OTHERS = NAMING | {"type", "enum", "const", "then", "else", "dependencies", *COMBINING}
 """Keywords of no one type."""
 KNOWN = frozenset().union(OTHERS, *KEYWORDS_OF.values())
-
-
 EVERYTHING = everything()
+"""The cases of `true`."""
 
 
 class Reading:
@@ -82,7 +81,7 @@ class Reading:
 
     # -- states -------------------------------------------------------------------------------------------------------
     def state(self, state: State) -> State:
-        """The spelled, in terms that are no mere references to others."""
+        """The same, in terms that are no mere references to others."""
         found: State = TRUE
         for positive, place in state:
             found = both(found, FALSE if (positive, place) in FALSE else self._flat(positive, place))

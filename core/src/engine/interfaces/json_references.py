@@ -76,15 +76,11 @@ class References:
             made = f"{path}/ {len(self._added)}"
             self._added[key] = made
             self.nodes[made], self._places[made] = part, Place(part, made, self._root, ())
-            for name, sub in part.items():
-                self._alias(f"{path}/{name}", f"{made}/{name}", sub)
+            for inner in places(part):
+                if inner.path:
+                    self.nodes[made + inner.path] = inner.schema
+                    self._places[made + inner.path] = self._places[path + inner.path]
         return self._added[key]
-
-    def _alias(self, old: str, new: str, part: Any) -> None:
-        """The schemas under a place, at another too."""
-        for path in [path for path in self._places if path == old or path.startswith(f"{old}/")]:
-            moved = new + path.removeprefix(old)
-            self.nodes[moved], self._places[moved] = self.nodes[path], self._places[path]
 
     # -- references ---------------------------------------------------------------------------------------------------
     def target(self, place: Place, keyword: str = "$ref") -> str:

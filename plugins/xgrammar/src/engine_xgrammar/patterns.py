@@ -21,7 +21,7 @@ from engine.interfaces.json_pattern import (
     complement,
     parsed,
     whole,
-)  # fmt: skip
+)
 
 MAX_REPEATS = 4096
 """The most that counted repetitions within each other may multiply to: what they stand for is kept place by place."""
