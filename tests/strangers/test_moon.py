@@ -151,7 +151,7 @@ def test_it_is_selected_and_serves(house: House, moon: Path) -> None:
     plain = house.serve("tiny")
     expected = says(plain)
     assert plain.stop() == 0
-    server = house.serve("tiny", "--scheduling-policy=moon", "--scheduling-policy.phase", "new")
+    server = house.serve("tiny", "--verbose", "--scheduling-policy=moon", "--scheduling-policy.phase", "new")
     assert says(server) == expected
     assert server.stop() == 0
     text = "".join(server.lines)

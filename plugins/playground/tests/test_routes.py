@@ -72,7 +72,7 @@ def test_live_needs_the_key_and_tells_of_the_engine(served: Any) -> None:
     assert drivers["evictor"] == {
         "point": "evictor",
         "driver": "lru",
-        "distribution": "engine",
+        "distribution": "engine-reference",
         "version": drivers["evictor"]["version"],
         "why": "auto, priority 0",
         "kinds": [],
