@@ -66,9 +66,9 @@ def parse(line: str) -> None:
 
 
 def flags() -> set[str]:
-    """Every flag of every built-in command."""
+    """Every flag of every command of ours."""
     found: set[str] = set()
-    pending = [parser_of(name) for name in (*COMMANDS, "plugins test")]
+    pending = [parser_of(name) for name in (*COMMANDS, "plugins test", "serve", "run-batch", "chat", "bench")]
     while pending:
         for action in pending.pop()._actions:
             found.update(action.option_strings)

@@ -30,7 +30,8 @@ def pages() -> list[Path]:
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "core" / "README.md",
-        ROOT / "sdk" / "README.md",
+        ROOT / "sdk" / "kit" / "README.md",
+        ROOT / "sdk" / "testing" / "README.md",
         *sorted(written),
     ]
 

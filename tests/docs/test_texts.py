@@ -33,8 +33,8 @@ IDS = [name(page) for page in PAGES]
 ROUTES = (administration, chat, completions, messages, models, operations, pooling, responses, tokenization)
 each_page = pytest.mark.parametrize("page", PAGES, ids=IDS)
 
-PLACES = (ROOT, ROOT / "core" / "src" / "engine")
-"""Where a path may begin: the repository, or the core's package."""
+PLACES = (ROOT, ROOT / "core" / "src" / "engine", *ROOT.glob("plugins/*/src"), *ROOT.glob("sdk/*/src"))
+"""Where a path may begin: the repository, the core's package, or beside another's."""
 MADE = ("site/", "docs/reference/", ".venv")
 """What commands make."""
 A_MODELS_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")

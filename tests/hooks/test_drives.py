@@ -37,7 +37,7 @@ def check(recorded, prompt_tokens: int) -> None:
     assert recorded.of("engine_started")[0]["info"]["max_model_len"] == 256
     drivers = {driver["point"]: driver for driver in recorded.of("engine_started")[0]["info"]["drivers"]}
     assert drivers["evictor"]["driver"] == "lru" and "priority" in drivers["evictor"]["why"]
-    assert drivers["evictor"]["distribution"] == "engine" and drivers["evictor"]["version"]
+    assert drivers["evictor"]["distribution"] == "engine-reference" and drivers["evictor"]["version"]
     assert recorded.of("step_done")[-1]["stats"]["generation_tokens"] == 24
     assert len(recorded.of("request_received")) == 2
     summaries = [call["summary"] for call in recorded.of("request_finished")]

@@ -20,6 +20,8 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\Z")
 _ARCHITECTURE = re.compile(r"[A-Z][A-Za-z0-9]*\Z")
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "Model")
 """Of architecture strings: what comes before is the model's name."""
+_KIT = frozenset({"platform", "reasoning_parser", "tool_parser"})
+"""Points whose minimal body is built with the kit's parts."""
 _NUMPY = frozenset({"checkpoint", "drafter", "evictor", "grammar", "kv_connector"})
 """Points whose minimal body computes with numpy."""
 _TORCH = frozenset(
@@ -154,7 +156,7 @@ def _names(kind: str, name: str) -> _Names:
 
 
 def _filled(text: str, kind: str, names: _Names) -> str:
-    dependencies = ['"engine-base"', *(['"msgspec"'] if kind == "kv_connector" else [])]
+    dependencies = ['"engine-base"', *(['"engine-kit"'] if kind in _KIT else []), *(['"msgspec"'] if kind == "kv_connector" else [])]
     dependencies += ['"numpy"'] if kind in _NUMPY else []
     dependencies += ['"torch"'] if kind in _TORCH else []
     dependencies += ['"jinja2"'] if kind == "tokenizer" else []
