@@ -166,7 +166,7 @@ class Tails:
         return best
 
     def hashes_of(self, sequence: Sequence) -> set[bytes]:
-        """Under which of them blocks and partly filled blocks of this sequence may be cached."""
+        """The hashes under which full and partly filled blocks of this sequence may be cached."""
         size, found = self._block_size, set(sequence.hashes)
         for start in range(0, min(sequence.tokens.size, len(sequence.hashes) * size + 1), self.unit):
             tokens = sequence.tokens[start : start + self.unit].tobytes()

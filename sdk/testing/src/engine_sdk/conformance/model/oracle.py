@@ -18,6 +18,9 @@ TOLERANCE = 2e-5
 """How far from transformers' answers others may be, of the largest of them. It computes norms, routers and rotary
 tables in float32, whatever the model's dtype: that of a small model in float32 is no further off than that."""
 
+_PROBE = [FIRST_TOKEN] * 5
+"""A prompt that shows whether a class computes at all."""
+
 
 class Oracle:
     """transformers' model with the same config, with drawn weights; in float64, or in float32 where its class refuses
@@ -26,7 +29,7 @@ class Oracle:
     Args:
         architecture: the name of transformers' class.
         config: config.json.
-        like: of another config; its shapes are taken where the two models are of one form.
+        like: of another config; its tensors are taken where the two models are of one form.
 
     Attributes:
         shapes: the tensors of a checkpoint, as the class's `save_pretrained` writes them: shared ones once.
@@ -36,20 +39,31 @@ class Oracle:
     Raises ValueError as `check_size`.
     """
 
+    shapes: Shapes
+    form: Shapes
+    dtype: torch.dtype
+
     def __init__(self, architecture: str, config: dict[str, Any], like: Oracle | None = None) -> None:
         assert not why_none(architecture), why_none(architecture)
         self._class = cast("Any", class_of(architecture))
         self._config = {key: value for key, value in config.items() if key != "architectures"}
-        with torch.device("meta"), quiet():
-            empty = self._class(self._made())
-        tensors = [*empty.named_parameters(), *empty.named_buffers()]
-        self.form: Shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
-        check_size(self.form)
-        self.shapes: Shapes = like.shapes if like is not None and like.form == self.form else self._saved()
+        if like is None:
+            with torch.device("meta"), quiet():
+                check_size(_form(self._class(self._made())))
+        with quiet():
+            model = self._class(self._made()).eval()
+        self.form = _form(model)
+        if like is not None and like.form == self.form:
+            self.shapes, self.dtype = like.shapes, like.dtype
+            self._model = model.to(self.dtype)
+            self._model.load_state_dict(like._model.state_dict())
+            self(_PROBE)
+            return
+        self.shapes = _saved(model)
         for self.dtype in (torch.float64, torch.float32):
             try:
                 self.load(draw(self.shapes))
-                self([FIRST_TOKEN] * 5)
+                self(_PROBE)
                 break
             except Exception:
                 if self.dtype == torch.float32:
@@ -82,12 +96,16 @@ class Oracle:
         config._attn_implementation = config._experts_implementation = "eager"
         return config
 
-    def _saved(self) -> Shapes:
-        with tempfile.TemporaryDirectory(prefix="engine-oracle-") as folder, quiet():
-            self._class(self._made()).save_pretrained(folder)
-            files = sorted(Path(folder).glob("*.safetensors"))
-            tensors = read_safetensors([str(file) for file in files])
-            return {name: tuple(tensor.shape) for name, tensor in tensors if tensor.is_floating_point()}
+
+def _form(model: Any) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+def _saved(model: Any) -> Shapes:
+    with tempfile.TemporaryDirectory(prefix="engine-oracle-") as folder, quiet():
+        model.save_pretrained(folder)
+        tensors = read_safetensors([str(file) for file in sorted(Path(folder).glob("*.safetensors"))])
+        return {name: tuple(tensor.shape) for name, tensor in tensors if tensor.is_floating_point()}
 
 
 def why_none(architecture: str) -> str:
