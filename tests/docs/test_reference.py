@@ -50,7 +50,11 @@ def test_every_point_with_its_interface_and_our_drivers(folder):
         assert point.option_flag in text and point.group(point.majors[0]) in text
         assert card in headings(page(folder, f"modules/{module}.md"))
     drivers = headings(page(folder, "drivers.md"))
-    ours = [c for c in Registry.discover().found if c.distribution in ("engine-reference", "engine-tiny") and c.point in POINTS]
+    ours = [
+        c
+        for c in Registry.discover().found
+        if c.distribution in ("engine-reference", "engine-tiny") and c.point in POINTS
+    ]
     assert len(ours) > 10
     assert {f"{c.point} {c.name}" for c in ours} <= drivers
 

@@ -386,7 +386,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 "special tokens around a text and in it", "special_tokens_around_a_text special_tokens_in_a_text"
             ),
             Capability("pairs of texts", "pairs"),
-            Capability("bytes of each token, for grammars", "vocabulary one_token"),
+            Capability("bytes of each token, for grammars", "vocabulary one_token longest_token"),
             Capability("the model's chat template", "the_models_own_template"),
             Capability(
                 "templates of requests, in a sandbox",

@@ -156,7 +156,11 @@ def _names(kind: str, name: str) -> _Names:
 
 
 def _filled(text: str, kind: str, names: _Names) -> str:
-    dependencies = ['"engine-base"', *(['"engine-kit"'] if kind in _KIT else []), *(['"msgspec"'] if kind == "kv_connector" else [])]
+    dependencies = [
+        '"engine-base"',
+        *(['"engine-kit"'] if kind in _KIT else []),
+        *(['"msgspec"'] if kind == "kv_connector" else []),
+    ]
     dependencies += ['"numpy"'] if kind in _NUMPY else []
     dependencies += ['"torch"'] if kind in _TORCH else []
     dependencies += ['"jinja2"'] if kind == "tokenizer" else []
