@@ -11,7 +11,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "core",
-    "sdk",
+    "plugins/reference",
+    "plugins/server",
+    "plugins/parsers",
+    "plugins/parallel",
+    "plugins/bench",
+    "sdk/kit",
+    "sdk/testing",
     "plugins/tiny",
     "plugins/evictors",
     "plugins/cuda",
