@@ -82,7 +82,8 @@ def test_the_prefix_cache_is_forgotten(managed: Server) -> None:
 def test_the_plugins(managed: Server) -> None:
     rows = ask(managed, "GET", "/admin/plugins").json()["plugins"]
     by_name = {(row["point"], row["name"]): row for row in rows}
-    assert by_name["evictor", "lru"]["state"] == "active" and by_name["evictor", "lru"]["distribution"] == "engine-reference"
+    lru = by_name["evictor", "lru"]
+    assert (lru["state"], lru["distribution"]) == ("active", "engine-reference")
     assert by_name["executor", "process"]["state"] == "installed"
     assert {row["state"] for row in rows} <= {"active", "installed", "broken", "outdated", "denied"}
 
