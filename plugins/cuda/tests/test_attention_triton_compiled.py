@@ -31,7 +31,9 @@ def compiled(cases: list[Case]) -> list[Compiled]:
 def test_what_serves_most_models():
     """Llama-3.1-8B's: tensor cores, and loads of 16 bytes that run ahead of the products by two tiles."""
     cases = [attention("sm_90", one=True), attention("sm_90", long=True), attention("gfx942", one=True)]
-    decode, prefill, rocm = compiled([*cases, plan("sm_90"), plan("sm_90", queries=1, ones=True), write("sm_90")])[:3]
+    decode, prefill, rocm = compiled(
+        [*cases, plan("sm_90"), plan("sm_90", queries=1, ones=True), write("sm_90"), write("sm_90", kv="fp8e4nv")]
+    )[:3]
     assert "wgmma.mma_async" in prefill.assembly and "mma.sync" in decode.assembly and "v_mfma" in rocm.assembly
     for use in (decode, prefill):
         assert use.spilled == 0

@@ -22,11 +22,13 @@ def stored(keys, values, DTYPE: tl.constexpr):
         # In codes, whose seven lower bits are all set in a NaN: Triton's interpreter makes no NaN of 8 bits.
         keys, values = keys.to(tl.uint8, bitcast=True), values.to(tl.uint8, bitcast=True)
         broken = tl.max(((values & 127) == 127).to(tl.int32), 1)[:, None] > 0
-        keys, values = tl.where(broken, 127, keys).to(tl.uint8), tl.where(broken, 0, values).to(tl.uint8)
-        return keys.to(DTYPE, bitcast=True), values.to(DTYPE, bitcast=True)
-    keys, values = keys.to(DTYPE).to(tl.float32), values.to(DTYPE).to(tl.float32)
-    broken = tl.max(((tl.abs(values) < float("inf")) == 0).to(tl.int32), 1)[:, None] > 0
-    return tl.where(broken, float("nan"), keys).to(DTYPE), tl.where(broken, 0.0, values).to(DTYPE)
+        keys = tl.where(broken, 127, keys).to(tl.uint8).to(DTYPE, bitcast=True)
+        values = tl.where(broken, 0, values).to(tl.uint8).to(DTYPE, bitcast=True)
+    else:
+        keys, values = keys.to(DTYPE).to(tl.float32), values.to(DTYPE).to(tl.float32)
+        broken = tl.max(((tl.abs(values) < float("inf")) == 0).to(tl.int32), 1)[:, None] > 0
+        keys, values = tl.where(broken, float("nan"), keys).to(DTYPE), tl.where(broken, 0.0, values).to(DTYPE)
+    return keys, values
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
