@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.interfaces import philox
 from engine.interfaces.ops import SamplingRows
+from engine_kit import philox
 from engine_reference.ops_torch.body import TorchOpsBody
 
 card = pytest.importorskip("engine_cpu.ops_cpu.card", reason="engine-cpu is not installed")

@@ -8,7 +8,7 @@ from engine.plugin import Registry
 from engine.plugin.discovery import Candidate
 from engine_sdk.conformance.contexts import platform_card_of
 
-HOST = next(c for c in Registry.discover().candidates("platform") if c.distribution == "engine")
+HOST = next(c for c in Registry.discover().candidates("platform") if c.distribution == "engine-reference")
 BROKEN = Candidate("platform", "absent", 0, "engine-absent", "1.0", "a_platform_that_is_not_there:Card")
 
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.interfaces import philox
 from engine.interfaces.ops import SamplingRows
+from engine_kit import philox
 from engine_reference.ops_torch import asking
 from engine_reference.ops_torch import philox as torch_philox
 from engine_reference.ops_torch import sample as sample_module

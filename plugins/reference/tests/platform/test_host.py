@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.interfaces import host_memory as memory_module
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.platform import PlatformNeed
 from engine.types.errors import KVCacheTooSmallError
+from engine_kit import host_memory as memory_module
 from engine_kit.host_memory import MAX_DEFAULT_POOL, free_memory
 from engine_reference.platform_host import card as card_module
 from engine_reference.platform_host.body import HostPlatformBody
