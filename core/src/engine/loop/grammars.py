@@ -158,4 +158,4 @@ def warm_up(drivers: Sequence[GrammarDriver], end_token_ids: Sequence[int]) -> N
 
 
 def _key(constraint: StructuredOutputsParams) -> bytes:
-    return hashlib.blake2b(msgspec.msgpack.encode(constraint), digest_size=16).digest()
+    return hashlib.blake2b(msgspec.json.encode(constraint), digest_size=16).digest()

@@ -226,6 +226,8 @@ def test_constraints() -> None:
     given = StructuredOutputsParams(json='{"maxItems": 0, "type": "array"}')
     with in_normal_form(given) as first, in_normal_form(given) as second:
         assert first is second and first.json == {"type": "array", "maxItems": 0}
+    with in_normal_form(StructuredOutputsParams(json='{"type": "integer", "maximum": 1e30}')) as huge:
+        assert huge.json == {"type": "integer", "maximum": 10**30}
     content = {"type": "json_schema", "json_schema": {"allOf": [{"type": "null"}]}}
     tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<", "content": content, "end": ">"}}
     found = normalised(StructuredOutputsParams(structural_tag=json.dumps(tag))).schema

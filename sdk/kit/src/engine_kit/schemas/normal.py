@@ -47,7 +47,7 @@ def in_normal_form(constraint: StructuredOutputsParams) -> Iterator[StructuredOu
     Raises InvalidRequestError as `normalised`. What is raised within about the normalised constraint leaves as an error
     about the one that was sent.
     """
-    normal = _remembered().get(msgspec.msgpack.encode(constraint), lambda: _sized(normalised(constraint)))
+    normal = _remembered().get(msgspec.json.encode(constraint), lambda: _sized(normalised(constraint)))
     try:
         yield normal
     except InvalidRequestError as error:
@@ -118,7 +118,7 @@ def _keys(value: Any) -> set[str]:
 
 
 def _sized(constraint: StructuredOutputsParams) -> tuple[StructuredOutputsParams, int]:
-    return constraint, 8 * len(msgspec.msgpack.encode(constraint))
+    return constraint, 8 * len(msgspec.json.encode(constraint))
 
 
 def _in_tag(tag: Any) -> Any:
