@@ -9,11 +9,12 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import Counter
 
-from engine.plugin import HookRelay, Registry, hookimpl, without_key
+from engine.plugin import HookRelay, Registry, hookimpl
 from engine.plugin.discovery import Candidate
 from engine.types.errors import RequestRefusedError
 from engine.types.page_map import PageMap
 from engine_server import errors
+from engine_server.http_routes import without_key
 from engine_server.plugin_metrics import PluginMetrics
 from engine_server.plugins import add_routes, origin, wrap
 from engine_server.request_id import RequestIds

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from engine.plugin.hookspecs import hookimpl
     from engine.plugin.loading import load_body
     from engine.plugin.manifest import Manifest, ManifestEntry
-    from engine.plugin.open_route import without_key
     from engine.plugin.plugin_list import PluginList
     from engine.plugin.selection import (
         Selection,
@@ -60,7 +59,6 @@ __all__ = [
     "select_ordered",
     "select_recognised",
     "select_set",
-    "without_key",
 ]
 
 _HOMES = {
@@ -85,7 +83,6 @@ _HOMES = {
     "select_ordered": "selection",
     "select_recognised": "selection_recognised",
     "select_set": "selection_set",
-    "without_key": "open_route",
 }
 
 

@@ -135,8 +135,6 @@ POINTS: Mapping[str, Point] = _declare(
         "engine.interfaces.evictor:EvictorCard",
         "one",
         "orders the cached KV pages that are given up first",
-        minor=1,
-        additions={1: "engine.interfaces.evictor_v0_0:adapt"},
     ),
     Point(
         "model",
@@ -172,8 +170,7 @@ POINTS: Mapping[str, Point] = _declare(
         "engine.interfaces.scheduling_policy:SchedulingPolicyCard",
         "one",
         "orders the waiting requests and picks whom to preempt",
-        majors=(0, 1),
-        adapters={0: "engine.interfaces.scheduling_policy_v0:adapt"},
+        majors=(1,),
     ),
     Point(
         "kv_connector",
@@ -186,8 +183,6 @@ POINTS: Mapping[str, Point] = _declare(
         "engine.interfaces.drafter:DrafterCard",
         "one",
         "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
-        minor=1,
-        additions={1: "engine.interfaces.drafter_v0_0:adapt"},
         optional=True,
     ),
     Point(

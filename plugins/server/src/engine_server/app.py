@@ -15,8 +15,8 @@ from engine_server import errors
 from engine_server.background import Background
 from engine_server.body import MOST, BodyLimit
 from engine_server.disconnect import CLIENT_GONE, ClientGone
-from engine_server.engine_view import AsyncEngineView
 from engine_server.gate import Gate
+from engine_server.http_routes import EngineView
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import Lifecycle
 from engine_server.openapi import describe_api
@@ -92,7 +92,7 @@ def create_app(
     routers = [routes.router for routes in modules]
     for router in routers:
         app.include_router(router)
-    pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
+    pages = add_routes(app, llm.hooks, EngineView(llm))
     describe_api(app, keys=bool(keys), administered=bool(admin))
     inside = wrap(Direct(Shortcut(app, routers), alone=not llm.hooks.http_middleware), llm.hooks)
     # Two prompts of token ids, as long as the model takes them, are welcome.

@@ -8,14 +8,13 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.interfaces.engine_view import EngineView
 from engine.plugin import HookRelay
 from engine.plugin.hook_calls import Implementation
-from engine.plugin.open_route import is_without_key
 from engine.types.errors import ContractError, EngineError, HookFailedError, RequestRefusedError
 from engine.types.hooks import HTTPOrigin
 from engine_server.errors import APIError, describe, retry_after
 from engine_server.gate import OPEN_PATHS, PAGE_METHODS
+from engine_server.http_routes import EngineView, is_without_key
 from engine_server.refusal import refuse
 
 _SECRET = ("auth", "cookie", "key", "token", "secret", "password", "credential", "signature")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from engine.plugin.hookspecs.markers import deciding, observing
 
 if TYPE_CHECKING:
-    from engine.interfaces.engine_view import EngineView
     from engine.types.hooks import EngineInfo, IntervalStats, OutputFilter, RequestInfo, RequestSummary
     from engine.types.request import EngineRequest
 
@@ -164,12 +163,12 @@ class FrontendHooks:
 
     # -- HTTP ---------------------------------------------------------------------------------------------------------
     @observing
-    def http_routes(self, router: Any, engine: EngineView) -> None:
+    def http_routes(self, router: Any, engine: Any) -> None:
         """Add routes to the server. Called when the server is put together, before `engine_started`.
 
         The routes stand behind the server's own gate: API key, limits on the body, the request's id. Errors that they
         raise are answered in OpenAI's shape. A route that the server has already cannot be taken over. Where a page for
-        browsers is to come before its reader has given a key, `engine.plugin.without_key` marks its routes.
+        browsers is to come before its reader has given a key, `engine_server.http_routes.without_key` marks its routes.
 
         Observing: an implementation that raises, or that adds a route which is there already, is left out with all its
         routes, with a warning; it is then in quarantine.
@@ -178,7 +177,7 @@ class FrontendHooks:
             route the first has it.
         Arguments:
             router: a `fastapi.APIRouter` of this plugin's own.
-            engine: what routes may ask the engine for, once it has started.
+            engine: an `engine_server.http_routes.EngineView`: what routes may ask the engine for, once it has started.
         Process: frontend, of a server only.
         Thread: the main thread. `engine` is for the event loop's: in coroutine functions of routes.
         Cost: once a start.

@@ -8,5 +8,4 @@ from engine.interfaces.evictor import EvictorCard
 class LRUEvictor(EvictorCard):
     """Gives up the pages that were released longest ago; of one sequence, its end first."""
 
-    requires_minor = 1
     body = "engine_reference.evictor_lru.body:LRU"
