@@ -82,10 +82,16 @@ class Evictor(LRU):
 
 @pytest.fixture
 def adapters(playground: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two points whose interfaces have moved on: a policy's major is 1, an evictor's minor is 1."""
+    """A point of which two majors are served: a policy's."""
     playground.module("pg_adapters", ADAPTERS)
     monkeypatch.setitem(vars(POINT), "majors", (0, 1))
     monkeypatch.setitem(vars(POINT), "adapters", {0: "pg_adapters:of_major_0"})
+
+
+@pytest.fixture
+def additions(playground: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point with an addition: an evictor's."""
+    playground.module("pg_adapters", ADAPTERS)
     monkeypatch.setitem(vars(POINTS["evictor"]), "minor", 1)
     monkeypatch.setitem(vars(POINTS["evictor"]), "additions", {1: "pg_adapters:of_minor_0"})
 
@@ -139,11 +145,11 @@ def test_of_two_majors_in_one_wheel_the_newer_counts(playground: Playground) -> 
         registry.find("scheduling_policy", "late")
 
 
-@pytest.mark.usefixtures("adapters")
+@pytest.mark.usefixtures("additions")
 def test_a_body_of_the_older_minor_is_adapted_and_one_of_this_is_not(playground: Playground) -> None:
     playground.module("pg_minor", OF_MINOR_0)
     playground.module(
-        "pg_now", OF_MINOR_0.replace("requires_minor = 0", "requires_minor = 1").replace("minor:", "now:")
+        "pg_now", OF_MINOR_0.replace("requires_minor = 0", "requires_minor = 1").replace("pg_minor:", "pg_now:")
     )
     playground.distribution("pg-minor", "1.0", {"engine.evictor.v0": {"then": "pg_minor:Card", "now": "pg_now:Card"}})
     registry = Registry.discover()
@@ -153,7 +159,7 @@ def test_a_body_of_the_older_minor_is_adapted_and_one_of_this_is_not(playground:
         assert (body is load_body(card)) == is_itself and body.__doc__ == "What a stranger wrote for 0.0."
 
 
-@pytest.mark.usefixtures("adapters")
+@pytest.mark.usefixtures("additions")
 def test_drivers_of_the_older_minor_serve(playground: Playground) -> None:
     playground.module("pg_minor", OF_MINOR_0)
     playground.distribution("pg-minor", "1.0", {"engine.evictor.v0": {"minor0": "pg_minor:Card"}})

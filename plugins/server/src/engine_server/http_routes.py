@@ -1,4 +1,4 @@
-"""For plugins that add routes to the server, with the hook `http_routes`: what they may ask the engine, and open pages."""
+"""For plugins that add routes to the server, by the hook `http_routes`: what they may ask, and pages for everybody."""
 
 from __future__ import annotations
 
