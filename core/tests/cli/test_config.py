@@ -9,10 +9,11 @@ import yaml
 from pydantic import BaseModel
 
 from engine.cli.config_tree import as_json, as_yaml, resolve
-from engine.config import EngineConfig, ServerConfig
+from engine.config.settings import EngineConfig
 from engine.config.sources import gather
 from engine.frontend.launch import launch
 from engine.plugin import Registry
+from engine_server.config import ServerConfig
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_the_options_of_drivers_chosen_by_auto_are_there(model, monkeypatch):
     monkeypatch.setattr(card, "Options", Options)
     merged = gather({"model": model, "evictor.num-splits": "4"}, None, {})
     config = EngineConfig.from_merged(merged)
-    tree = resolve(merged, config, ServerConfig.from_merged(merged), launch(config, registry))
+    tree = resolve(merged, config, [ServerConfig.from_merged(merged)], launch(config, registry))
     (first, splits), (second, window) = tree.options["evictor"]
     owner = f"lru ({registry.find('evictor', 'lru').provenance})"
     assert (first, splits.value, splits.origin, splits.owner) == ("num_splits", 4, "flag --evictor.num_splits", owner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import tomllib
 from pathlib import Path
 
@@ -114,9 +115,11 @@ def test_every_points_interface_resolves_to_a_card(point):
 
 
 def test_points_and_flags_are_unique_and_are_no_settings():
-    from engine.config.declaration import SETTINGS
+    from engine.config.declaration import EngineSettings
 
-    flags = [point.option_flag for point in POINTS.values()] + [setting.flag for setting in SETTINGS]
+    flags = [point.option_flag for point in POINTS.values()] + [
+        setting.flag for setting in EngineSettings.declared.values()
+    ]
     assert len(set(flags)) == len(flags)
 
 
@@ -159,6 +162,8 @@ def test_metadata_and_pyproject_agree():
             for name, value in entries.items()
         }
         installed = {(c.group, c.name, c.value) for c in registry.found if c.distribution == project["name"]}
+        of_settings = importlib.metadata.distribution(project["name"]).entry_points.select(group="engine_settings")
+        installed |= {(entry.group, entry.name, entry.value) for entry in of_settings}
         assert installed == declared, f"run `make install`: {project['name']}"
 
 

@@ -9,10 +9,12 @@ from typing import Any
 from engine.cli.flags import (
     add_engine_flags,
     add_positional_model,
-    add_server_flags,
+    add_settings,
     command_settings,
     name_positional_model,
 )
+from engine.config.declaration import command_settings as declared_by_commands
+from engine.config.declaration import of_commands
 from engine.plugin.command import Command
 from engine.types.errors import EngineError
 
@@ -25,7 +27,7 @@ class Config(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_positional_model(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")
-        add_server_flags(parser)
+        add_settings(parser.add_argument_group("commands"), declared_by_commands())
         add_engine_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -33,11 +35,11 @@ class Config(Command):
         merged = command_settings(arguments)
 
         from engine.cli.config_tree import as_json, as_yaml, resolve
-        from engine.config.server import ServerConfig
-        from engine.config.settings import EngineConfig
+        from engine.config.settings import EngineConfig, validated
         from engine.frontend.launch import Launch, launch
 
-        config, server = EngineConfig.from_merged(merged), ServerConfig.from_merged(merged)
+        config = EngineConfig.from_merged(merged)
+        commands = [validated(declared, merged) for declared in of_commands()]
         plan: Launch | None = None
         stopped: EngineError | None = None
         try:
@@ -45,7 +47,7 @@ class Config(Command):
         except EngineError as error:
             # Whoever looks for the reason why an engine does not start wants to see its settings all the more.
             stopped = error
-        tree = resolve(merged, config, server, plan)
+        tree = resolve(merged, config, commands, plan)
         print(
             json.dumps(as_json(tree), indent=2, default=_plain) if getattr(arguments, "json", False) else as_yaml(tree)
         )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from engine.config.declaration import SERVER_SETTINGS, SETTINGS, Setting
+from engine.config.declaration import EngineSettings, Setting, Settings
 from engine.config.names import Key
 from engine.frontend.banner import why
 from engine.plugin.points import HOOKS, POINTS
 
 if TYPE_CHECKING:
-    from engine.config.server import ServerConfig
     from engine.config.settings import EngineConfig
     from engine.config.sources import Merged
     from engine.frontend.launch import Launch
@@ -49,17 +48,18 @@ class Tree:
     server: dict[str, Entry] = field(default_factory=dict)
 
 
-def resolve(merged: Merged, config: EngineConfig, server: ServerConfig, plan: Launch | None) -> Tree:
+def resolve(merged: Merged, config: EngineConfig, commands: Sequence[Settings], plan: Launch | None) -> Tree:
     """The tree. `plan` is what the launcher decided; None where it could not, and then less is known."""
     tree = Tree()
     found = {} if plan is None else _found_out(plan)
-    for setting in SETTINGS:
+    for setting in EngineSettings.declared.values():
         value = getattr(config, setting.name)
         tree.settings[setting.name] = _entry(
             setting, Key("settings", setting.name), found.get(setting.name, value), merged
         )
-    for setting in SERVER_SETTINGS:
-        tree.server[setting.name] = _entry(setting, Key("server", setting.name), getattr(server, setting.name), merged)
+    for command in reversed(commands):
+        for name, setting in command.declared.items():
+            tree.server.setdefault(name, _entry(setting, Key("server", name), getattr(command, name), merged))
     chosen: dict[str, list[Selection]] = {point: [] for point in POINTS}
     for selection in () if plan is None else plan.selections:
         chosen[selection.point].append(selection)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config.settings import EngineConfig
 from engine.frontend.assemble import assemble_frontend, build_router
 from engine.frontend.attached import Attached
 from engine.frontend.core_ranks import CoreRanks, RankNews, RankState

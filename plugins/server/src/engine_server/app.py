@@ -10,10 +10,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 import engine
-from engine.embedding import AsyncLLM, ServerConfig
+from engine.embedding import AsyncLLM
 from engine_server import errors
 from engine_server.background import Background
 from engine_server.body import MOST, BodyLimit
+from engine_server.config import ServerConfig
 from engine_server.disconnect import CLIENT_GONE, ClientGone
 from engine_server.gate import Gate
 from engine_server.http_routes import EngineView

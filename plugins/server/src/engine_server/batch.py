@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import orjson
 from starlette.types import ASGIApp, Message
 
-from engine.embedding import AsyncLLM, EngineConfig, ServerConfig
+from engine.embedding import AsyncLLM, EngineConfig
 from engine.types.errors import EngineError
 from engine_server.app import create_app
 from engine_server.batch_file import BatchRequest, Results
+from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
 from engine_server.lifecycle import Lifecycle, Phase
 

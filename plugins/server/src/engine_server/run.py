@@ -9,9 +9,10 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.embedding import AsyncLLM, EngineConfig, ServerConfig, StatisticsLog, greeting, record_start
+from engine.embedding import AsyncLLM, EngineConfig, StatisticsLog, greeting, record_start
 from engine.types.errors import ConfigError, EngineError
 from engine_server.certificate import CertificateWatch, check_certificate, tls_context
+from engine_server.config import ServerConfig
 from engine_server.descriptors import allow_connections
 from engine_server.drain import drain, spare_the_collector
 from engine_server.keys import AdminKey, KeyRing

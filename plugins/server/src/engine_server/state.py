@@ -8,8 +8,9 @@ from typing import Protocol, cast
 
 from fastapi import Request
 
-from engine.embedding import AsyncLLM, ServerConfig
+from engine.embedding import AsyncLLM
 from engine_server.background import Background
+from engine_server.config import ServerConfig
 from engine_server.errors import APIError
 from engine_server.lifecycle import Lifecycle
 from engine_server.processes.gathering import Gathered

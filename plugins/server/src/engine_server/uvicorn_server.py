@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
-from engine.embedding import AsyncLLM, ServerConfig
+from engine.embedding import AsyncLLM
 from engine.types.json_log import logs_json
 from engine_server.app import Shared, create_app
+from engine_server.config import ServerConfig
 from engine_server.drain import FAREWELL_SECONDS
 from engine_server.http import bounded_protocol
 from engine_server.keys import AdminKey, KeyRing

@@ -21,7 +21,6 @@ from engine.embedding import (
     EngineConfig,
     RankNews,
     Revived,
-    ServerConfig,
     StatisticsLog,
     build_router,
     greeting,
@@ -34,6 +33,7 @@ from engine.types.errors import ConfigError, EngineDeadError, EngineError, rebui
 from engine.types.messages import Attach, Detach
 from engine.types.outputs import StepStats
 from engine.types.start import WorkerReady
+from engine_server.config import ServerConfig
 from engine_server.drain import FAREWELL_SECONDS
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import Phase
