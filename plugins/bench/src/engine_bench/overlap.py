@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import Grammar
 from engine.plugin import Registry, select_in_turn
-from engine.scheduling.constraints import Constraints
+from engine.scheduling.structured import Constraints
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
 from engine.types.structured_outputs import StructuredOutputsParams
