@@ -394,7 +394,7 @@ def test_a_token_that_the_matcher_refuses_ends_the_request_with_an_error() -> No
 
 def test_an_engine_without_a_grammar_refuses() -> None:
     core, _ = make_core(LAYOUTS["full"], PLAIN)
-    core.scheduler.constraints = None
+    core.scheduler.states.constraints = None
     with pytest.raises(ValueError, match="no grammar driver"):
         core.add_request(planned("a", "1").to_request())
     assert not core.has_work()

@@ -39,7 +39,10 @@ class Table:
         self.placed, self.limit, self.order = self.known + ahead, np.array([limit]), np.array([1])
         self.matched, self.waits = np.array([True]), np.array([False])
         matcher = SimpleNamespace(forced_bytes=lambda: forced)
-        self.requests: list[Any] = [SimpleNamespace(matcher=matcher, root=root)]
+        self._request = SimpleNamespace(matcher=matcher, root=root)
+
+    def request(self, slot: int) -> Any:
+        return self._request
 
 
 def jump(jumps: JumpForward, table: Table, room: int = 1000) -> list[int]:
