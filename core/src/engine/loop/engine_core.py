@@ -110,8 +110,8 @@ class EngineCore:
                 if plan.masks_follow:
                     self._unmasked = plan
                     self._send_masks()
-            elif not self._futures and self.scheduler.constraints is not None:
-                self.scheduler.constraints.wait(COMPILE_WAIT_SECONDS)
+            elif not self._futures and self.scheduler.states.constraints is not None:
+                self.scheduler.states.constraints.wait(COMPILE_WAIT_SECONDS)
             if self._futures and (plan is None or len(self._futures) >= self.in_flight):
                 self._take_oldest()
             self._take_finished()
@@ -145,9 +145,9 @@ class EngineCore:
 
     def _send_masks(self) -> None:
         """Let the last step draw, if all tokens that its masks depend on are known."""
-        assert self._unmasked is not None and self.scheduler.constraints is not None
+        assert self._unmasked is not None and self.scheduler.states.constraints is not None
         drafts = partial(self._drafts, self._unmasked.step_id)
-        masks = self.scheduler.constraints.masks(self._unmasked, self.scheduler.slots, drafts)
+        masks = self.scheduler.states.constraints.masks(self._unmasked, self.scheduler.slots, drafts)
         if masks is not None:
             step_id, self._unmasked = self._unmasked.step_id, None
             self.executor.sample(step_id, masks)
@@ -274,6 +274,6 @@ class EngineCore:
     def shutdown(self) -> None:
         """Stop the executor. Idempotent."""
         self._futures.clear()
-        if self.scheduler.constraints is not None:
-            self.scheduler.constraints.shutdown()
+        if self.scheduler.states.constraints is not None:
+            self.scheduler.states.constraints.shutdown()
         self.executor.shutdown()

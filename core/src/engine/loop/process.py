@@ -161,8 +161,8 @@ def main() -> int:
         gc.collect()
         gc.freeze()  # what stands now stands until the end: collections in mid-service need not look at it
         outbox.put(Ready(core.worker_ready))
-        if start.core.grammar_warm_up and core.scheduler.constraints is not None:
-            core.scheduler.constraints.warm_up()
+        if start.core.grammar_warm_up and core.scheduler.states.constraints is not None:
+            core.scheduler.states.constraints.warm_up()
         with contextlib.closing(Inbox(start.requests)) as inbox:
             step_loop(core, inbox, outbox)
     except EngineError as error:

@@ -87,7 +87,6 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.swapping = swapping
-        self.constraints = constraints
         self.vocab_size = vocab_size
         self.slots = SlotTable(max_num_seqs, max_model_len)
         self.drafts = Drafts(speculation, jump_forward, constraints)
@@ -153,8 +152,7 @@ class Scheduler:
         states = self.states
         if states.deadlines:
             states.fail_late()
-        if self.constraints is not None and self.constraints.num_compiling:
-            states.take_compiled(self.constraints)
+        states.take_compiled()
         if self.fast_path.num_plans and not (self.slots.num_free and len(self.policy)):
             self.last_step += 1
             self.outstanding.append(self.fast_path.next_plan(self.last_step))

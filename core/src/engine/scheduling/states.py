@@ -94,9 +94,11 @@ class States:
         request.status = Status.WAITING
         self.policy.push_front(request)
 
-    def take_compiled(self, constraints: Constraints) -> None:
+    def take_compiled(self) -> None:
         """Queue the requests whose matchers have been compiled since the last call."""
-        for request, error in constraints.take_compiled():
+        if self.constraints is None or not self.constraints.num_compiling:
+            return
+        for request, error in self.constraints.take_compiled():
             if error is None:
                 self.enter_queue(request)
             else:

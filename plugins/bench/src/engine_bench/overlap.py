@@ -68,7 +68,7 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
     core.executor = DeviceExecutor(options.step_ms / 1e3, core.worker_ready.num_pages)
     rng = random.Random(0)
     constraint = StructuredOutputsParams(choice=["".join(rng.choices("abcdefgh", k=most)) for _ in range(TEXTS)])
-    core.scheduler.constraints, grammar = _constraints(config, constraint)
+    core.scheduler.states.constraints, grammar = _constraints(config, constraint)
     try:
         _begin(core, options, most, constraint)
         rounds = [_measure(core, options.steps) for _ in range(options.rounds)]
