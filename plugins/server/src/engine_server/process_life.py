@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from engine.config.server import ServerConfig
 from engine.frontend.banner import show
-from engine.types.json_log import logs_json, tell
+from engine.process.logs import logs_json, tell
 from engine_server.keys import KeyRing
 
 BACKLOG = 2048

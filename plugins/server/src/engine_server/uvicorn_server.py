@@ -11,7 +11,7 @@ from uvicorn.config import LOGGING_CONFIG
 
 from engine.config.server import ServerConfig
 from engine.frontend.async_llm import AsyncLLM
-from engine.types.json_log import logs_json
+from engine.process.logs import logs_json
 from engine_server.app import Shared, create_app
 from engine_server.drain import FAREWELL_SECONDS
 from engine_server.http import bounded_protocol
