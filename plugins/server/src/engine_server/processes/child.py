@@ -18,10 +18,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.config.server import ServerConfig
-from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.attached import Attached, CorePlace
+from engine.embedding import AsyncLLM, Attached, CorePlace, EngineConfig, ServerConfig
 from engine.process import wire
 from engine.process.logs import log_as
 from engine.process.run import PARENT_DIED, take_start
