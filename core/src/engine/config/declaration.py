@@ -169,7 +169,7 @@ class EngineSettings(Settings):
         "hash function that names cached blocks; sha256 where users must not forge each other's",
         choices=("xxhash", "sha256"),
     )
-    enable_jump_ahead: bool = setting(True, "compute what a constraint forces together, as drafts")
+    enable_jump_forward: bool = setting(True, "compute what a constraint forces together, as drafts")
     in_flight: int | None = setting(None, "steps under way at once; 1 overlaps nothing (default: 2)", least=1)
     grammar_warm_up: bool = setting(
         False, "load the library of the first grammar, and start its process, before a request needs them"
