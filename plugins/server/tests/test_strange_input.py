@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine_server import messages_input, responses_input
+from engine_server.anthropic import input as messages_input
+from engine_server.anthropic.bodies import CountTokensBody
 from engine_server.errors import APIError
-from engine_server.messages_protocol import CountTokensBody
-from engine_server.responses_protocol import ResponsesBody
+from engine_server.responses import input as responses_input
+from engine_server.responses.bodies import ResponsesBody
 
 NAMES = (
     *("type", "role", "content", "text", "id", "call_id", "tool_use_id", "name", "input", "arguments", "output"),
