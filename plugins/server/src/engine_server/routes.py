@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from engine.interfaces.engine_view import EngineView
 from engine.plugin import HookRelay
@@ -88,7 +88,17 @@ def add_routes(app: FastAPI, hooks: HookRelay, engine: EngineView) -> frozenset[
         else:
             app.router.routes += router.routes  # an included router would be asked twice for every request
             opened |= pages
+    app.router.routes.sort(key=_turn)
     return frozenset(opened)
+
+
+def _turn(route: BaseRoute) -> int:
+    """When a route is asked whether a request is its own: first those that may stream, as somebody waits for the first
+    token; last those with parameters in their path, which alone may take what is another's."""
+    if not isinstance(route, Route) or "{" in route.path:
+        return 2
+    answer = route.responses.get(200, {}) if isinstance(route, APIRoute) else {}
+    return 0 if "text/event-stream" in answer.get("content", ()) else 1
 
 
 def _pages(router: APIRouter) -> set[str]:
