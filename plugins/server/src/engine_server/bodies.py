@@ -54,7 +54,7 @@ Truncation = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
 def several(inputs: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
     """One entry for each of `Inputs`."""
     if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)):
-        return [cast("str | list[int]", inputs)]
+        return [inputs]
     return cast("list[str | list[int]]", inputs)
 
 

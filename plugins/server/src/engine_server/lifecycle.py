@@ -8,7 +8,7 @@ import enum
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from engine.frontend.async_llm import AsyncLLM
+from engine.embedding import AsyncLLM
 from engine.types.errors import ShuttingDownError
 
 ACCESS_LOG = "engine.access"

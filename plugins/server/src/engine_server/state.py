@@ -9,8 +9,7 @@ from typing import Protocol, cast
 import msgspec
 from fastapi import Request
 
-from engine.config.server import ServerConfig
-from engine.frontend.async_llm import AsyncLLM
+from engine.embedding import AsyncLLM, ServerConfig
 from engine.types.outputs import StepStats
 from engine.types.page_map import PageMap
 from engine_server.errors import APIError

@@ -18,7 +18,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.frontend.request_stream import RequestStream
+from engine.embedding import RequestStream
 from engine.types.outputs import RequestOutput
 from engine_server import errors
 from engine_server.json import dumps

@@ -8,9 +8,7 @@ from typing import Any, Protocol, cast
 
 from fastapi import Request
 
-from engine.frontend.output_processor import OutputKind
-from engine.frontend.prompts import Prompt
-from engine.frontend.request_stream import RequestStream
+from engine.embedding import OutputKind, Prompt, RequestStream
 from engine.types.hooks import HTTPOrigin
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams

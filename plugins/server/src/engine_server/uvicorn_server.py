@@ -15,8 +15,7 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from engine.config.server import ServerConfig
-from engine.frontend.async_llm import AsyncLLM
+from engine.embedding import AsyncLLM, ServerConfig
 from engine.types.json_log import logs_json
 from engine_server.app import Shared, create_app
 from engine_server.keys import AdminKey, KeyRing

@@ -15,7 +15,7 @@ from engine_server.conversation.tools import ToolRequest
 from engine_server.errors import APIError
 
 if TYPE_CHECKING:
-    from engine.frontend.constraint_check import ConstraintCheck
+    from engine.embedding import ConstraintCheck
 
 NewStream = Callable[[], ToolStream]
 

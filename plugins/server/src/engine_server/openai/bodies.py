@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, model_validator
 
-from engine.frontend.prompts import Prompt
+from engine.embedding import Prompt
 from engine.types.params import SamplingParams
 from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.structured_outputs import StructuredOutputsParams

@@ -9,8 +9,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from engine.frontend.input_processor import ProcessedRequest
-from engine.frontend.prompts import Prompt
+from engine.embedding import Prompt, RequestState
 from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta, whole
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import stream
@@ -135,7 +134,7 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
         head["service_tier"] = "default"
     if body.stream:
         head = {**head, "object": "chat.completion.chunk"}
-        events = _Events(body, params.n, head, reader, streams[0].processed, state.force_include_usage)
+        events = _Events(body, params.n, head, reader, streams[0].request, state.force_include_usage)
         return stream.TokenStream(events, streams[0], request_id(request))
     (output,) = await stream.until_disconnect(request, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
@@ -171,7 +170,7 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader:
     return ChatCompletion(**head, choices=choices, usage=count.usage(), **told)
 
 
-def _prompt(body: ChatBody, prompt: RequestOutput | ProcessedRequest) -> dict[str, Any]:
+def _prompt(body: ChatBody, prompt: RequestOutput | RequestState) -> dict[str, Any]:
     """What is told of the prompt, once."""
     told: dict[str, Any] = {"prompt_token_ids": prompt.prompt_token_ids} if body.return_token_ids else {}
     return {**told, "prompt_text": prompt.prompt} if body.return_prompt_text else told
@@ -190,7 +189,7 @@ class _Events:
         n: int,
         head: dict[str, Any],
         reader: NewReader | None,
-        prompt: ProcessedRequest,
+        prompt: RequestState,
         include_usage: bool,
     ) -> None:
         self._body = body

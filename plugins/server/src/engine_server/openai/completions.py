@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from engine.frontend.request_stream import RequestStream
+from engine.embedding import RequestStream
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import stream
 from engine_server.errors import APIError

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fastapi.responses import Response
 from pydantic import model_validator
 
-from engine.frontend.long_prompts import LONG
+from engine.embedding import LONG
 from engine_server.bodies import Answer, Body, Integers, Objects
 from engine_server.conversation.rendering import rendered
 from engine_server.conversation.tools import tool_request
