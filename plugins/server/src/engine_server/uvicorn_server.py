@@ -16,7 +16,7 @@ from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from engine.embedding import AsyncLLM, ServerConfig
-from engine.types.json_log import logs_json
+from engine.process.logs import logs_json
 from engine_server.app import Shared, create_app
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import FAREWELL_SECONDS, Lifecycle
