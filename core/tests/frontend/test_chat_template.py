@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.frontend.past_calls import read_calls
+from engine.frontend.chat_template import read_calls
 from engine.types.errors import InvalidRequestError
 
 
