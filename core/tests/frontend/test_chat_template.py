@@ -1,4 +1,4 @@
-"""Calls of earlier turns, as chat templates get them."""
+"""What chat templates get of calls of earlier turns, and what they are found to know."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.frontend.chat_template import read_calls
-from engine.types.errors import InvalidRequestError
+from engine.frontend.chat_template import ChatTemplate, read_calls
+from engine.types.errors import InvalidRequestError, TokenizerError
 
 
 def call(arguments: Any, **more: Any) -> dict[str, Any]:
@@ -43,3 +43,28 @@ def test_a_call_without_arguments() -> None:
 def test_what_are_no_calls(calls: Any) -> None:
     with pytest.raises(InvalidRequestError, match="chat with the tool call"):
         read_calls(calls)
+
+
+class Renders:
+    """A tokenizer whose template knows one variable, or is missing."""
+
+    def __init__(self, knows: str = "", missing: bool = False) -> None:
+        self.knows, self.missing, self.count = knows, missing, 0
+
+    def render_chat(self, messages: Any, **options: Any) -> str:
+        self.count += 1
+        if self.missing:
+            raise TokenizerError("render", "there is no template")
+        return f"{messages} {options.get(self.knows)}"
+
+
+def test_what_a_template_tells_apart_is_found_once() -> None:
+    tokenizer: Any = Renders("effort")
+    template = ChatTemplate(tokenizer, variables={"effort": "low"})
+    for _ in range(3):
+        assert template.tells_apart({"effort": "low"}, {"effort": "high"})
+        assert not template.tells_apart({"thinking": True}, {"thinking": False})
+    assert tokenizer.count == 4
+    assert not ChatTemplate(tokenizer).tells_apart({}, {"documents": [{"text": "a"}]})
+    none: Any = Renders("effort", missing=True)
+    assert not ChatTemplate(none).tells_apart({"effort": "low"}, {"effort": "high"})

@@ -4,7 +4,7 @@ which prompts to pool, and what their results make of each pair. Names and resul
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,9 +28,8 @@ from engine.types.pooling import (
 MAX_PAIR_CHARACTERS = 2**25
 """The most characters that the pairs of one request may have together: a text is read again with each other that it is
 paired with."""
-
-
 Bar = bool | Callable[..., Any]
+R = TypeVar("R")
 
 
 class ScorePlan(NamedTuple):
@@ -127,15 +126,7 @@ def _across(
         complete.append(msgspec.structs.replace(params, second_text_start=second_start))
 
     def scores(outputs: Sequence[RequestOutput]) -> list[ScoringRequestOutput]:
-        return [
-            ScoringRequestOutput(
-                output.request_id,
-                ScoringOutput(float(data_of(output)[0])),
-                output.prompt_token_ids,
-                output.num_cached_tokens,
-            )
-            for output in outputs
-        ]
+        return [_result(ScoringRequestOutput, one, ScoringOutput(float(data_of(one)[0]))) for one in outputs]
 
     return ScorePlan("classify", prompts, complete, scores)
 
@@ -195,15 +186,7 @@ class PoolingCalls:
     ) -> list[EmbeddingRequestOutput]:
         """One vector for each prompt, `outputs.embedding`. Arguments and errors are those of `encode`."""
         outputs = self._pooled(prompts, pooling_params, "embed", use_tqdm, only=True)
-        return [
-            EmbeddingRequestOutput(
-                output.request_id,
-                EmbeddingOutput(data_of(output).tolist()),
-                output.prompt_token_ids,
-                output.num_cached_tokens,
-            )
-            for output in outputs
-        ]
+        return [_result(EmbeddingRequestOutput, one, EmbeddingOutput(data_of(one).tolist())) for one in outputs]
 
     def classify(
         self,
@@ -215,13 +198,7 @@ class PoolingCalls:
         """A number for each label, `outputs.probs`. Arguments and errors are those of `encode`."""
         outputs = self._pooled(prompts, pooling_params, "classify", use_tqdm, only=True)
         return [
-            ClassificationRequestOutput(
-                output.request_id,
-                ClassificationOutput(data_of(output).tolist()),
-                output.prompt_token_ids,
-                output.num_cached_tokens,
-            )
-            for output in outputs
+            _result(ClassificationRequestOutput, one, ClassificationOutput(data_of(one).tolist())) for one in outputs
         ]
 
     def score(
@@ -283,9 +260,11 @@ class PoolingCalls:
 
 def pooling_output(output: RequestOutput) -> PoolingRequestOutput:
     """The result of a request that pooled, as `encode` gives it."""
-    return PoolingRequestOutput(
-        output.request_id, PoolingOutput(data_of(output)), output.prompt_token_ids, output.num_cached_tokens
-    )
+    return _result(PoolingRequestOutput, output, PoolingOutput(data_of(output)))
+
+
+def _result(kind: Callable[..., R], output: RequestOutput, result: object) -> R:
+    return kind(output.request_id, result, output.prompt_token_ids, output.num_cached_tokens)
 
 
 def _several(params: PoolingParams | Sequence[PoolingParams] | None, count: int) -> list[PoolingParams]:
