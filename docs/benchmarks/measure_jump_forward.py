@@ -1,5 +1,5 @@
 """What jumping ahead is worth: JSON of a schema with long property names, one request after the other, by the bundled
-model. `python docs/benchmarks/measure_jump_ahead.py [DRIVER ...]`; the drivers are those of point grammar."""
+model. `python docs/benchmarks/measure_jump_forward.py [DRIVER ...]`; the drivers are those of point grammar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measure(driver: str, jump: bool) -> tuple[float, float, tuple[int, ...]]:
     """Tokens per second, steps for each token, and the tokens."""
     options = {"grammar.max_whitespace": 0}
     params = SamplingParams(temperature=0.0, max_tokens=200, structured_outputs=StructuredOutputsParams(json=SCHEMA))
-    with LLM("tiny", grammar=driver, enable_jump_ahead=jump, num_kv_pages=64, **options) as llm:
+    with LLM("tiny", grammar=driver, enable_jump_forward=jump, num_kv_pages=64, **options) as llm:
         rates, steps = [], 0
         for _ in range(1 + ROUNDS):  # the first round compiles
             before, began = llm.llm_engine.stats().step_id, time.perf_counter()

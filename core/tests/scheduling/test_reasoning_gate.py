@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.deferred import Deferred
+from engine.scheduling.structured import ReasoningGate
 
 
 class Recorder:
@@ -36,7 +36,7 @@ class Recorder:
 )
 def test_what_it_hears(tokens: list[int], start: list[int], cuts: list[int]) -> None:
     inner = Recorder()
-    matcher = Deferred(inner, start)
+    matcher = ReasoningGate(inner, start)
     bounds = sorted({0, len(tokens), *(cut for cut in cuts if cut < len(tokens))})
     for begin, end in pairwise(bounds):
         assert matcher.accept(tokens[begin:end]) == end - begin
@@ -46,5 +46,5 @@ def test_what_it_hears(tokens: list[int], start: list[int], cuts: list[int]) -> 
 
 
 def test_what_is_refused_behind_the_start() -> None:
-    matcher = Deferred(Recorder(), [5])
+    matcher = ReasoningGate(Recorder(), [5])
     assert matcher.accept([9, 5, 1, 9, 1]) == 3

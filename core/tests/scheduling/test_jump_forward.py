@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.scheduling.jump_ahead import LEAST, MOST, JumpAhead
+from engine.scheduling.jump_forward import LEAST, MOST, JumpForward
 from engine.types.errors import EngineError
 
 PIECES: list[bytes | None] = [*(bytes([byte]) for byte in range(128)), b"name", b"_of", b'{"', b"\xc3", b"\xa9", None]
@@ -39,15 +39,18 @@ class Table:
         self.placed, self.limit, self.order = self.known + ahead, np.array([limit]), np.array([1])
         self.matched, self.waits = np.array([True]), np.array([False])
         matcher = SimpleNamespace(forced_bytes=lambda: forced)
-        self.requests: list[Any] = [SimpleNamespace(matcher=matcher, root=root)]
+        self._request = SimpleNamespace(matcher=matcher, root=root)
+
+    def request(self, slot: int) -> Any:
+        return self._request
 
 
-def jump(jumps: JumpAhead, table: Table, room: int = 1000) -> list[int]:
+def jump(jumps: JumpForward, table: Table, room: int = 1000) -> list[int]:
     return jumps.choose(np.array([0], np.int32), table, room).get(0, [])  # type: ignore[arg-type]
 
 
-def make() -> JumpAhead:
-    return JumpAhead(1, lambda: PIECES, encode)
+def make() -> JumpForward:
+    return JumpForward(1, lambda: PIECES, encode)
 
 
 def test_it_is_spelled_as_by_the_tokenizer() -> None:

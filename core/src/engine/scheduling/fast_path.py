@@ -1,4 +1,4 @@
-"""Steady decodes: while nobody comes or goes, a step is the one before, one token further on.
+"""The decode fast path: while nobody comes or goes, a step is the one before, one token further on.
 
 A few requests that decode on their own make most of the steps of a small model, and a step of a small model is so short
 that choosing rows, pages and commits anew for it is felt. Between two events (somebody enters or leaves a slot, a row
@@ -22,7 +22,7 @@ MOST_ROWS = 8
 _NOBODY = np.empty(0, np.int32)
 
 
-class SteadyDecodes:
+class DecodeFastPath:
     """The rows of the last plan, as long as later plans and results may be made from it.
 
     The rows are few: they are gone through one by one, which costs less than array operations with an index.
@@ -36,19 +36,26 @@ class SteadyDecodes:
     """
 
     def __init__(self, slots: SlotTable, kv: KVManager, vocab_size: int | None = None) -> None:
-        self._slots, self._kv = slots, kv
+        self._slots = slots
+        self._kv = kv
         self._vocab_size = np.iinfo(np.int32).max if vocab_size is None else vocab_size
         self._no_blocks = [NewBlocks(slot=_NOBODY, index=_NOBODY, page=_NOBODY) for _ in kv.tables]
-        self._rows = self._computed = self._num_tokens = self._samples = _NOBODY
+        self._rows = _NOBODY
+        self._computed = _NOBODY
+        self._num_tokens = _NOBODY
+        self._samples = _NOBODY
         self._of_row: list[tuple[int, str, frozenset[int]]] = []  # slot, request, the tokens that may end it
         self.num_plans = 0
-        self._num_results = self._to_commit = 0
+        self._num_results = 0
+        self._to_commit = 0
 
     def end(self) -> None:
         """Somebody enters or leaves a slot, or what is known of one changes otherwise."""
         if self._of_row:
-            self._rows, self._of_row = _NOBODY, []
-            self.num_plans = self._num_results = 0
+            self._rows = _NOBODY
+            self._of_row = []
+            self.num_plans = 0
+            self._num_results = 0
 
     def begin(self, plan: StepPlan) -> None:
         """A plan was made the scheduler's way: of decodes alone, none of them with drafts or masks."""
@@ -58,7 +65,9 @@ class SteadyDecodes:
         if rows.tolist() == [slot for slot, _, _ in self._of_row]:
             plan.slot_of_row = self._rows  # so that results of the plans before are still known by it
         else:
-            self._rows, self._num_tokens, self._samples = rows, plan.num_tokens, plan.samples
+            self._rows = rows
+            self._num_tokens = plan.num_tokens
+            self._samples = plan.samples
             self._of_row = [(slot, s.request_ids[slot], s.stop_ids(slot)) for slot in rows.tolist()]
             self._num_results = 0
         self._computed = s.computed[rows]

@@ -1,37 +1,43 @@
-"""Constraints on outputs at work: compiled beside the loop, followed token by token, written as masks for each step.
+"""Structured outputs at work: constraints compiled beside the loop, followed token by token, written as masks.
 
 A request with a constraint first waits for its matcher (state COMPILING), which a thread compiles; others go on. Then
 it is a request as any other, planned ahead with placeholders: only the sampling of its steps waits for the masks. Its
 matcher hears of a token when it is accepted, and stays with the request through preemption: what is computed again has
-been heard of. Of drafts it hears while a step's masks are made, and then has to forget them, see `draft_masks`.
+been heard of.
+
+What a position of a row with drafts may draw depends on the drafts before it. So a matcher is led along its row's
+drafts, tells its mask at each place, and is led back: it has heard of nothing. Behind a draft that the constraint does
+not allow, or that ends the request, no draw counts, and there is no mask. The matchers go along together, place by
+place, so that a driver fills the masks of a place for all of them at once.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.scheduling.contract import check_drafts
-from engine.scheduling.deferred import Deferred
-from engine.scheduling.draft_masks import DraftedRow, draft_masks
-from engine.types.errors import EngineError, InvalidRequestError
+from engine.interfaces.grammar import MAX_ROLLBACK
+from engine.scheduling.slots import Request, SlotTable
+from engine.types.errors import ContractError, EngineError, InvalidRequestError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import Masks, StepPlan
 from engine.types.request import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
     from engine.interfaces.grammar import Grammar, Matcher
-    from engine.scheduling.request import Request
-    from engine.scheduling.slots import SlotTable
 
 logger = logging.getLogger(__name__)
 
 COMPILE_THREADS = 8
 """One constraint that takes long does not keep all others waiting. Mostly they wait, for a process or a lock."""
+
+Fill = Callable[[list["Matcher"], np.ndarray, np.ndarray], None]
+"""Writes the masks of matchers, none twice, into these rows, int32 [m], of int32 [rows, words]."""
 
 
 class Constraints:
@@ -56,8 +62,13 @@ class Constraints:
         warm_up: Callable[[], None] | None = None,
         takes_drafts: bool = False,
     ) -> None:
-        self._grammar, self._close, self._prepare, self._warm_up = grammar, close, prepare, warm_up
-        self._vocab_size, self._words, self.takes_drafts = vocab_size, -(-vocab_size // 32), takes_drafts
+        self.takes_drafts = takes_drafts
+        self._grammar = grammar
+        self._vocab_size = vocab_size
+        self._words = -(-vocab_size // 32)
+        self._close = close
+        self._prepare = prepare
+        self._warm_up = warm_up
         self._threads: ThreadPoolExecutor | None = None
         self._compiling: dict[str, tuple[Request, Future[Matcher]]] = {}
 
@@ -66,7 +77,7 @@ class Constraints:
         """Requests that wait for their matcher."""
         return len(self._compiling)
 
-    # -- compile ------------------------------------------------------------------------------------------------------
+    # -- compile ----------------------------------------------------------------------------------------------------
     def compile(self, request: Request) -> None:
         """Begin to compile a request's constraint."""
         constraint, ends = request.params.structured_outputs, tuple(sorted(request.eos_token_ids))
@@ -102,7 +113,7 @@ class Constraints:
                 request.matcher = future.result()
                 constraint = request.params.structured_outputs
                 if constraint is not None and constraint.start_after:
-                    request.matcher = Deferred(request.matcher, constraint.start_after)
+                    request.matcher = ReasoningGate(request.matcher, constraint.start_after)
                 taken.append((request, None))
             elif isinstance(error, InvalidRequestError) and (asked := request.params.structured_outputs) is not None:
                 taken.append((request, asked.renamed(error)))
@@ -131,7 +142,7 @@ class Constraints:
             self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         return self._threads
 
-    # -- step by step -------------------------------------------------------------------------------------------------
+    # -- step by step -----------------------------------------------------------------------------------------------
     def masks(self, plan: StepPlan, slots: SlotTable, drafts: Callable[[], list[list[int]]]) -> Masks | None:
         """The masks of a plan with `masks_follow`; None while a token before one of them has not come back.
 
@@ -148,14 +159,14 @@ class Constraints:
             before -= plan.num_drafts[rows]
         if (slots.known[row_slots] < before).any():
             return None
-        matchers = [_matcher(slots, slot) for slot in row_slots.tolist()]
+        matchers = [_matcher(slots.request(slot)) for slot in row_slots.tolist()]
         if plan.num_drafts is None or not drafted:
             bits = np.empty((rows.size, self._words), np.int32)
             if rows.size:
                 self._fill(matchers, np.arange(rows.size, dtype=np.int32), bits)
             return Masks(row=rows, bits=bits)
-        found = given = _given(plan)
-        if any(wanted and not given[row] for row, wanted in zip(rows.tolist(), plan.num_drafts[rows], strict=True)):
+        found = forced = _forced(plan)
+        if any(wanted and not forced[row] for row, wanted in zip(rows.tolist(), plan.num_drafts[rows], strict=True)):
             found = check_drafts(plan, drafts(), self._vocab_size)
         chains = [
             DraftedRow(matcher, found[row], slots.stop_ids(slot) if found[row] else frozenset())
@@ -163,16 +174,18 @@ class Constraints:
         ]
         masks = draft_masks(chains, self._words, self._fill)
         for i, error in masks.failed.items():
-            _request(slots, row_slots[i]).matcher = GivenUp(error)
+            slots.request(row_slots[i]).matcher = GivenUp(error)
         return Masks(row=rows.repeat(masks.counts), bits=masks.bits)
 
     def _fill(self, matchers: list[Matcher], at: np.ndarray, bits: np.ndarray) -> None:
         """The matchers' masks into these rows of `bits`; everything is allowed before a constraint has begun."""
-        if any(isinstance(matcher, Deferred) for matcher in matchers):
+        if any(isinstance(matcher, ReasoningGate) for matcher in matchers):
             bits[at] = -1
-            begun = [i for i, matcher in enumerate(matchers) if not isinstance(matcher, Deferred) or matcher.started]
+            begun = [
+                i for i, matcher in enumerate(matchers) if not isinstance(matcher, ReasoningGate) or matcher.started
+            ]
             matchers, at = [matchers[i] for i in begun], at[begun]
-            matchers = [matcher.matcher if isinstance(matcher, Deferred) else matcher for matcher in matchers]
+            matchers = [matcher.matcher if isinstance(matcher, ReasoningGate) else matcher for matcher in matchers]
         if matchers:
             self._grammar.fill_masks(matchers, at, bits)
 
@@ -183,12 +196,12 @@ def unserved(request: EngineRequest) -> InvalidRequestError:
     return InvalidRequestError(asked, "this engine has no grammar driver", "start it with --grammar DRIVER")
 
 
-def _given(plan: StepPlan) -> list[list[int]]:
+def _forced(plan: StepPlan) -> list[list[int]]:
     """The drafts of each row that come with the plan."""
     tokens: list[list[int]] = [[] for _ in range(plan.num_rows)]
-    if plan.given_drafts is not None and plan.num_drafts is not None:
-        for row, given in zip(plan.given_drafts.row.tolist(), plan.given_drafts.tokens.tolist(), strict=True):
-            tokens[row] = given[: plan.num_drafts[row]]
+    if plan.forced_drafts is not None and plan.num_drafts is not None:
+        for row, forced in zip(plan.forced_drafts.row.tolist(), plan.forced_drafts.tokens.tolist(), strict=True):
+            tokens[row] = forced[: plan.num_drafts[row]]
     return tokens
 
 
@@ -228,18 +241,18 @@ def follow(
     """
     endings: list[Ending] = []
     for i in np.flatnonzero(slots.matched[row_slots]).tolist():
-        request = _request(slots, row_slots[i])
-        assert request.matcher is not None
+        request = slots.request(row_slots[i])
+        matcher = _matcher(request)
         for place, token in enumerate(drawn[i, : kept[i] - (i in stopped)].tolist()):
             try:
-                accepted = request.matcher.accept([token])
+                accepted = matcher.accept([token])
             except EngineError as error:
                 endings.append(Ending(i, 0, error))
                 break
             if not accepted:
                 endings.append(Ending(i, place, _refused(request, token)))
                 break
-            if request.matcher.finished:
+            if matcher.finished:
                 endings.append(Ending(i, place + 1, None))
                 break
     return endings
@@ -252,6 +265,167 @@ def _refused(request: Request, token: int) -> InvalidRequestError:
         f"no token is left that the constraint and the other sampling parameters allow (token {token} was drawn)",
         "drop what forbids further tokens: min_tokens, bad_words, allowed_token_ids, logit_bias",
     )
+
+
+def _matcher(request: Request) -> Matcher:
+    assert request.matcher is not None
+    return request.matcher
+
+
+# -- drafts under constraints ------------------------------------------------------------------------------------------
+def check_drafts(plan: StepPlan, drafts: object, vocab_size: int) -> list[list[int]]:
+    """Refuse drafts that do not fit the plan: another number of rows, more than were wanted, no ids.
+
+    Raises:
+        ContractError: what is wrong with them.
+    """
+    wanted = [0] * plan.num_rows if plan.num_drafts is None else plan.num_drafts.tolist()
+    if isinstance(drafts, list) and len(drafts) == len(wanted) and all(map(_are_drafts, drafts, wanted)):
+        highest, lowest = max(map(max, filter(None, drafts)), default=0), min(map(min, filter(None, drafts)), default=0)
+        if lowest >= 0 and highest < vocab_size:
+            return drafts
+    raise ContractError(
+        f"the drafts of step {plan.step_id}, for its rows at most {wanted!r:.100}, of {vocab_size} ids",
+        f"the worker told {drafts!r:.200}",
+        "choose another executor, platform or drafter driver and tell its author",
+        point="drafter",
+    )
+
+
+def _are_drafts(of_row: object, most: int) -> bool:
+    return isinstance(of_row, list) and len(of_row) <= most and all(isinstance(token, int) for token in of_row)
+
+
+class DraftedRow(NamedTuple):
+    """A constrained row.
+
+    Args:
+        matcher: behind the tokens before the drafts.
+        drafts: of the row, perhaps none.
+        stops: ids that end the request: nothing is drawn behind them.
+    """
+
+    matcher: Matcher
+    drafts: Sequence[int]
+    stops: frozenset[int]
+
+
+class DraftMasks(NamedTuple):
+    """The masks of some rows.
+
+    Args:
+        counts: int64 [m]; of each row, at least 1.
+        bits: int32 [sum of counts, words]; row by row, position by position.
+        failed: by the row's place: the error with which its matcher gave up. It has no place to go back to.
+    """
+
+    counts: np.ndarray
+    bits: np.ndarray
+    failed: dict[int, EngineError]
+
+
+def draft_masks(rows: Sequence[DraftedRow], words: int, fill: Fill) -> DraftMasks:
+    """The masks of each row's positions, as far as draws there may count.
+
+    Args:
+        words: of a mask.
+        fill: the driver's.
+    """
+    most = np.array([1 + len(row.drafts) for row in rows], np.int64)
+    start = np.cumsum(most) - most
+    bits = np.empty((int(most.sum()), words), np.int32)
+    counts = np.zeros(len(rows), np.int64)
+    failed: dict[int, EngineError] = {}
+    going = list(range(len(rows)))
+    while going:
+        places = (start + counts)[going].astype(np.int32)
+        fill([rows[i].matcher for i in going], places, bits)
+        counts[going] += 1
+        going = [
+            i for i, at in zip(going, places.tolist(), strict=True) if _goes_on(rows[i], i, counts, bits[at], failed)
+        ]
+    for i, row in enumerate(rows):
+        if counts[i] > 1 and i not in failed:
+            row.matcher.rollback(int(counts[i]) - 1)
+    if counts.sum() < most.sum():
+        place = np.arange(most.sum()) - start.repeat(most)
+        bits = bits[place < counts.repeat(most)]
+    return DraftMasks(counts, bits, failed)
+
+
+def _goes_on(row: DraftedRow, i: int, counts: np.ndarray, mask: np.ndarray, failed: dict[int, EngineError]) -> bool:
+    """Lead the matcher over its next draft; False where there is no place behind it at which a draw may count."""
+    place = int(counts[i]) - 1
+    if place == len(row.drafts):
+        return False
+    token = row.drafts[place]
+    if token in row.stops or not mask[token >> 5] >> (token & 31) & 1:
+        return False
+    try:
+        if not row.matcher.accept([token]):
+            return False
+    except EngineError as error:
+        failed[i] = error
+        return False
+    if row.matcher.finished:
+        row.matcher.rollback(1)
+        return False
+    return True
+
+
+# -- matchers around matchers ------------------------------------------------------------------------------------------
+class ReasoningGate:
+    """A constraint that begins after a model's reasoning. Implements `engine.interfaces.grammar.Matcher` around
+    another, which hears of nothing before some ids have come one after the other. Until then every token is allowed.
+
+    Args:
+        matcher: of the constraint.
+        start_after: ids, at least one.
+
+    Attributes:
+        started: the ids have come.
+    """
+
+    __slots__ = ("_before", "_inside", "_start_after", "matcher", "started")
+
+    def __init__(self, matcher: Matcher, start_after: Sequence[int]) -> None:
+        self.matcher = matcher
+        self.started = False
+        self._start_after = list(start_after)
+        self._before: deque[int] = deque(maxlen=len(start_after) + MAX_ROLLBACK)  # tokens up to the start
+        self._inside = 0  # tokens behind it
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        for count, token in enumerate(tokens):
+            if self.started:
+                inside = self.matcher.accept(tokens[count:])
+                self._inside += inside
+                return count + inside
+            self._before.append(token)
+            self.started = self._begins()
+        return len(tokens)
+
+    def rollback(self, num_tokens: int) -> None:
+        """May lead back to where everything is allowed."""
+        inside = min(num_tokens, self._inside)
+        if inside:
+            self.matcher.rollback(inside)
+            self._inside -= inside
+        for _ in range(num_tokens - inside):
+            self._before.pop()
+            self.started = False
+
+    def forced_bytes(self) -> bytes:
+        return self.matcher.forced_bytes() if self.started else b""
+
+    @property
+    def finished(self) -> bool:
+        return self.started and self.matcher.finished
+
+    def _begins(self) -> bool:
+        if len(self._before) < len(self._start_after):
+            return False
+        return all(a == b for a, b in zip(reversed(self._before), reversed(self._start_after), strict=False))
 
 
 class GivenUp:
@@ -273,15 +447,3 @@ class GivenUp:
     def forced_bytes(self) -> bytes:
         """Nothing."""
         return b""
-
-
-def _request(slots: SlotTable, slot: int) -> Request:
-    request = slots.requests[slot]
-    assert request is not None
-    return request
-
-
-def _matcher(slots: SlotTable, slot: int) -> Matcher:
-    matcher = _request(slots, slot).matcher
-    assert matcher is not None
-    return matcher

@@ -1,4 +1,4 @@
-"""Steady decodes give the plans, outputs and pages that the scheduler's own way gives."""
+"""The fast path gives the plans, outputs and pages that the scheduler's own way gives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make(**changes: Any) -> Scheduler:
 def own_way(**changes: Any) -> Scheduler:
     """A scheduler that never takes the short way."""
     scheduler = make(**changes)
-    scheduler._steady.begin = lambda plan: None  # type: ignore[method-assign]
+    scheduler.fast_path.begin = lambda plan: None  # type: ignore[method-assign]
     return scheduler
 
 
@@ -105,24 +105,24 @@ def test_the_short_way_gives_what_the_own_way_gives(
                 assert both[0].take_notices() == both[1].take_notices()
     short, own = both
     assert short.kv.num_available == own.kv.num_available
-    assert short.generation_tokens == own.generation_tokens and short.prefix_hits == own.prefix_hits
+    assert short.generation_tokens == own.generation_tokens and short.admission.prefix_hits == own.admission.prefix_hits
 
 
 def decoding(**changes: Any) -> Scheduler:
     """One request that decodes, a few steps after its prompt, in the short way."""
     scheduler = make(**changes)
-    scheduler.vocab_size = scheduler._steady._vocab_size = VOCAB
+    scheduler.vocab_size = scheduler.fast_path._vocab_size = VOCAB
     scheduler.add(request("r", 5, max_tokens=40, stop_token_ids=[3]))
     for _ in range(3):
         plan(scheduler)
         finish(scheduler)
-    assert scheduler._steady.num_plans
+    assert scheduler.fast_path.num_plans
     return scheduler
 
 
 def test_the_short_way_is_taken() -> None:
     scheduler = decoding()
-    scheduler._choose_decodes = lambda batch: pytest.fail("rows were chosen anew")  # type: ignore[method-assign]
+    scheduler._choose = lambda: pytest.fail("rows were chosen anew")  # type: ignore[method-assign]
     made = plan(scheduler)
     assert made.slot_of_row.tolist() == [0] and made.num_computed.tolist() == [7]
     assert [output.new_token_ids for output in finish(scheduler)] == [[7]]

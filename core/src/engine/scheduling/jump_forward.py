@@ -1,16 +1,16 @@
-"""Jump ahead: text that a constraint forces is computed in one step, as drafts that need no drafter.
+"""Jump-forward decoding: text that a constraint forces is computed in one step, as drafts that need no drafter.
 
 Behind `{"` of a schema with one property nothing can come but its name. So the name's tokens are put behind the row's
 last token and computed together; each is checked under the mask of its place, so that they become output only where
 they are what would have been drawn (a text can be written in several tokens, and the model may prefer others). The
-answer is the same, in fewer steps. Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs"
-(2024), call it jump-forward decoding.
+answer is the same, in fewer steps. The name is from Zheng et al., "SGLang: Efficient Execution of Structured Language
+Model Programs" (2024).
 
 The forced bytes are spelled as the model spelled them last time, since the same names come again and again; new ones as
 the tokenizer would, which is what a model mostly writes. What was learned of a request is kept for those alone that may
 share its cached pages (`Request.root`): how many jumps succeed shows in the time of an answer, and would tell one API
 key what another has been made to write. A request whose jumps fail rests for a while, by the rule in
-`engine.scheduling.speculation`.
+`engine.scheduling.speculative`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.interfaces.grammar import MAX_ROLLBACK
-from engine.scheduling.speculation import Speculation
+from engine.scheduling.slots import SlotTable
+from engine.scheduling.speculative import Speculation
 from engine.types.errors import EngineError
-
-if TYPE_CHECKING:
-    from engine.scheduling.slots import SlotTable
 
 MOST = 32
 """The most tokens of one jump."""
@@ -41,7 +38,7 @@ REMEMBERED = 4096
 assert MOST <= MAX_ROLLBACK
 
 
-class JumpAhead:
+class JumpForward:
     """Which rows jump, and over what.
 
     Args:
@@ -84,8 +81,8 @@ class JumpAhead:
         most = self.learned.drafts(rows, slots.placed[rows], slots.limit[rows], slots.order[rows], room)
         found: dict[int, list[int]] = {}
         for place, slot, k in zip(places.tolist(), rows.tolist(), most.tolist(), strict=True):
-            request = slots.requests[slot]
-            assert request is not None and request.matcher is not None
+            request = slots.request(slot)
+            assert request.matcher is not None
             forced, known = request.matcher.forced_bytes(), int(slots.known[slot])
             if slot in self._watched:
                 self._learn(slot, slots)
@@ -111,8 +108,7 @@ class JumpAhead:
     def _learn(self, slot: int, slots: SlotTable, ended: bool = False) -> None:
         """Remember how the model has spelled what was forced, once all of it has come."""
         start, wanted = self._watched[slot]
-        request = slots.requests[slot]
-        assert request is not None
+        request = slots.request(slot)
         pieces, tokens = self._vocabulary(), slots.tokens[slot, start : slots.known[slot]].tolist()
         lengths = [len(pieces[token] or b"") if token < len(pieces) else 0 for token in tokens]
         if sum(lengths) < len(wanted) and not ended:

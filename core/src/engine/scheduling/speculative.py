@@ -16,12 +16,9 @@ computed, half of it otherwise. Requests admitted first come first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from engine.scheduling.slots import SlotTable
+from engine.scheduling.slots import SlotTable
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 64
 _MISSES = 2
@@ -41,8 +38,11 @@ class Speculation:
     """
 
     def __init__(self, num_slots: int, num_tokens: int, adaptive: bool = True, least: int = 1) -> None:
-        self.num_tokens, self.adaptive, self.least = num_tokens, adaptive, least
-        self.num_drafts = self.num_accepted = 0
+        self.num_tokens = num_tokens
+        self.adaptive = adaptive
+        self.least = least
+        self.num_drafts = 0
+        self.num_accepted = 0
         self._k = np.full(num_slots, num_tokens, np.int32)
         self._misses = np.zeros(num_slots, np.int32)
         self._pause = np.full(num_slots, _FIRST_PAUSE, np.int32)
