@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine_server.body import MOST
+from engine_server.body_limit import MOST
 from engine_server.config import ServerConfig
 
 from .conftest import Server

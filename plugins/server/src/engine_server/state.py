@@ -9,13 +9,12 @@ from typing import Protocol, cast
 from fastapi import Request
 
 from engine.embedding import AsyncLLM
-from engine_server.background import Background
 from engine_server.config import ServerConfig
 from engine_server.errors import APIError
 from engine_server.lifecycle import Lifecycle
+from engine_server.metrics.exposition import Exposition
 from engine_server.processes.gathering import Gathered
-from engine_server.prometheus import Exposition
-from engine_server.response_store import OwnResponses, Responses, ResponseStore
+from engine_server.responses.store import Background, OwnResponses, Responses, ResponseStore
 
 QUEUE_RETRY_SECONDS = 1
 
