@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from engine.interfaces.json_normal import Normaliser, in_words_of
-from engine.plugin.known import how_to_install
+from engine.plugin.hints import how_to_install
 from engine.types.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ class ConstraintCheck:
         grammars: the chosen drivers, for each kind of constraint in the order of their turns; () where there is none.
     """
 
-    def __init__(self, grammars: Sequence[Selection]) -> None:
-        self._cards = {chosen.candidate.name: cast("type[GrammarCard]", chosen.card) for chosen in grammars}
+    def __init__(self, grammars: Sequence[Selection[GrammarCard]]) -> None:
+        self._cards = {chosen.candidate.name: chosen.card for chosen in grammars}
         self._turns: dict[str, list[str]] = {}
         self._normalised = Normaliser()
         for chosen in grammars:

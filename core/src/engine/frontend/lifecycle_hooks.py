@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.frontend import statistics
-from engine.frontend.banner import chosen_drivers
 from engine.frontend.statistics import Observed
+from engine.plugin.explain import chosen_drivers
 from engine.types.hooks import EngineInfo
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Protocol, TextIO
 
 from engine.cli.empty_answer import why_empty
 from engine.cli.terminal import printable
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.types.errors import EngineDeadError, EngineError, KVCacheTooSmallError, PromptTooLongError
 from engine_chat.backend import Backend, Piece
 from engine_chat.conversation import Conversation

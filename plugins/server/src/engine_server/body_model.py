@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 
 
 @functools.cache
