@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import engine
-from engine.config.declaration import SERVER_SETTINGS, SETTINGS
-from engine.config.server import ServerConfig
-from engine.frontend.banner import broken_plugins, capacity
-from engine.frontend.launch import Launch
+from engine.embedding import SERVER_SETTINGS, SETTINGS, Launch, ServerConfig, broken_plugins, capacity
 from engine.plugin import Selection
 from engine.plugin.candidate import Candidate
 from engine.plugin.explain import by_driver, refusals, why

@@ -15,17 +15,21 @@ import socket
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.config.server import ServerConfig
-from engine.frontend import banner
-from engine.frontend.assemble import build_router
-from engine.frontend.attached import CorePlace
-from engine.frontend.core_ranks import CoreRanks, RankNews, Revived
-from engine.frontend.launch import launch
-from engine.frontend.merged_stats import merge_ready
-from engine.frontend.plugin_record import record_start
-from engine.frontend.rank_starts import rank_starts
-from engine.frontend.statistics import StatisticsLog
+from engine.embedding import (
+    CorePlace,
+    CoreRanks,
+    EngineConfig,
+    RankNews,
+    Revived,
+    ServerConfig,
+    StatisticsLog,
+    build_router,
+    greeting,
+    launch,
+    merge_ready,
+    rank_starts,
+    record_start,
+)
 from engine.types.errors import ConfigError, EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Attach, Detach
 from engine.types.outputs import StepStats
@@ -158,7 +162,7 @@ class Parent:
                 process.channel.tell("serve")
             worker, address = merge_ready(self._workers), address_of(self._place, self._settings)
             verbose = self._settings.verbose
-            greet(banner.greeting(self._plan, worker, address, len(self._processes), verbose=verbose), address)
+            greet(greeting(self._plan, worker, address, len(self._processes), verbose=verbose), address)
             record_start(self._plan, worker, "engine serve")
             await stopped
             return 0 if self._dead is None else 1
