@@ -12,8 +12,8 @@ from engine.plugin.candidate import Candidate
 from engine.plugin.choosing import default_model
 from engine.plugin.explain import explain
 from engine.plugin.points import CHECKPOINT, EVICTOR, MODEL
+from engine.process.importing import import_object
 from engine.types.errors import DuplicateDriverError, PluginError
-from engine.types.importing import import_object
 
 
 def card(point: str, priority: int, fits: bool) -> type:
