@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import ValidationError
 
 from engine.config.names import Key, resolve
-from engine.plugin.hook_options import plain
+from engine.plugin.options import plain
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError, EngineError, OptionsError, PluginError
 
