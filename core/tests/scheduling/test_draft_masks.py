@@ -15,7 +15,7 @@ from engine.scheduling.deferred import Deferred
 from engine.scheduling.draft_masks import DraftedRow, draft_masks
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_reference.grammar_choice.body import Choice
+from engine_reference.grammar_choice import Choice
 
 PIECES = [bytes([byte]) for byte in b"abcdef"] + [b"ab", b"cd", None]
 END, SIZE = 8, 9

@@ -13,7 +13,7 @@ from engine.scheduling.request import Status
 from engine.scheduling.scheduler import Scheduler
 from engine.types import wire
 from engine.types.plan import StepPlan
-from engine_reference.connector_host.metadata import Copies
+from engine_reference.connector_host.scheduler_half import Copies
 
 
 def copies(made: StepPlan) -> Copies | None:

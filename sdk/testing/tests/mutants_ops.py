@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from mutant_suites import suites_of
 
 from engine.interfaces.ops import SamplingRows, StepInputs, StepTables
-from engine_reference.ops_torch.body import TorchOpsBody
-from engine_reference.ops_torch.sample import Sample, kept_weights
+from engine_reference.ops_torch.drawing import Sample, kept_weights
+from engine_reference.ops_torch.ops import TorchOpsBody
 from engine_sdk.conformance import OpsConformance
 
 

@@ -14,8 +14,8 @@ from engine.interfaces.context import WorkerContext
 from engine.interfaces.drafter import DrafterNeed, DraftRows
 from engine.plugin import Registry, select
 from engine.types.errors import OptionsError
-from engine_reference.drafter_ngram.body import NgramDrafterBody
 from engine_reference.drafter_ngram.card import NgramDrafter, NgramOptions
+from engine_reference.drafter_ngram.ngram import NgramDrafterBody
 
 
 def make(device: str = "cpu", **options: object) -> NgramDrafterBody:
