@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from engine.embedding import TextPrompt
-from engine.types.params import SamplingParams
-from engine.types.thinking import ThinkingBudget
+from engine.types.params import SamplingParams, ThinkingBudget
 from engine_server.completion_reader import CompletionReader
 from engine_server.errors import APIError
 from engine_server.state import ServerState
