@@ -18,7 +18,7 @@ from engine.types.request import EngineRequest
 if TYPE_CHECKING:
     from engine.interfaces.executor import Executor, StepFuture
     from engine.plugin import HookRelay
-    from engine.types.page_map import PageMap
+    from engine.types.kv import PageMap
     from engine.types.plan import StepPlan
     from engine.types.start import Choice, WorkerReady
 

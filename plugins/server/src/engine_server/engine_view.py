@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from engine.embedding import AsyncLLM
+from engine.types.kv import PageMap
 from engine.types.outputs import StepStats
-from engine.types.page_map import PageMap
 
 
 class AsyncEngineView:

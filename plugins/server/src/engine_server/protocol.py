@@ -8,8 +8,7 @@ from pydantic import AfterValidator, FailFast, Field, Strict, model_validator
 from typing_extensions import TypeAliasType
 
 from engine.embedding import Prompt
-from engine.types.params import SamplingParams
-from engine.types.sampling_defaults import SamplingDefaults
+from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_server.body_model import Body
 from engine_server.efforts import Effort
