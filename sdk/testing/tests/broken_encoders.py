@@ -98,7 +98,7 @@ class HeadOnOneRank(_Bert):
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__(context)
-        if context.size > 1:
+        if context.tp_size > 1:
             self.layers[-1].down._group = None
 
 

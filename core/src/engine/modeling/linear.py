@@ -125,7 +125,7 @@ class RowParallelLinear(Linear):
 
     def __init__(self, context: ModelContext, in_size: int, out_size: int, name: str, bias: bool = False) -> None:
         columns = even(in_size, context, name)
-        super().__init__(context, columns, [out_size], [name], bias, adds_bias=context.rank == 0)
+        super().__init__(context, columns, [out_size], [name], bias, adds_bias=context.tp_rank == 0)
         self._group = group_of(context)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
