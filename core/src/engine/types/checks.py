@@ -68,9 +68,9 @@ def check_ids(name: str, value: Any, most: int = MAX_INT, least: int = 0, remedy
     """A list of `least` to `most` token ids."""
     if not isinstance(value, list):
         raise InvalidRequestError(f"{name}={shown(value)}", "it is not a list of integers", "pass a list of token ids")
-    check_count(name, len(value), most, "ids", remedy)
+    check_count(name, len(value), most, "ids", f"name {least} to {most}" if least else remedy)
     if len(value) < least:
-        raise InvalidRequestError(f"{name}={shown(value)}", "it names too few ids", f"name at least {least}")
+        raise InvalidRequestError(f"{name}={shown(value)}", f"it has {len(value)} ids", f"name {least} to {most}")
     if value and set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_INT:
         return  # as nearly always; there may be as many as a vocabulary has
     for token in value:
