@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from engine.interfaces.kv_connector import SwapUsage
-from engine.types import wire
+from engine.process import wire
 
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
