@@ -40,7 +40,8 @@ class TritonLatentAttentionBody:
     def __init__(self, context: WorkerContext) -> None:
         device, dtype, start = context.device, context.dtype, context.start
         assert device is not None and dtype is not None
-        self._device, self._dtype = device, dtype
+        self._device = device
+        self._dtype = dtype
         self._heads = max(1, start.model.num_q_heads // max(1, start.size))
         self._kv_bytes = dtype.itemsize
         self._interpreted = interpreted()
@@ -50,13 +51,15 @@ class TritonLatentAttentionBody:
         if not self._interpreted:
             facts = torch.cuda.get_device_properties(device)
             capability = None if torch.version.hip else (facts.major, facts.minor)
-            self._target, self._processors = target_of(capability), facts.multi_processor_count
+            self._target = target_of(capability)
+            self._processors = facts.multi_processor_count
 
     # -- the cache ---------------------------------------------------------------------------------------------------
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> torch.Tensor:
         """A view [num_pages, tokens_per_block, C + P] of uint8 pages [num_pages, layer_bytes]."""
         dtype: torch.dtype = getattr(torch, need.kv_dtype)
-        self._heads, self._kv_bytes = need.num_q_heads, dtype.itemsize
+        self._heads = need.num_q_heads
+        self._kv_bytes = dtype.itemsize
         elements = group.tokens_per_block * group.head_size
         return pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, (group.tokens_per_block, -1))
 
@@ -89,7 +92,8 @@ class TritonLatentAttentionBody:
                 if launch.splits > 1:
                     self._partials(launch, _width(group.head_size - group.rope_size))
             return MLAPlan(batch, launches, num_tokens)
-        out.batch, out.num_tokens = batch, num_tokens
+        out.batch = batch
+        out.num_tokens = num_tokens
         return out
 
     def _partials(self, launch: Launch, width: int) -> tuple[torch.Tensor, torch.Tensor]:

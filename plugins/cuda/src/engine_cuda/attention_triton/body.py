@@ -57,14 +57,16 @@ class TritonAttentionBody:
         options: TritonAttentionOptions = context.options
         device, dtype = context.device, context.dtype
         assert device is not None and dtype is not None
-        self._dtype, self._start = dtype, context.start
+        self._dtype = dtype
+        self._start = context.start
         self._interpreted = interpreted()
         self._target: Target = "interpreter"
         processors = PROCESSORS
         if not self._interpreted:
             facts = torch.cuda.get_device_properties(device)
             capability = None if torch.version.hip else (facts.major, facts.minor)
-            self._target, processors = target_of(capability), facts.multi_processor_count
+            self._target = target_of(capability)
+            processors = facts.multi_processor_count
         self._processors = processors if options.split_kv else 0
         self._needs: dict[KVGroup, AttentionNeed] = {}
         self._scratch: dict[tuple[int, ...], _Scratch] = {}
