@@ -94,7 +94,7 @@ class Template:
         self.plainly = 0
 
     def fork(self, command: list[str], options: Mapping[str, Any], files: dict[int, int]) -> int | None:
-        """Have a process forked that runs `python -m COMMAND`. Returns its id, or None where it must be started plainly.
+        """Have a process forked that runs `python -m COMMAND`. Returns its id; None where it must be started plainly.
 
         Args:
             options: see `_become`.
@@ -285,9 +285,9 @@ def _become(asked: dict[str, Any], files: list[int], end: socket.socket, born: i
         os.sched_setaffinity(0, asked["processors"])
         os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), asked["niceness"]))
         signal.signal(signal.SIGINT, signal.SIG_IGN if asked["ignored"] else signal.default_int_handler)
-        sys.stdin = open(0, closefd=False)
-        sys.stdout = open(1, "w", closefd=False)
-        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
         folders = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
         sys.path[:] = [asked["folder"], *folders, *_OWN_PATH]
