@@ -299,7 +299,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         worker_class=platform_card.worker or CORE_WORKER,
         enable_prefix_caching=config.enable_prefix_caching and not model.whole_prompts,
         prefix_caching_hash_algo=config.prefix_caching_hash_algo,
-        enable_jump_ahead=config.enable_jump_ahead,
+        enable_jump_forward=config.enable_jump_forward,
         in_flight=DEFAULT_IN_FLIGHT if config.in_flight is None else config.in_flight,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=preemption_mode(config),

@@ -47,7 +47,7 @@ class ProcessorArguments:
         if params.bad_words:
             ids = params.bad_words_token_ids + bad_word_ids(params.bad_words, self._tokenizer)
             params = msgspec.structs.replace(params, bad_words=[], bad_words_token_ids=ids)
-            params.verify()
+            params.verify_bad_words()
         for card in self._cards:
             if card.used_by(params):
                 card.verify(params, self._vocab_size)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import Grammar
 from engine.plugin import Registry, select_in_turn
-from engine.scheduling.constraints import Constraints
+from engine.scheduling.structured import Constraints
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
 from engine.types.structured_outputs import StructuredOutputsParams
@@ -68,7 +68,7 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
     core.executor = DeviceExecutor(options.step_ms / 1e3, core.worker_ready.num_pages)
     rng = random.Random(0)
     constraint = StructuredOutputsParams(choice=["".join(rng.choices("abcdefgh", k=most)) for _ in range(TEXTS)])
-    core.scheduler.constraints, grammar = _constraints(config, constraint)
+    core.scheduler.states.constraints, grammar = _constraints(config, constraint)
     try:
         _begin(core, options, most, constraint)
         rounds = [_measure(core, options.steps) for _ in range(options.rounds)]
