@@ -54,7 +54,8 @@ class Linear(Module):
         self._device = context.device
         self._in = Shard.of(in_size)
         self._out = tuple(Shard.of(size) for size in out_sizes)
-        self.in_size, self.out_sizes = self._in.length, tuple(shard.length for shard in self._out)
+        self.in_size = self._in.length
+        self.out_sizes = tuple(shard.length for shard in self._out)
         self.names = tuple(names)
         self.bias = bias
         self._adds_bias = adds_bias
