@@ -16,7 +16,7 @@ from engine.types.errors import IncompatibleDriverError
 from .conftest import Playground
 
 OLD = """
-from engine_reference.policy_fcfs.body import FCFS
+from engine_reference.policy_fcfs import FCFS
 from engine.interfaces.scheduling_policy import SchedulingPolicyCard
 
 class Card(SchedulingPolicyCard):
@@ -32,7 +32,7 @@ class Policy(FCFS):
         return running[-1]
 """
 NEW = """
-from engine_reference.policy_fcfs.body import FCFS
+from engine_reference.policy_fcfs import FCFS
 from engine.interfaces.scheduling_policy import SchedulingPolicyCard
 
 class Card(SchedulingPolicyCard):
@@ -63,8 +63,7 @@ def of_minor_0(body):
 """What a core brings that serves an older version beside its own; in its own interfaces' places."""
 POINT = POINTS["scheduling_policy"]
 OF_MINOR_0 = """
-from engine_reference.evictor_lru.body import LRU
-from engine_reference.evictor_lru.card import LRUEvictor
+from engine_reference.evictor_lru import LRU, LRUEvictor
 
 class Card(LRUEvictor):
     requires_minor = 0

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from engine.types.kv import PageMap
 from engine.types.outputs import StepStats
-from engine.types.page_map import PageMap
 
 if TYPE_CHECKING:
     from engine.embedding import AsyncLLM
