@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.cli.empty_answer import why_empty as why_empty
+    from engine.cli.answers import printable as printable
+    from engine.cli.answers import why_empty as why_empty
     from engine.cli.flags import add_engine_flags as add_engine_flags
     from engine.cli.flags import add_positional_model as add_positional_model
     from engine.cli.flags import add_settings as add_settings
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from engine.cli.flags import name_positional_model as name_positional_model
     from engine.cli.sampling_flags import add_sampling_flags as add_sampling_flags
     from engine.cli.sampling_flags import sampling_keywords as sampling_keywords
-    from engine.cli.terminal import LineReader as LineReader
-    from engine.cli.terminal import printable as printable
     from engine.config.declaration import EngineSettings as EngineSettings
     from engine.config.declaration import Setting as Setting
     from engine.config.declaration import Settings as Settings
@@ -82,8 +81,7 @@ NAMES = {
         "name_positional_model",
     ),
     "cli.sampling_flags": ("add_sampling_flags", "sampling_keywords"),
-    "cli.terminal": ("LineReader", "printable"),
-    "cli.empty_answer": ("why_empty",),
+    "cli.answers": ("printable", "why_empty"),
     "config.declaration": ("EngineSettings", "Setting", "Settings", "setting"),
     "config.folders": ("state_folder",),
     "config.sources": ("Merged",),

@@ -65,7 +65,8 @@ def _talk(backend: Backend, arguments: argparse.Namespace, limited: bool, intera
 
     conversation = Conversation(getattr(arguments, "system", "").strip())
     if interactive:
-        from engine.embedding import LineReader, state_folder
+        from engine.embedding import state_folder
+        from engine_chat.line_reader import LineReader
 
         try:
             history = state_folder() / HISTORY
