@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from engine.frontend.assemble import Frontend, assemble_frontend, start_client
 from engine.frontend.beam_search import search_beams
 from engine.frontend.client import EngineClient
-from engine.frontend.input_processor import InputProcessor, ProcessedRequest
+from engine.frontend.input_processor import InputProcessor
 from engine.frontend.interrupt import DeferredInterrupt
 from engine.frontend.launch import Launch, launch
-from engine.frontend.lifecycle_hooks import LifecycleHooks
-from engine.frontend.output_processor import OutputKind, refusal
-from engine.frontend.pooling_calls import PoolingCalls
+from engine.frontend.output_processor import refusal
+from engine.frontend.pooling import PoolingCalls
 from engine.frontend.progress import Progress
 from engine.frontend.prompts import Prompt, as_prompts
+from engine.frontend.request_state import OutputKind, RequestState
+from engine.frontend.statistics import LifecycleHooks
 from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.types.outputs import CompletionOutput, Logprob, RequestOutput, StepStats
@@ -104,15 +105,15 @@ class LLMEngine:
         process = self.frontend.inputs.process
         self.submit(process(request_id, prompt, params, arrival_time, priority, timeout), output_kind)
 
-    def submit(self, processed: ProcessedRequest, output_kind: OutputKind) -> None:
+    def submit(self, request: RequestState, output_kind: OutputKind) -> None:
         """Queue a request that the input processor has made."""
         self._alive()
-        self.frontend.outputs.add(processed, output_kind)
+        self.frontend.outputs.add(request, output_kind)
         try:
-            self.frontend.inputs.announce(processed)
-            self.client.add(processed.requests)
+            self.frontend.inputs.announce(request)
+            self.client.add(request.requests)
         except BaseException as error:
-            self.frontend.outputs.abort([processed.request_id], error if isinstance(error, EngineError) else None)
+            self.frontend.outputs.abort([request.request_id], error if isinstance(error, EngineError) else None)
             raise
 
     def step(self) -> list[RequestOutput]:
@@ -372,7 +373,7 @@ class LLM(PoolingCalls):
         conversations: Sequence[Any] = [messages] if one else messages
 
         def rendered(conversation: Any) -> Any:
-            return self.llm_engine.frontend.inputs.render_chat(
+            return self.llm_engine.frontend.inputs.chat.render(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -471,7 +472,7 @@ class LLM(PoolingCalls):
         admitted: bool = False,
         refused: list[RequestOutput] | None = None,
         prompt_of: Callable[[Any], Any] = lambda prompt: prompt,
-    ) -> list[ProcessedRequest]:
+    ) -> list[RequestState]:
         """Everything is validated before anything is queued.
 
         Args:
@@ -488,7 +489,7 @@ class LLM(PoolingCalls):
         first, self._counter = self._counter, self._counter + len(prompts)
         several = zip(prompts, params, priority or [0] * len(prompts), timeouts, strict=True)
         process = inputs.complete if admitted else inputs.process
-        processed: list[ProcessedRequest] = []
+        processed: list[RequestState] = []
         for index, (prompt, param, urgency, seconds) in enumerate(several):
             name = str(first + index)
             try:
@@ -515,7 +516,7 @@ class LLM(PoolingCalls):
 
     def _run(
         self,
-        processed: list[ProcessedRequest],
+        processed: list[RequestState],
         use_tqdm: bool | Callable[..., Any],
         refused: list[RequestOutput] | None = None,
     ) -> list[RequestOutput]:

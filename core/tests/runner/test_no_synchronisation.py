@@ -14,11 +14,11 @@ from remote import RemotePlatformBody, Waited, serving
 
 from engine.interfaces.executor import StepFuture
 from engine.plugin import Candidate
-from engine.runner.futures import FailedStep
-from engine.runner.pooler import Pooler
+from engine.runner.pooling import StepPooler
+from engine.runner.results import FailedStep
 from engine.runner.worker import Worker
 from engine.types.params import SamplingParams
-from engine.types.plan import GivenDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
+from engine.types.plan import ForcedDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
 from engine.types.pooling import PoolingParams
 
 CANDIDATES = (
@@ -66,7 +66,7 @@ class Steps:
         decodes = not (num_tokens > 1).any()
         if given:
             tokens = np.zeros((given, int(num_tokens[:given].max()) - 1), np.int32)
-            fields["given_drafts"] = GivenDrafts(row=np.arange(given, dtype=np.int32), tokens=tokens)
+            fields["forced_drafts"] = ForcedDrafts(row=np.arange(given, dtype=np.int32), tokens=tokens)
         plan = StepPlan(
             step_id=self.step_id,
             slot_of_row=np.arange(ROWS, dtype=np.int32),
@@ -155,7 +155,7 @@ def test_pooling_waits_for_nothing(task: str) -> None:
     description = SimpleNamespace(pooler=SimpleNamespace(pooling_type="mean", normalize=True, activation="softmax"))
     platform = RemotePlatformBody(SimpleNamespace(start=SimpleNamespace(device="meta")))  # type: ignore[arg-type]
     model = SimpleNamespace(classify=lambda vectors: vectors[:, :3])
-    pooler = Pooler(platform, model, description)  # type: ignore[arg-type]
+    pooler = StepPooler(platform, model, description)  # type: ignore[arg-type]
     for slot in range(ROWS):
         wish = PoolingParams(task=task, normalize=bool(slot % 2), pooling_type=("mean", "cls", "last")[slot % 3])
         pooler.enter(SimpleNamespace(slot=slot, pooling=wish, num_prompt_tokens=PROMPT))  # type: ignore[arg-type]

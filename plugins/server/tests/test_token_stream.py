@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.frontend.input_processor import ProcessedRequest
-from engine.frontend.output_processor import OutputKind
-from engine.frontend.request_stream import RequestStream
+from engine.frontend.request_state import OutputKind, RequestState, RequestStream
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine.types.params import SamplingParams
-from engine_server import sse
-from engine_server.token_stream import TokenStream
+from engine_server import stream as sse
+from engine_server.stream import TokenStream
+from engine_server.uvicorn_server import bounded_protocol
+
+WRITE_BODY: Any = bounded_protocol(1.0, 1.0, 1).write_body  # type: ignore[attr-defined]
 
 
 class Connection:
@@ -75,11 +77,12 @@ def delta(token: int, finished: bool = False) -> RequestOutput:
 
 
 def stream(aborted: list[str]) -> RequestStream:
-    return RequestStream(aborted.append, ProcessedRequest("r", None, [1], SamplingParams(), []), OutputKind.DELTA)
+    request = RequestState("r", None, [1], SamplingParams(), [], kind=OutputKind.DELTA)
+    return RequestStream(aborted.append, request)
 
 
 def scope(connection: Connection, alone: bool = True) -> dict[str, Any]:
-    return {"type": "http", "state": {sse.ANSWER: connection if alone else None}}
+    return {"type": "http", "state": {sse._WRITE_BODY: functools.partial(WRITE_BODY, connection) if alone else None}}
 
 
 STEPS = st.lists(st.sampled_from(["token", "pause", "resume", "turn"]), max_size=40)

@@ -8,8 +8,8 @@ from typing import Any, TextIO, cast
 
 from engine.cli.batch_lines import BadLine, Line
 from engine.frontend.interrupt import DeferredInterrupt
-from engine.frontend.output_processor import OutputKind
 from engine.frontend.progress import Progress
+from engine.frontend.request_state import OutputKind
 from engine.llm import LLMEngine
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.outputs import CompletionOutput, RequestOutput
@@ -81,7 +81,7 @@ class Batch:
             if self._chat and isinstance(prompt, str):
                 messages = [{"role": "user", "content": prompt}]
             if messages is not None:
-                prompt = self._engine.frontend.inputs.render_chat(messages)
+                prompt = self._engine.frontend.inputs.chat.render(messages)
             self._engine.add_request(request_id, prompt, params, output_kind=OutputKind.FINAL)
             self._running[request_id] = index
         except EngineDeadError:

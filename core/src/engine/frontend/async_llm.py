@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
@@ -17,28 +16,25 @@ import msgspec
 from engine.config import EngineConfig
 from engine.frontend.assemble import assemble_frontend, build_router
 from engine.frontend.attached import Attached
+from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.core_ranks import CoreRanks, RankNews, RankState
-from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.launch import Launch, launch
-from engine.frontend.lifecycle_hooks import LifecycleHooks
-from engine.frontend.long_prompts import LONG, LongPrompts
 from engine.frontend.measures import Measures
 from engine.frontend.merged_stats import merge_ready
-from engine.frontend.output_processor import OutputKind, refusal
-from engine.frontend.pooling_calls import pooling_output
-from engine.frontend.prompts import Prompt, TextPrompt
+from engine.frontend.output_processor import refusal
+from engine.frontend.pooling import ScorePlan, plan_scores, pooling_output
+from engine.frontend.prompts import LONG, LongPrompts, Prompt, TextPrompt
 from engine.frontend.rank_calls import RankCalls
 from engine.frontend.rank_starts import rank_starts
-from engine.frontend.request_stream import RequestStream
-from engine.frontend.score_plan import ScorePlan, plan_scores
+from engine.frontend.request_state import OutputKind, RequestState, RequestStream
+from engine.frontend.statistics import LifecycleHooks
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
 from engine.types.messages import Outputs, Reply
 from engine.types.outputs import CoreOutput, RequestOutput, StepStats
 from engine.types.params import SamplingParams
-from engine.types.pooled import PoolingRequestOutput
-from engine.types.pooling import PoolingParams
+from engine.types.pooling import PoolingParams, PoolingRequestOutput
 from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.start import WorkerReady
 
@@ -58,6 +54,7 @@ class AsyncLLM:
     def __init__(self, config: EngineConfig, attached: Attached | None = None) -> None:
         self.config = config
         self._launch = plan = launch(config) if attached is None else attached.plan(launch(config))
+        self.measures = Measures(plan.max_model_len)
         self._cores = CoreRanks(
             rank_starts(plan.start, config.data_parallel_size),
             lambda workers: build_router(plan, workers),
@@ -65,7 +62,7 @@ class AsyncLLM:
             attached,
         )
         try:
-            front = assemble_frontend(plan)
+            front = assemble_frontend(plan, self.measures)
         except BaseException:
             self._cores.shutdown()
             raise
@@ -73,13 +70,11 @@ class AsyncLLM:
         self.tool_parser, self.reasoning_parser = front.tool_parser, front.reasoning_parser
         self.renders_tools = front.renders_tools
         self._long = LongPrompts()
-        self._streams: dict[str, RequestStream] = {}
         self._calls: dict[int, tuple[RankCalls, asyncio.Future[Any]]] = {}
         self._call_ids = itertools.count()
         self._death: EngineError | None = None
         self._on_death: Callable[[EngineError], None] | None = None
         self.worker: WorkerReady | None = None
-        self.measures = Measures(self.max_model_len)
         self._lifecycle = LifecycleHooks(self.hooks, self, tells_stats=attached is None or attached.first)
         self._stats_hook: asyncio.Task[None] | None = None
 
@@ -87,6 +82,11 @@ class AsyncLLM:
     def tokenizer(self) -> Tokenizer:
         """At work."""
         return self._input.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """At work."""
+        return self._input.chat
 
     @property
     def max_model_len(self) -> int:
@@ -193,8 +193,8 @@ class AsyncLLM:
         """
         self._check_alive()
         request_id = request_id or uuid.uuid4().hex
-        processed = self._input.process(request_id, prompt, params, priority=priority, timeout=timeout, origin=origin)
-        return self.enqueue(processed, kind)
+        request = self._input.process(request_id, prompt, params, priority=priority, timeout=timeout, origin=origin)
+        return self.enqueue(request, kind)
 
     async def process(
         self,
@@ -204,7 +204,7 @@ class AsyncLLM:
         priority: int = 0,
         timeout: float | None = None,
         origin: HTTPOrigin | None = None,
-    ) -> ProcessedRequest:
+    ) -> RequestState:
         """Validate and tokenise, for `enqueue`: what `submit` does first, but a long prompt does not stop the loop.
 
         Raises InvalidRequestError, PromptTooLongError, RequestRefusedError, HookFailedError.
@@ -215,23 +215,20 @@ class AsyncLLM:
         # As messages are encoded anyway, that tells how much there is to check: schemas, ids, arguments of plugins.
         return await self._long.run(complete, max(_length(prompt), len(msgspec.msgpack.encode(params))))
 
-    def enqueue(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
+    def enqueue(self, request: RequestState, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
         """Send a processed request to a core. To be called in the event loop that ran `start`.
 
         Raises InvalidRequestError where its id is in use, EngineDeadError where every core has died, ContractError
         where the router fails.
         """
         self._check_alive()
-        self._output.add(processed, kind)
-        stream = RequestStream(self.abort, processed, kind)
-        self._streams[processed.request_id] = stream
-        waited = max(0.0, self._input.clock.now() - processed.requests[0].arrival_time)
-        self.measures.arrived(processed, time.monotonic() - waited)
-        self._input.announce(processed)
+        self._output.add(request, kind)
+        request.stream = stream = RequestStream(self.abort, request)
+        self._input.announce(request)
         try:
-            self._cores.add(processed.requests)
+            self._cores.add(request.requests)
         except BaseException as error:
-            self.abort(processed.request_id, error if isinstance(error, EngineError) else None)
+            self.abort(request.request_id, error if isinstance(error, EngineError) else None)
             raise
         return stream
 
@@ -265,8 +262,8 @@ class AsyncLLM:
         Cancelling aborts the request. Raises as `submit`, and the typed error that ended the request.
         """
         params = PoolingParams() if params is None else params
-        processed = await self.process(prompt, params, request_id, priority, timeout)
-        stream = self.enqueue(processed, OutputKind.FINAL)
+        request = await self.process(prompt, params, request_id, priority, timeout)
+        stream = self.enqueue(request, OutputKind.FINAL)
         try:
             return pooling_output(await stream.final())
         finally:
@@ -286,7 +283,7 @@ class AsyncLLM:
         """
 
         def render() -> TextPrompt:
-            return self._input.render_chat(
+            return self._input.chat.render(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
             )
 
@@ -304,7 +301,7 @@ class AsyncLLM:
     async def plan_scores(
         self, first: Sequence[Any], second: Sequence[Any], params: PoolingParams, most: int | None = None
     ) -> ScorePlan:
-        """What to pool to score pairs of texts; many or long ones in a thread. See `engine.frontend.score_plan`.
+        """What to pool to score pairs of texts; many or long ones in a thread. See `engine.frontend.pooling`.
 
         Raises InvalidRequestError.
         """
@@ -317,20 +314,14 @@ class AsyncLLM:
 
         Args:
             request_id: as it was submitted.
-            error: why, where that is no abort; for hooks.
+            error: why, where that is no abort; for metrics and hooks.
         """
-        self._streams.pop(request_id, None)
         if core_ids := self._output.abort([request_id], error):
-            now = time.monotonic()
-            for core_id in core_ids:
-                self.measures.ended(core_id, "abort", now)
             self._cores.abort(core_ids)
 
     def end_all(self, error: EngineError) -> None:
         """End every request in progress with this error; the core goes on."""
-        core_ids = self._output.abort(list(self._streams), error)
-        self._end_all(error)
-        self._cores.abort(core_ids)
+        self._cores.abort(self._end_all(error))
 
     async def call(self, method: str) -> Any:
         """Ask every core: one of `engine.loop.process.CALLS`. The answer as plain data: statistics as those of one
@@ -377,7 +368,7 @@ class AsyncLLM:
         """Take in one news; what it tells of requests is put to what is held."""
         news = self._cores.take(item)
         if isinstance(news, Outputs):
-            self.measures.stepped(news.outputs.outputs, news.outputs.stats, time.monotonic())
+            self.measures.stepped(news.outputs.stats)
             held += news.outputs.outputs
         elif isinstance(news, EngineError):
             return self._die(news)
@@ -388,19 +379,10 @@ class AsyncLLM:
 
     def _tell(self, news: list[CoreOutput]) -> None:
         """Tell the streams."""
-        now = time.monotonic()
         processed = self._output.process(news)
-        for request_id, reason in processed.ended:
-            self.measures.ended(request_id, reason, now)
         if processed.abort_ids:
             self._cores.abort(processed.abort_ids)
-        for output in processed.outputs:
-            name = output.request_id
-            stream = self._streams.pop(name, None) if output.finished else self._streams.get(name)
-            if stream is not None:
-                stream.put(output)
         for again in processed.retries:
-            self.measures.retried(again)
             try:
                 self._cores.add(again.requests)
             except EngineError as error:
@@ -428,15 +410,12 @@ class AsyncLLM:
         if self._death is not None:
             raise self._death
 
-    def _end_all(self, error: EngineError) -> None:
-        for stream in self._streams.values():
-            stream.fail(error)
-        self.measures.ended_all("error", time.monotonic())
-        self._output.abort(list(self._streams), error)
-        self._streams.clear()
+    def _end_all(self, error: EngineError) -> list[str]:
+        """End every request and call in progress. Returns the core requests to abort."""
         for _, answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(error)
+        return self._output.end_all(error)
 
 
 def _length(prompt: Any) -> int:

@@ -7,19 +7,17 @@ goes between this process and the core, without a detour.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
-import zmq
 
 from engine.frontend.launch import Launch
 from engine.frontend.loop_listener import LoopListener
-from engine.frontend.os_processes import OSProcesses
-from engine.types import wire
+from engine.process.child import ProcessTree
+from engine.process.link import Inbox, Outbox
 from engine.types.errors import EngineDeadError, EngineError, ManifestError
 from engine.types.messages import FromCore, ToCore
 from engine.types.start import CoreStart, WorkerReady
@@ -33,7 +31,7 @@ class CorePlace(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         rank: its number.
         pid: of its process.
-        requests, outputs: addresses, which the client binds.
+        requests: the address that the core reads from; outputs: the one that it writes to.
         worker: what it told when it was ready.
     """
 
@@ -52,14 +50,15 @@ class AttachedCore:
     """
 
     def __init__(self) -> None:
-        self.decode: Callable[[bytes], FromCore] = wire.decoder(FromCore).decode
         self.stopping = threading.Event()
+        self.failed = False
         self._place: CorePlace | None = None
         self._placed, self._closed = threading.Event(), False
         self._closing = threading.Lock()
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._inbox: Inbox[FromCore] | None = None
+        self._outbox: Outbox | None = None
         self._error: EngineError | None = None
-        self._family: OSProcesses | None = None
+        self._tree: ProcessTree | None = None
         self._listener: LoopListener | None = None
         self._reader: threading.Thread | None = None
 
@@ -84,16 +83,9 @@ class AttachedCore:
         with self._closing:
             if self._error is not None or self._closed or self._place is None:
                 raise self._error or EngineDeadError("reach the engine core", "it was given up while it started")
-            self._context = zmq.Context()
-            self._requests = self._bound(zmq.PUSH, self._place.requests)
-            self.outputs = self._bound(zmq.PULL, self._place.outputs)
-            # A message sent before the core's end of the socket is connected would be dropped, as if it were dead.
-            while not self._requests.poll(round(POLL_SECONDS * 1000), zmq.POLLOUT):
-                if self.ended():
-                    raise self.why_ended()
-                if self.stopping.is_set():
-                    raise EngineDeadError("reach the engine core", "it was given up while it started")
-            self._family = OSProcesses(self._place.pid)
+            self._outbox = Outbox(self._place.requests)
+            self._inbox = Inbox(FromCore, self._place.outputs)
+            self._tree = ProcessTree(self._place.pid)
         return self._place.worker
 
     def listen(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
@@ -108,23 +100,20 @@ class AttachedCore:
         on_death: Callable[[EngineError], None],
     ) -> None:
         """As `listen`, in this loop. Whether the core hangs is found out by whoever started it."""
-        self._listener = LoopListener(self, loop, on_message, on_death, float("inf"))
+        self._listener = LoopListener(self, loop, on_message, on_death)
 
     def _read(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
         while not self.stopping.is_set():
-            if not self.outputs.poll(round(POLL_SECONDS * 1000)):
-                if self.ended():
-                    return on_death(self.why_ended())
-                continue
-            try:
-                on_message(self.decode(self.outputs.recv()))
-            except msgspec.DecodeError as error:
-                return on_death(self.end_unreadable(error))
+            if (message := self.take()) is not None:
+                on_message(message)
+            elif self.lost():
+                return on_death(self.death())
+            else:
+                self._reached()[0].wait(POLL_SECONDS)
 
     def send(self, message: ToCore) -> None:
         """Queue a message; never blocks. A dead core swallows it."""
-        with contextlib.suppress(zmq.Again):
-            self._requests.send(wire.encode(message), zmq.NOBLOCK)
+        self._reached()[1].put(message)
 
     def alive(self) -> bool:
         """False once it has ended."""
@@ -132,28 +121,35 @@ class AttachedCore:
 
     def stopped(self) -> bool:
         """Whether the system has it, or a worker of its, stopped."""
-        return self._family is not None and self._family.stopped()
+        return self._tree is not None and self._tree.stopped()
 
-    def ended(self) -> bool:
-        """Whether whoever started it said that it has."""
+    # -- `engine.frontend.loop_listener.Heard` -------------------------------------------------------------------------
+    def fileno(self) -> int:
+        """For event loops."""
+        return self._reached()[0].fileno()
+
+    def take(self) -> FromCore | None:
+        """The next message, if one is there."""
+        try:
+            return self._reached()[0].take()
+        except msgspec.DecodeError as error:  # for this process it is dead
+            remedy = "use the same version of Engine in all processes, and report this"
+            self._error = EngineDeadError("read what the engine core sent", str(error), remedy)
+            self.failed = True
+            return None
+
+    def lost(self) -> bool:
+        """Whether whoever started it said that it has ended."""
         return self._error is not None
 
-    def why_ended(self) -> EngineError:
+    def death(self) -> EngineError:
         """What it ended with."""
         assert self._error is not None
         return self._error
 
-    def end_hung(self) -> EngineError:
-        """Never asked for: there is no time limit here."""
-        raise AssertionError("whoever started a core finds out whether it hangs")
-
-    def end_unreadable(self, error: Exception) -> EngineError:
-        """The core sends what cannot be read: for this process it is dead."""
-        return EngineDeadError(
-            "read what the engine core sent",
-            str(error),
-            "use the same version of Engine in all processes, and report this",
-        )
+    def _reached(self) -> tuple[Inbox[FromCore], Outbox]:
+        assert self._inbox is not None and self._outbox is not None
+        return self._inbox, self._outbox
 
     def ask_to_stop(self) -> None:
         """Give the connection up; the core goes on. Does not wait. Idempotent."""
@@ -169,16 +165,10 @@ class AttachedCore:
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join()
         with self._closing:
-            if self._context is not None:
-                self._context.destroy(linger=0)
-                self._context = None
-
-    def _bound(self, kind: int, address: str) -> zmq.Socket[bytes]:
-        assert self._context is not None
-        socket = self._context.socket(kind)
-        socket.set_hwm(0)
-        socket.bind(address)
-        return socket
+            if self._inbox is not None and self._outbox is not None:
+                self._inbox.close()
+                self._outbox.drop()
+                self._inbox = self._outbox = None
 
 
 class _Successors:
@@ -243,7 +233,7 @@ class Attached:
     def ready(self, place: CorePlace) -> None:
         """A core stands, the first of its rank or one in the place of a dead one."""
         core = self._cores[place.rank]
-        if core.pid or core.ended():
+        if core.pid or core.lost():
             core = self._cores[place.rank] = AttachedCore()
             core.attach(place)
             self._successors[place.rank].told.put(core)

@@ -6,14 +6,10 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
-import msgspec
-import zmq
-
-from engine.types.errors import EngineError, rebuild_error
-from engine.types.messages import Beat, Failed, FromCore
+from engine.types.errors import EngineError
+from engine.types.messages import FromCore
 
 LOOK_SECONDS = 0.1
 """How often it is looked whether a core that said nothing lives."""
@@ -25,27 +21,18 @@ DETACH_SECONDS = 5.0
 
 
 class Heard(Protocol):
-    """What is heard: the frontend's end of a core."""
+    """What is heard: see `engine.process.child.Child`."""
 
-    outputs: zmq.Socket[bytes]
-    decode: Callable[[bytes], FromCore]
     stopping: threading.Event
+    failed: bool
 
-    def ended(self) -> bool:
-        """Whether the process has."""
-        ...
+    def fileno(self) -> int: ...
 
-    def why_ended(self) -> EngineError:
-        """Of one that has; may wait for its last words."""
-        ...
+    def take(self) -> FromCore | None: ...
 
-    def end_hung(self) -> EngineError:
-        """End a process that is silent."""
-        ...
+    def lost(self) -> bool: ...
 
-    def end_unreadable(self, error: Exception) -> EngineError:
-        """End a process that sends what cannot be read."""
-        ...
+    def death(self) -> EngineError: ...
 
 
 class LoopListener:
@@ -59,9 +46,7 @@ class LoopListener:
         core: whose messages; nobody else reads its socket now.
         loop: this thread's.
         on_message: takes one, or several that came.
-        on_death: takes the error, once, if the process ends unasked, sends what cannot be read, or is silent for
-            `timeout` seconds.
-        timeout: see there.
+        on_death: takes the error, once, if it is lost.
 
     Raises:
         NotImplementedError: loops of this kind cannot wait for a socket of ZeroMQ.
@@ -73,14 +58,13 @@ class LoopListener:
         loop: asyncio.AbstractEventLoop,
         on_message: Callable[[Sequence[FromCore]], None],
         on_death: Callable[[EngineError], None],
-        timeout: float,
     ) -> None:
-        self._core, self._loop, self._timeout = core, loop, timeout
+        self._core, self._loop = core, loop
         self._on_message, self._on_death = on_message, on_death
-        self._file = core.outputs.fileno()
+        self._file = core.fileno()
         loop.add_reader(self._file, self._readable)
-        self._listening, self._scheduled, self._heard = True, False, True
-        self._empty, self._silence = loop.time(), 0.0
+        self._listening, self._scheduled = True, False
+        self._empty = loop.time()
         self._look_handle = loop.call_later(LOOK_SECONDS, self._look)
         self._readable()  # what came before is not told again
 
@@ -129,21 +113,14 @@ class LoopListener:
         for _ in range(HASTY_MESSAGES if behind else 1):
             if not self._listening or self._core.stopping.is_set():
                 return self._detach()
-            try:
-                message = self._core.decode(self._core.outputs.recv(zmq.NOBLOCK))
-            except zmq.Again:
+            message = self._core.take()
+            if message is None:
                 self._empty = 0.0
                 break
-            except msgspec.DecodeError as error:
-                self._hand_over(messages)
-                return self._end(partial(self._core.end_unreadable, error))
-            self._heard = True
-            if isinstance(message, Failed):
-                self._hand_over(messages)
-                self._detach()
-                return self._on_death(rebuild_error(message.error))
-            if not isinstance(message, Beat):
-                messages.append(message)
+            messages.append(message)
+        if self._core.failed:
+            self._hand_over(messages)
+            return self._end()
         try:
             self._hand_over(messages)
         finally:  # whatever became of these, others may have come, of which the descriptor would not tell
@@ -156,23 +133,18 @@ class LoopListener:
             self._on_message(messages)
 
     def _look(self) -> None:
-        # Counted in looks, not by a clock: a machine that slept, or a frontend that was stopped, has not waited.
         if self._core.stopping.is_set():
             return self._detach()
-        self._silence = 0.0 if self._heard else self._silence + LOOK_SECONDS
-        if not self._heard and self._core.ended():
-            return self._end(self._core.why_ended)
-        if self._silence >= self._timeout:
-            return self._end(self._core.end_hung)
-        self._heard = False
+        if self._core.lost():
+            return self._end()
         self._look_handle = self._loop.call_later(LOOK_SECONDS, self._look)
 
-    def _end(self, why: Callable[[], EngineError]) -> None:
+    def _end(self) -> None:
         """Tell what became of the core: that takes time, in which the loop goes on."""
         self._detach()
 
         def find_out() -> None:
-            error = why()
+            error = self._core.death()
             with contextlib.suppress(RuntimeError):  # the program has ended; there is nobody to tell
                 self._loop.call_soon_threadsafe(self._on_death, error)
 

@@ -13,9 +13,9 @@ import torch
 from pooling_models import Oracle, pooled, prompts, unit
 
 from engine import EngineArgs, LLMEngine, PoolingParams
+from engine.process.wire import decoder, encode
 from engine.types.errors import EngineDeadError
 from engine.types.plan import PooledRows, StepResult
-from engine.types.wire import decoder, encode
 
 WISHES = (
     PoolingParams(),
@@ -81,7 +81,7 @@ def test_any_schedule_gives_the_request_alone(checkpoints, architecture: str, se
                     engine.abort_request(aborted & engine.frontend.outputs._requests.keys())
                 running = list(core.scheduler.running.values())
                 if running and rng.random() < 0.5 and preempted < 3 * (seed + 1):
-                    core.scheduler._preempt(rng.choice(running))
+                    core.scheduler.states.preempt(rng.choice(running))
                     preempted += 1
                 found.update({output.request_id: output for output in engine.step()})
                 core.check_integrity()

@@ -1,0 +1,201 @@
+"""Capturing steps before anything is served: whether it can be done, for which steps, and on what they are tried.
+
+A captured step's rows all have the same number of tokens. A row with fewer drafts is padded: the tokens behind its own
+are computed in vain, on ids that nobody wrote, at positions that the row has not reached. They write their keys to the
+null page, none of the row's own queries sees them, and they draw nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from typing import cast
+
+import numpy as np
+import torch
+
+from engine.interfaces.attention import AttentionCard
+from engine.interfaces.communicator import CommunicatorCard
+from engine.interfaces.ops import MODEL_OPERATIONS, OpsCard
+from engine.interfaces.platform import CapturesDrafts, Platform, Trial
+from engine.interfaces.quantization import QuantizationCard
+from engine.plugin import Selection
+from engine.runner.attention import AttentionLayers
+from engine.runner.buffers import StepBuffers, StepInputBuffers
+from engine.types.plan import StepPlan
+
+Buckets = dict[int, tuple[int, ...]]
+"""Row counts of captured steps, by the tokens of a row."""
+
+FEW_TOKENS = 256
+"""A step of so many is bound by reading the weights on every accelerator that there is, so that padding costs nothing.
+Above, at most as much is padding as is not."""
+
+
+def widths_of(captures: CapturesDrafts, num_drafts: int, max_model_len: int) -> tuple[int, ...]:
+    """The tokens of a row with which steps are to be captured, one and more, for a drafter of so many at most."""
+    if captures == "never" or not num_drafts:
+        return (1,)
+    widths = range(2, 2 + num_drafts) if captures == "alike" else (1 + num_drafts,)
+    return (1, *(width for width in widths if width < max_model_len))
+
+
+def buckets_of(platform: Platform, max_num_seqs: int, widths: tuple[int, ...]) -> Buckets:
+    """The platform's row counts of each width; none where it captures no decode steps at all."""
+    found = {1: platform.buckets(max_num_seqs)}
+    if not found[1]:
+        return {}
+    found |= {width: platform.buckets(max_num_seqs, width) for width in widths if width > 1}
+    return {width: buckets for width, buckets in found.items() if buckets}
+
+
+def width_of(
+    plan: StepPlan, num_drafts: np.ndarray, captures: CapturesDrafts, widths: tuple[int, ...], max_model_len: int
+) -> int:
+    """The width of the captured steps that can compute a plan with drafts, int32 [R] in its rows; 0: none can.
+
+    widths: that are captured.
+    """
+    most = int(plan.num_tokens.max())
+    width = min((width for width in widths if width >= most), default=0)
+    if not width or not (plan.samples & (plan.num_tokens == 1 + num_drafts)).all():
+        return 0  # too many drafts, or rows of a prompt among them
+    total, padded = plan.total_tokens, width * plan.num_rows
+    if total == padded:
+        return width
+    fits = int(plan.num_computed.max()) + width <= max_model_len
+    return width if captures == "padded" and fits and padded <= max(FEW_TOKENS, 2 * total) else 0
+
+
+def padding_of(plan: StepPlan, tokens_per_row: int) -> np.ndarray | None:
+    """int64; the tokens that pad the plan's rows up to so many each, by their places in the step; None for none."""
+    if tokens_per_row < 2:
+        return None
+    place = np.arange(tokens_per_row)
+    rows, behind = np.nonzero(place >= plan.num_tokens[:, None])
+    return rows * tokens_per_row + behind if len(rows) else None
+
+
+def why_not_captured(
+    recorder: str | None, selections: Iterable[Selection], operations: Container[str] = MODEL_OPERATIONS
+) -> list[str]:
+    """Who, of the drivers that a step computes with, launches work that the platform's recorder does not see.
+
+    selections: of points ops, attention, quantization and communicator. operations: those that the model calls; of the
+    others it does not matter.
+    """
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for selection in selections:
+        if selection.point == "ops" and selection.kind not in operations:
+            continue
+        card = cast("type[OpsCard | AttentionCard | QuantizationCard | CommunicatorCard]", selection.card)
+        if recorder not in card.captured_by:
+            reasons.setdefault((selection.point, selection.candidate.name), []).append(selection.kind)
+    return [
+        f"{point} '{driver}'{_served(kinds)} is not recorded by '{recorder}'"
+        for (point, driver), kinds in reasons.items()
+    ]
+
+
+def _served(kinds: list[str]) -> str:
+    shown = [kind for kind in kinds if kind]
+    return f" ({', '.join(shown[:3])}{', ...' if len(shown) > 3 else ''})" if shown else ""
+
+
+def can_be_tried(attention: AttentionLayers, tokens_per_row: int) -> bool:
+    """Whether the pool has pages for one row of a trial, on each of its two inputs."""
+    groups = [group for group in attention.groups if group.layer_bytes]
+    assert attention.pool is not None
+    blocks = max((-(-tokens_per_row // group.tokens_per_block) for group in groups), default=0)
+    return tokens_per_row == 1 or len(groups) * blocks <= len(attention.pool) // 2
+
+
+class DecodeTrial:
+    """Inputs for one bucket: rows of one token each, or of several, on pages that nobody has yet.
+
+    The two inputs differ in token ids, positions and pages. What lies in the cache before the rows is nothing (zeros),
+    so that a run is a function of its input alone.
+
+    Args:
+        platform, buffers, attention: the worker's; the attention is bound to the pool.
+        frame: of the bucket.
+        vocab_size, max_model_len: bounds of ids and positions.
+        plan: plans attention for the frame.
+        outputs, replace: what the step leaves, and how others come in its place.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        buffers: StepBuffers,
+        attention: AttentionLayers,
+        frame: StepInputBuffers,
+        vocab_size: int,
+        max_model_len: int,
+        plan: Callable[[], None],
+        outputs: Callable[[], tuple[torch.Tensor, ...]],
+        replace: Callable[[tuple[torch.Tensor, ...]], None],
+    ) -> None:
+        self._platform = platform
+        self._buffers = buffers
+        self._attention = attention
+        self._frame = frame
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._plan = plan
+        self.trial = Trial(self.prepare, outputs, replace)
+
+    def prepare(self, number: int) -> None:
+        """Fill the buffers with input 0 or 1, and plan attention."""
+        pool, frame = self._attention.pool, self._frame
+        assert pool is not None
+        rows, width = np.arange(frame.num_rows), frame.tokens_per_row
+        groups = [group for group in self._attention.groups if group.layer_bytes]
+        # Rows that share a place, a block in each group, stand at different positions in it. In input 0 they see the
+        # rows before them, in input 1 those after them. A row that is longer than a block has a place for itself.
+        span = max(1, min([self._max_model_len - 1, *(group.tokens_per_block for group in groups)]))
+        beside = max(1, span // width)
+        blocks = max((-(-width // group.tokens_per_block) for group in groups), default=1) if width > span else 1
+        order = rows % beside if number == 0 else beside - 1 - rows % beside
+        positions = order[:, None] * width + np.arange(width)
+        half = max(1, len(pool) // 2)
+        first, count = (0, half) if number == 0 else (half, max(1, len(pool) - half))
+        # Where pages are so few that more rows share a place, they write the same there.
+        place = (rows // beside % max(1, count // max(1, len(groups) * blocks)))[:, None]
+        pages = [  # [R, blocks] of each group
+            (first + ((place * len(groups) + index) * blocks + np.arange(blocks)) % count) % len(pool)
+            for index in range(len(groups))
+        ]
+        tokens = (positions * 7919 + place * 104729 + number * 31 + 1) % self._vocab_size
+        for page in pages:
+            pool[torch.from_numpy(np.unique(page)).to(pool.device)] = 0
+        select = np.arange(positions.size) if width > 1 else None
+        self._buffers.fill(frame, _decodes(positions[:, 0], width), select=select)
+        inputs = frame.inputs
+        self._send(tokens.reshape(-1).astype(np.int32), inputs.token_ids)
+        self._send(positions.reshape(-1), inputs.positions)
+        caches = zip(groups, pages, inputs.block_tables, inputs.slot_mappings, strict=True)
+        for group, page, block_table, slot_mapping in caches:
+            table = page[:, np.minimum(np.arange(block_table.shape[1]), blocks - 1)]
+            self._send(table.astype(np.int32), block_table)
+            block, offset = np.divmod(positions, group.tokens_per_block)
+            slots = np.take_along_axis(page, block, 1) * group.tokens_per_block + offset
+            self._send(slots.reshape(-1), slot_mapping)
+        self._plan()
+
+    def _send(self, array: np.ndarray, out: torch.Tensor) -> None:
+        self._platform.to_device(torch.from_numpy(array), out)
+
+
+def _decodes(positions: np.ndarray, width: int) -> StepPlan:
+    """A plan of decodes at these positions, with so many tokens each; its slots stand for nothing."""
+    rows = len(positions)
+    return StepPlan(
+        step_id=0,
+        slot_of_row=np.zeros(rows, np.int32),
+        num_computed=positions.astype(np.int32),
+        num_tokens=np.full(rows, width, np.int32),
+        samples=np.ones(rows, bool),
+        num_decodes=rows if width == 1 else 0,
+        new_slots=[],
+        new_blocks=[],
+    )
