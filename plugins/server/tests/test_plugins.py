@@ -14,9 +14,11 @@ from engine.plugin.discovery import Candidate
 from engine.types.errors import RequestRefusedError
 from engine.types.page_map import PageMap
 from engine_server import errors
-from engine_server.plugin_metrics import PluginMetrics
-from engine_server.plugins import add_routes, origin, wrap
+from engine_server.metrics.exposition import PluginMetrics
+from engine_server.middleware import wrap
 from engine_server.request_id import RequestIds
+from engine_server.routes import add_routes
+from engine_server.submission import origin
 
 
 class Good:
