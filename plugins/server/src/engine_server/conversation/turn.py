@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,8 +22,7 @@ from engine_server.errors import APIError
 from engine_server.state import ServerState
 
 if TYPE_CHECKING:
-    from engine.interfaces.reasoning_parser import ReasoningParserCard
-    from engine.interfaces.tool_parser import ToolParserCard
+    pass
 
 PROMPT_END = 4096
 """Characters of the prompt's end that a reasoning parser looks at."""
@@ -152,7 +151,7 @@ def with_tools(
         return params
     params = msgspec.structs.replace(params, structured_outputs=plan.constraint)
     parser = state.engine.plan.tool_parser
-    marked = parser is not None and cast("type[ToolParserCard]", parser.card).reads_special_tokens
+    marked = parser is not None and parser.card.reads_special_tokens
     if marked and not special_tokens_set:
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     return params
@@ -163,7 +162,7 @@ def after_thoughts(params: SamplingParams, state: ServerState, prompt: str) -> S
     selection = state.engine.plan.reasoning_parser
     if params.structured_outputs is None or selection is None or not _thinks(state, prompt):
         return params
-    end = state.engine.tokenizer.encode(cast("type[ReasoningParserCard]", selection.card).end, add_special_tokens=False)
+    end = state.engine.tokenizer.encode(selection.card.end, add_special_tokens=False)
     constraint = msgspec.structs.replace(params.structured_outputs, start_after=end)
     return msgspec.structs.replace(params, structured_outputs=constraint)
 
@@ -172,7 +171,7 @@ def within_budget(params: SamplingParams, state: ServerState, prompt: str, token
     """The parameters, so that thoughts end after so many tokens. There is a reasoning parser."""
     selection = state.engine.plan.reasoning_parser
     assert selection is not None
-    card = cast("type[ReasoningParserCard]", selection.card)
+    card = selection.card
     begin, end = (state.engine.tokenizer.encode(mark, add_special_tokens=False) for mark in (card.begin, card.end))
     if _thinks(state, prompt):
         begin = []
