@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
+import msgspec
+
 from engine.frontend.assemble import Frontend, assemble_frontend, start_client
 from engine.frontend.beam_search import search_beams
-from engine.frontend.client import EngineClient
+from engine.frontend.client import InProcessClient
 from engine.frontend.input_processor import InputProcessor, ProcessedRequest
 from engine.frontend.interrupt import DeferredInterrupt
 from engine.frontend.launch import Launch, launch
@@ -23,9 +26,10 @@ from engine.frontend.output_processor import OutputKind, refusal
 from engine.frontend.pooling_calls import PoolingCalls
 from engine.frontend.progress import Progress
 from engine.frontend.prompts import Prompt, as_prompts
+from engine.interfaces.client import CoreClient
 from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
-from engine.types.outputs import CompletionOutput, Logprob, RequestOutput, StepStats
+from engine.types.outputs import CompletionOutput, CoreOutputs, Logprob, RequestOutput, StepStats
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
 from engine.types.sampling_defaults import SamplingDefaults
@@ -58,9 +62,10 @@ class LLMEngine:
         plan: what the launcher decided; None in tests.
     """
 
-    def __init__(self, frontend: Frontend, client: EngineClient, plan: Launch | None = None) -> None:
+    def __init__(self, frontend: Frontend, client: CoreClient, plan: Launch | None = None) -> None:
         self.frontend, self.client, self.plan = frontend, client, plan
         self._undelivered: list[RequestOutput] = []
+        self._early: list[CoreOutputs] = []  # news that came while an answer of the core was waited for
         self._closed = False
         self._lifecycle = LifecycleHooks(frontend.hooks, self)
         self._lifecycle.started(plan)
@@ -72,7 +77,11 @@ class LLMEngine:
         plan = launch(engine_args, registry)
         # The tokenizer comes first: it is quick to fail, weights take their time.
         frontend = assemble_frontend(plan)
-        return cls(frontend, start_client(plan), plan)
+        client = start_client(plan)
+        engine = cls(frontend, client, plan)
+        if not isinstance(client, InProcessClient):  # processes end with the engine, with the program, or by `shutdown`
+            weakref.finalize(engine, client.shutdown)
+        return engine
 
     def add_request(
         self,
@@ -129,7 +138,7 @@ class LLMEngine:
         outputs, self._undelivered = self._undelivered, []
         if not self.has_unfinished_requests() and not self.client.has_work():
             return outputs
-        news = self.client.receive(MOMENT)
+        news = self._early.pop(0) if self._early else self.client.receive(MOMENT)
         if self._hears_stats:
             self._lifecycle.look()
         processed = self.frontend.outputs.process(news.outputs)
@@ -168,13 +177,24 @@ class LLMEngine:
 
     def stats(self) -> StepStats:
         """The state of the core."""
+        return msgspec.convert(self.call("stats"), StepStats)
+
+    def call(self, method: str) -> Any:
+        """Ask the core, or all of several, and wait: see `CoreClient.call`.
+
+        Raises EngineError where one refuses, EngineDeadError where the last has died.
+        """
         self._alive()
-        return self.client.stats()
+        answer = self.client.call(method)
+        while not answer.done():
+            if (news := self.client.receive(MOMENT)).outputs:
+                self._early.append(news)
+        return answer.result()
 
     @property
     def last_stats(self) -> StepStats | None:
-        """The state of the core."""
-        return self.client.stats()
+        """The state of the core, as it told last."""
+        return self.client.last_stats
 
     @property
     def num_unfinished(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
 import signal
@@ -10,17 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import psutil
 import zmq
 
-from engine.frontend.loop_listener import LoopListener
 from engine.frontend.os_processes import OSProcesses
 from engine.types import wire
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
-from engine.types.messages import Beat, Failed, FromCore, ProcessStart, Ready, Shutdown, ToCore
+from engine.types.messages import Failed, FromCore, ProcessStart, Ready, Shutdown, ToCore
 from engine.types.private_directory import make_private_directory
 from engine.types.start import CoreStart, WorkerReady
 
@@ -36,13 +34,13 @@ STACK_SECONDS = 0.5
 class CoreProcess:
     """An engine core behind two ZeroMQ sockets in a private directory.
 
-    `send` may be called from one thread at a time. What comes back is handed to `on_message` on a thread of this
-    object's own, or in an event loop, until `on_death` is called there, once, with the error to show, if the process
-    ends unasked, sends what cannot be read, or is silent for `step_timeout` seconds: a core that goes round says so
-    every second.
+    `send` may be called from one thread at a time. What comes back is read from `outputs`, by `ProcessClient`.
 
     Raises EngineDeadError where the process cannot be started.
     """
+
+    client = 0
+    """Its number for the core: who started it."""
 
     def __init__(self, start: CoreStart) -> None:
         self._directory = make_private_directory("engine-", len("requests"), "the engine core's process")
@@ -67,8 +65,6 @@ class CoreProcess:
         self._starting = threading.Lock()  # held while `wait_ready` reads the socket that `shutdown` closes
         self._ready = self._hung = False
         self._family: OSProcesses | None = None
-        self._reader: threading.Thread | None = None
-        self._listener: LoopListener | None = None
         message = ProcessStart(core=start, requests=requests, outputs=outputs)
         try:
             assert self._process.stdin is not None
@@ -116,20 +112,6 @@ class CoreProcess:
                 return self._death("starting")
         return EngineDeadError("start the engine core's process", "it was shut down while it started")
 
-    def listen(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
-        """Begin to hand over what comes, on a thread of this object's own."""
-        self._reader = threading.Thread(target=self._read_loop, args=(on_message, on_death), name="core", daemon=True)
-        self._reader.start()
-
-    def listen_in(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_message: Callable[[Sequence[FromCore]], None],
-        on_death: Callable[[EngineError], None],
-    ) -> None:
-        """As `listen`, in this loop, which runs this thread: see `LoopListener`. Raises NotImplementedError."""
-        self._listener = LoopListener(self, loop, on_message, on_death, self._step_timeout)
-
     def send(self, message: ToCore) -> None:
         """Queue a message; never blocks. A dead core swallows it (`on_death` has told, or will tell)."""
         with contextlib.suppress(zmq.Again):
@@ -167,10 +149,6 @@ class CoreProcess:
             self._kill()
             self._process.wait()
         self._close_pipe()
-        if self._listener is not None:
-            self._listener.stop()
-        if self._reader is not None and self._reader is not threading.current_thread():
-            self._reader.join()
         with self._starting:
             pass
         self._requests.close(linger=0)
@@ -193,27 +171,6 @@ class CoreProcess:
         if not self.outputs.poll(round(POLL_SECONDS * 1000)):
             return None
         return self.decode(self.outputs.recv())
-
-    def _read_loop(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
-        # Counted in waits, not by a clock: a machine that slept, or a frontend that was stopped, has not waited.
-        silence = 0.0
-        while not self.stopping.is_set():
-            try:
-                message = self._receive()
-            except msgspec.DecodeError as error:
-                return on_death(self.end_unreadable(error))
-            if message is not None:
-                silence = 0.0
-                if isinstance(message, Failed):
-                    return on_death(rebuild_error(message.error))
-                if not isinstance(message, Beat):
-                    on_message(message)
-            elif self.stopping.is_set():
-                return
-            elif self.ended():
-                return on_death(self.why_ended())
-            elif (silence := silence + POLL_SECONDS) >= self._step_timeout:
-                return on_death(self.end_hung())
 
     def ended(self) -> bool:
         """Whether the process has."""

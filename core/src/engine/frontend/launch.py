@@ -8,7 +8,7 @@ description. Cards are imported, bodies are not. What comes out is a `Launch`: t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from engine.frontend.chat_template import read_template
+from engine.frontend.client import client_of_several
 from engine.frontend.connectors import choose_connectors, preemption_mode
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.generation_config import read_generation_config, sampling_defaults
@@ -52,7 +53,7 @@ from engine.plugin import (
 )
 from engine.plugin.hook_options import check_hook_options
 from engine.plugin.manifest import hook_choices
-from engine.types.errors import ConfigError, EngineError, ModelNotFoundError, UnsupportedModelError
+from engine.types.errors import ConfigError, EngineError, ManifestError, ModelNotFoundError, UnsupportedModelError
 from engine.types.kv import KVLayout, kv_heads_on_rank
 from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.start import CoreStart, WorkerStart
@@ -310,6 +311,20 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     return Launch(config, registry, start, manifest, selections, tokenizer, tokenizer_folder, chat_template, idle)
 
 
+def check_attached(found: Launch, start: CoreStart) -> Launch:
+    """What was decided here, with the start message that cores got from another process.
+
+    Raises ManifestError where other drivers are chosen here than there.
+    """
+    if found.start.worker.choices != start.worker.choices:
+        raise ManifestError(
+            "start an API process",
+            "it finds other plugins installed than the process that started the engine",
+            "start the server again",
+        )
+    return replace(found, start=start)
+
+
 def choose_dtype(asked: str, stored: str, facts: PlatformFacts) -> str:
     """The dtype to compute in: what is asked for; for "auto" the platform's best that can hold the checkpoint's.
 
@@ -353,6 +368,7 @@ def _router(config: EngineConfig, registry: Registry, need: RouterNeed) -> tuple
     """Nothing where there is nothing to choose. Raises ConfigError where the user names something for that."""
     asked, options = config.asked("router"), config.options_for("router")
     if need.num_ranks > 1:
+        client_of_several(registry)
         return (select(registry, "router", need, asked, options),)
     if config.data_parallel_restarts:
         raise ConfigError(

@@ -85,6 +85,11 @@ class LoopListener:
         self._readable()  # what came before is not told again
 
     @property
+    def silence(self) -> float:
+        """Seconds without a message, counted in looks."""
+        return self._silence
+
+    @property
     def farewell(self) -> threading.Thread | None:
         """The thread that finds out what became of the core; None while it lives."""
         return self._farewell

@@ -15,7 +15,7 @@ from engine.plugin.card import Card
 from engine.plugin.known import distribution_of, known_drivers
 from engine.plugin.near import did_you_mean, near_matches
 from engine.plugin.plugin_list import PluginList, normal, only
-from engine.plugin.points import COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
+from engine.plugin.points import CLIENT, COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
 from engine.types.errors import (
     ContractError,
     DriverDeniedError,
@@ -42,7 +42,7 @@ class Candidate:
     """One entry point as the metadata states it: nothing of it has been imported.
 
     Attributes:
-        point: the point's name, "hooks.<process>" or "commands".
+        point: the point's name, "hooks.<process>", "commands" or "client".
         name: the driver's name.
         major: the interface major of the group in which it is registered.
         distribution: the name of the distribution that offers it.
@@ -222,7 +222,7 @@ class Registry:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
     def _majors(self, point: str) -> tuple[int, ...]:
-        if point == "commands":
+        if point in ("commands", CLIENT):
             return COMMAND_MAJORS
         return HOOK_MAJORS if point.startswith("hooks.") else self.points[point].majors
 
@@ -397,7 +397,7 @@ def _head(distribution: importlib.metadata.Distribution) -> tuple[str, str, list
 
 
 def _unknown_point(candidate: Candidate) -> Problem | None:
-    known = {*POINTS, "commands", *(f"hooks.{process}" for process in HOOK_PROCESSES)}
+    known = {*POINTS, "commands", CLIENT, *(f"hooks.{process}" for process in HOOK_PROCESSES)}
     if candidate.point in known:
         return None
     near = near_matches(candidate.point, known)

@@ -6,21 +6,17 @@ goes between this process and the core, without a detour.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import queue
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
 import msgspec
 import zmq
 
-from engine.frontend.launch import Launch
-from engine.frontend.loop_listener import LoopListener
 from engine.frontend.os_processes import OSProcesses
+from engine.frontend.process_client import ProcessClient
 from engine.types import wire
-from engine.types.errors import EngineDeadError, EngineError, ManifestError
+from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import FromCore, ToCore
 from engine.types.start import CoreStart, WorkerReady
 
@@ -31,13 +27,13 @@ class CorePlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a core that is ready can be reached.
 
     Args:
-        rank: its number.
+        dp_rank: its data-parallel rank.
         pid: of its process.
         requests, outputs: addresses, which the client binds.
         worker: what it told when it was ready.
     """
 
-    rank: int
+    dp_rank: int
     pid: int
     requests: str
     outputs: str
@@ -45,13 +41,14 @@ class CorePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttachedCore:
-    """One of them. See `engine.frontend.core_ranks.Core`, and `engine.frontend.loop_listener.Heard`.
+    """One of them. See `engine.frontend.process_client.Link`.
 
     `attach` and `died` are called by whoever hears the process that started the core, in any thread; `wait_ready`
     waits for the former.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, client: int) -> None:
+        self.client = client
         self.decode: Callable[[bytes], FromCore] = wire.decoder(FromCore).decode
         self.stopping = threading.Event()
         self._place: CorePlace | None = None
@@ -60,8 +57,6 @@ class AttachedCore:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._error: EngineError | None = None
         self._family: OSProcesses | None = None
-        self._listener: LoopListener | None = None
-        self._reader: threading.Thread | None = None
 
     @property
     def pid(self) -> int:
@@ -95,31 +90,6 @@ class AttachedCore:
                     raise EngineDeadError("reach the engine core", "it was given up while it started")
             self._family = OSProcesses(self._place.pid)
         return self._place.worker
-
-    def listen(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
-        """Begin to hand over what comes, on a thread of this object's own."""
-        self._reader = threading.Thread(target=self._read, args=(on_message, on_death), name="core", daemon=True)
-        self._reader.start()
-
-    def listen_in(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_message: Callable[[Sequence[FromCore]], None],
-        on_death: Callable[[EngineError], None],
-    ) -> None:
-        """As `listen`, in this loop. Whether the core hangs is found out by whoever started it."""
-        self._listener = LoopListener(self, loop, on_message, on_death, float("inf"))
-
-    def _read(self, on_message: Callable[[FromCore], None], on_death: Callable[[EngineError], None]) -> None:
-        while not self.stopping.is_set():
-            if not self.outputs.poll(round(POLL_SECONDS * 1000)):
-                if self.ended():
-                    return on_death(self.why_ended())
-                continue
-            try:
-                on_message(self.decode(self.outputs.recv()))
-            except msgspec.DecodeError as error:
-                return on_death(self.end_unreadable(error))
 
     def send(self, message: ToCore) -> None:
         """Queue a message; never blocks. A dead core swallows it."""
@@ -164,10 +134,6 @@ class AttachedCore:
         """The same, and free the sockets. Idempotent."""
         self._closed = True
         self.ask_to_stop()
-        if self._listener is not None:
-            self._listener.stop()
-        if self._reader is not None and self._reader is not threading.current_thread():
-            self._reader.join()
         with self._closing:
             if self._context is not None:
                 self._context.destroy(linger=0)
@@ -181,75 +147,43 @@ class AttachedCore:
         return socket
 
 
-class _Successors:
-    """Cores that come in a dead one's place, as they are told of. See `engine.frontend.core_ranks.Successors`."""
-
-    def __init__(self) -> None:
-        self.told: queue.SimpleQueue[AttachedCore | None] = queue.SimpleQueue()
-
-    def start(self) -> AttachedCore | None:
-        while (core := self.told.get()) is not None:
-            try:
-                core.wait_ready()
-                return core
-            except EngineError:  # it has died again
-                core.shutdown()
-        return None
-
-    def stop(self) -> None:
-        self.told.put(None)
-
-    def shutdown(self) -> None:
-        pass
-
-
-class Attached:
-    """All cores of one engine. See `engine.frontend.core_ranks.Links`.
+class AttachedCores:
+    """All cores of one engine, as the process that started them tells of them.
 
     Args:
         client: this process's number, see `engine.types.messages.Attach`.
-        start: what they were started with.
-        size: how many they are.
-        first: this process tells hooks of the engine's statistics, which every process of several could tell.
+        size: how many cores they are.
     """
 
-    def __init__(self, client: int, start: CoreStart, size: int, first: bool = True) -> None:
-        self.client, self.first = client, first
-        self._start = start
-        self._cores = [AttachedCore() for _ in range(size)]
-        self._successors = [_Successors() for _ in range(size)]
+    def __init__(self, client: int, size: int) -> None:
+        self._client = client
+        self._cores: list[AttachedCore | None] = [None] * size
+        self._places: list[CorePlace | None] = [None] * size  # of cores that nobody has asked for yet
+        self._lock = threading.Lock()  # those that come in dead ones' places are asked for in threads
 
-    def plan(self, found: Launch) -> Launch:
-        """What the launcher decides here, with the start message that the cores got.
-
-        Raises ManifestError where other drivers are chosen here than there.
-        """
-        if found.start.worker.choices != self._start.worker.choices:
-            raise ManifestError(
-                "start an API process",
-                "it finds other plugins installed than the process that started the engine",
-                "start the server again",
-            )
-        return replace(found, start=self._start)
-
-    def core(self, rank: int) -> AttachedCore:
-        """The first of this rank."""
-        return self._cores[rank]
-
-    def successors(self, rank: int) -> _Successors:
-        """Those that come in its place."""
-        return self._successors[rank]
+    def connect(self, start: CoreStart) -> ProcessClient:
+        """The client of this rank's core; again where one has died: of the next that stands."""
+        dp_rank, core = start.worker.data_parallel_rank, AttachedCore(self._client)
+        with self._lock:
+            self._cores[dp_rank] = core
+            place, self._places[dp_rank] = self._places[dp_rank], None
+        if place is not None:
+            core.attach(place)
+        return ProcessClient(core, dp_rank)
 
     def ready(self, place: CorePlace) -> None:
         """A core stands, the first of its rank or one in the place of a dead one."""
-        core = self._cores[place.rank]
-        if core.pid or core.ended():
-            core = self._cores[place.rank] = AttachedCore()
-            core.attach(place)
-            self._successors[place.rank].told.put(core)
-        else:
-            core.attach(place)
+        with self._lock:
+            core = self._cores[place.dp_rank]
+            if core is None or core.pid or core.ended():
+                self._places[place.dp_rank] = place
+                return
+        core.attach(place)
 
-    def died(self, rank: int, error: EngineError) -> None:
+    def died(self, dp_rank: int, error: EngineError) -> None:
         """The core that stands there has ended."""
-        self._cores[rank].died(error)
+        with self._lock:
+            place, self._places[dp_rank] = self._places[dp_rank], None
+            core = self._cores[dp_rank]
+        if place is None and core is not None:
+            core.died(error)
