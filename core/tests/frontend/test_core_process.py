@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import subprocess
 import sys
 import threading
@@ -15,8 +14,8 @@ from engine import EngineArgs
 from engine.frontend import core_process
 from engine.frontend.core_process import CoreProcess
 from engine.frontend.launch import launch
+from engine.frontend.process_client import ProcessClient
 from engine.types.errors import EngineDeadError
-from engine.types.messages import Call, Reply
 
 LATE = """
 import sys, time
@@ -73,11 +72,11 @@ def start(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> CorePro
 def test_the_first_message_reaches_a_core_that_listens_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = start(LATE, tmp_path, monkeypatch)
     try:
-        core.wait_ready()
-        heard: queue.Queue[object] = queue.Queue()
-        core.listen(heard.put, heard.put)
-        core.send(Call(7, "stats"))
-        assert heard.get(timeout=20) == Reply(7, "heard")
+        client = ProcessClient(core)
+        client.wait_ready()
+        answer = client.call("stats")
+        assert client.receive(1.0).outputs == []
+        assert answer.result(0) == "heard"
     finally:
         core.shutdown()
 
@@ -90,11 +89,12 @@ def test_a_core_that_sends_garbage_is_ended(
     core = start(GARBAGE.format(said=said, ready=ready), tmp_path, monkeypatch)
     try:
         if ready:
-            core.wait_ready()
-            heard: queue.Queue[object] = queue.Queue()
-            core.listen(heard.put, heard.put)
-            error = heard.get(timeout=20)
-            assert isinstance(error, EngineDeadError) and "read what the engine core sent" in str(error)
+            client = ProcessClient(core)
+            client.wait_ready()
+            answer = client.call("stats")
+            with pytest.raises(EngineDeadError, match="read what the engine core sent"):
+                client.receive(20)
+            assert isinstance(answer.exception(0), EngineDeadError)
         else:
             with pytest.raises(EngineDeadError, match="read what the engine core sent"):
                 core.wait_ready()

@@ -227,9 +227,9 @@ class ParallelClient:
         """A core has died. Returns its sequences' end, after what it told of others `last`."""
         core = self._cores[dp_rank]
         lost = [output.request_id for output in last if _is_dead(output)] + list(core.unfinished)
+        self._past[dp_rank] = counters(self._stats(dp_rank))
         self._living.remove(dp_rank)
         self._errors[dp_rank] = error
-        self._past[dp_rank] = counters(self._stats(dp_rank))
         for question in self._questions:
             question.leave(dp_rank, error if not self._living else None)
         assert self._router is not None
