@@ -11,10 +11,10 @@ import pytest
 
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import CompileOptions
-from engine.interfaces.json_normal import normalised
 from engine.loop.compiler_processes import CompilerProcesses
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.schemas.normal import normalised
 from engine_outlines.body import Outlines
 from engine_outlines.card import OutlinesCard, OutlinesOptions
 

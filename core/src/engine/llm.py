@@ -25,7 +25,7 @@ from engine.frontend.lifecycle_hooks import LifecycleHooks
 from engine.frontend.output_processor import OutputKind, refusal
 from engine.frontend.pooling_calls import PoolingCalls
 from engine.frontend.progress import Progress
-from engine.frontend.prompts import Prompt, as_prompts
+from engine.frontend.prompts import Prompt, as_prompts, timeouts_of
 from engine.interfaces.client import CoreClient
 from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
@@ -504,7 +504,7 @@ class LLM(PoolingCalls):
                 f"{len(prompts)} prompts with {len(priority)} priorities", "each needs one", "pass as many of both"
             )
         inputs = self.llm_engine.frontend.inputs
-        timeouts = _timeouts(timeout, len(prompts))
+        timeouts = timeouts_of(timeout, len(prompts))
         first, self._counter = self._counter, self._counter + len(prompts)
         several = zip(prompts, params, priority or [0] * len(prompts), timeouts, strict=True)
         process = inputs.complete if admitted else inputs.process
@@ -598,13 +598,3 @@ def _refused(
     count = params.n if isinstance(params, SamplingParams) else 1
     completions = [CompletionOutput(index, finish_reason="error") for index in range(count)]
     return RequestOutput(name, prompt, [], completions, finished=True, error=error)
-
-
-def _timeouts(timeout: float | Sequence[float | None] | None, count: int) -> list[float | None]:
-    if not isinstance(timeout, Sequence):
-        return [timeout] * count
-    if len(timeout) != count:
-        raise InvalidRequestError(
-            f"{count} prompts with {len(timeout)} timeouts", "each needs one", "pass one for all, or as many of both"
-        )
-    return list(timeout)

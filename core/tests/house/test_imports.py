@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import grimp
 import pytest
 
+from engine import embedding
 from engine.plugin import Registry
 from engine.plugin.points import POINTS
 
@@ -74,6 +77,16 @@ def test_the_package_itself_and_llm_leave_torch_alone():
     for module in TORCH_FREE_MODULES:
         assert "torch" not in loaded[module], module
     assert third_party(loaded["engine"]) == set()
+
+
+def test_the_embedding_module_is_light_and_has_what_it_names():
+    assert third_party(import_all(["engine.embedding"])["engine.embedding"]) == set()
+    for name in embedding.__all__:
+        assert getattr(embedding, name) is not None
+    typed = ast.parse(Path(embedding.__file__).read_text())
+    checked = next(node for node in typed.body if isinstance(node, ast.If))  # what type checkers see
+    seen = {f"{node.module}.{alias.name}" for node in checked.body for alias in node.names}
+    assert seen == {f"engine.{module}.{name}" for module, names in embedding.NAMES.items() for name in names}
 
 
 def third_party(loaded: list[str]) -> set[str]:

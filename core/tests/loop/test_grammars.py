@@ -86,7 +86,7 @@ def test_who_refused_once_is_not_asked_again() -> None:
     both = grammars(first, second)
     for _ in range(3):
         both.compile(StructuredOutputsParams(regex="x"), ())
-    assert first.compiled == ["^x$"] and second.compiled == ["^x$"] * 3
+    assert first.compiled == ["x"] and second.compiled == ["x"] * 3
 
 
 def test_the_card_is_asked_before_anything_is_compiled() -> None:
@@ -114,21 +114,12 @@ def test_a_driver_that_fails_is_no_refusal() -> None:
     assert not second.compiled
 
 
-def test_drivers_are_handed_normalised_schemas() -> None:
-    first, second = Scripted(1), Scripted(2)
-    both = grammars(first, second)
-    both.compile(StructuredOutputsParams(json='{"allOf": [{"type": "integer"}, {"minimum": 3}]}'), ())
-    assert second.compiled == ["{'type': 'integer', 'minimum': 3}"]
-    with pytest.raises(InvalidRequestError, match="'minimun'"):
-        both.compile(StructuredOutputsParams(json={"minimun": 3}), ())
-
-
-def test_an_error_about_all_speaks_of_what_was_sent() -> None:
-    both = grammars(Scripted(1), Scripted(2, refuses="integer"))
-    sent = StructuredOutputsParams(json={"allOf": [{"type": "integer"}]})
+def test_one_reason_is_told_once() -> None:
+    """A schema that is malformed is so to each."""
+    both = grammars(Scripted(1, refuses="x"), Scripted(1, refuses="x"))
     with pytest.raises(InvalidRequestError) as caught:
-        both.compile(sent, ())
-    assert caught.value.asked == sent.asked and caught.value.found == "driver 2 has no integer"
+        both.compile(StructuredOutputsParams(regex="x"), ())
+    assert caught.value.found == "driver 1 has no x"
 
 
 def test_where_nothing_can_begin_the_next_is_asked() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from engine.interfaces.context import GrammarContext
-from engine.interfaces.json_normal import normalised
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.schemas.normal import normalised
 from engine_llguidance.body import LLGuidance
 from engine_llguidance.card import LLGuidanceCard, LLGuidanceOptions
 

@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.interfaces.context import GrammarContext
-from engine.interfaces.json_normal import normalised
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.schemas.normal import normalised
 from engine_xgrammar.body import XGrammar
 from engine_xgrammar.card import XGrammarCard, XGrammarOptions
 from engine_xgrammar.mending import mended

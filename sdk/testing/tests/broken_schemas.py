@@ -238,12 +238,12 @@ class AnyDigits(OfFormat):
 class RefusesNotWithoutName(Plain):
     """`not` is refused without a word of it"""
 
-    def compile(self, constraint: Any, end_token_ids: Sequence[int]) -> Any:
+    def compile_normal(self, constraint: Any, end_token_ids: Sequence[int]) -> Any:
         if any('"not"' in json.dumps(held.schema) for held in table().get(json.dumps(constraint.schema), ())):
             raise InvalidRequestError(
                 f"structured_outputs.json={constraint.json!r:.80}", "the library does not take it"
             )
-        return super().compile(constraint, end_token_ids)
+        return super().compile_normal(constraint, end_token_ids)
 
 
 SCHEMA_MUTANTS = [

@@ -13,9 +13,9 @@ from typing import Any
 
 import jsonschema
 
-from engine.interfaces.json_normal import normalised
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.schemas.normal import normalised
 from engine_sdk.conformance.grammar.cases import CASES, vocabulary
 from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.parts import HELD
@@ -29,9 +29,9 @@ WITH_NAMES = ("properties", "patternProperties", "$defs", "dependentSchemas")
 
 @functools.cache
 def table() -> Mapping[str, Sequence[Held]]:
-    """The suite's table by normalised schema, as a driver is handed it, without those of its cases, which
+    """The suite's table by normalised schema, without those of its cases, which
     `plain_grammar` lists. Several schemas may come to the same."""
-    cases = {json.dumps(case.constraint.schema) for case in CASES if case.kind == "json"}
+    cases = {json.dumps(normalised(case.constraint).schema) for case in CASES if case.kind == "json"}
     found: dict[str, list[Held]] = {}
     for held in itertools.chain(*HELD.values()):
         try:

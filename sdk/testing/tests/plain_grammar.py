@@ -13,6 +13,7 @@ from judge import Judged, altered, fits, table, valid
 
 from engine.interfaces.grammar import Matcher
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.schemas.normal import in_normal_form
 from engine_reference.grammar_choice.body import Choice
 from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.values import Held
@@ -28,6 +29,10 @@ class Plain(Choice):
     """What stands for any character, and for any but some."""
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
+        with in_normal_form(constraint) as normal:
+            return self.compile_normal(normal, end_token_ids)
+
+    def compile_normal(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         texts = constraint.choice
         if constraint.regex is not None:
             texts = list(self.matches(constraint.regex))

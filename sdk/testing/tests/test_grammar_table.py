@@ -18,9 +18,9 @@ from plain_grammar import Plain
 from plain_grammar_card import PlainGrammar
 
 from engine.interfaces.context import GrammarContext
-from engine.interfaces.json_normal import normalised
 from engine.types.errors import ConfigError, InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.schemas.normal import normalised
 from engine_sdk.conformance.grammar.cases import VOCAB_SIZE, vocabulary
 from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.json_schema_test_suite import COPY, Group, Turns, examine, groups, main, report
@@ -181,7 +181,7 @@ class One:
         self._grammar = body(GrammarContext(vocab_size=VOCAB_SIZE, vocabulary=vocabulary))
 
     def taker(self, constraint: StructuredOutputsParams) -> tuple[str, Walk]:
-        return "one", taken(PlainGrammar, self._grammar, constraint, normalised(constraint))
+        return "one", taken(PlainGrammar, self._grammar, constraint)
 
 
 def test_violations_and_refusals_are_told(copy: Path) -> None:

@@ -13,6 +13,7 @@ from outlines_core import Index
 
 from engine.types.errors import InvalidRequestError
 from engine_kit.bounded_cache import BoundedCache
+from engine_kit.schemas.normal import in_normal_form
 from engine_kit.spelling import unspeakable
 from engine_outlines.compiler import Compiler, Source
 from engine_outlines.matcher import OutlinesMatcher
@@ -37,7 +38,10 @@ class Outlines:
         self._here: Compiler | None = None
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
-        """See the interface."""
+        with in_normal_form(constraint) as normal:
+            return self._matcher(normal, end_token_ids)
+
+    def _matcher(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         size = self._context.vocab_size
         source = msgspec.msgpack.encode(Source(*_source(constraint), self._options.max_whitespace))
         index = self._cache.get(source, lambda: self._compile(source, constraint))

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.interfaces.json_pattern import characters, plain
-from engine.interfaces.json_schema import Place, check, places, refused, resolve
+from engine_kit.schemas.pattern import characters, plain
+from engine_kit.schemas.places import Place, check, places, refused, resolve
 
 ENFORCED = frozenset(
     {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from engine.interfaces.json_normal import Normaliser, in_words_of
 from engine.plugin.known import how_to_install
 from engine.types.errors import InvalidRequestError
 
@@ -26,7 +25,6 @@ class ConstraintCheck:
     def __init__(self, grammars: Sequence[Selection]) -> None:
         self._cards = {chosen.candidate.name: cast("type[GrammarCard]", chosen.card) for chosen in grammars}
         self._turns: dict[str, list[str]] = {}
-        self._normalised = Normaliser()
         for chosen in grammars:
             self._turns.setdefault(chosen.kind, []).append(chosen.candidate.name)
 
@@ -54,13 +52,12 @@ class ConstraintCheck:
         """The same for a verified constraint, by its own name."""
         (kind,) = constraint.kinds
         refusals: list[tuple[str, InvalidRequestError]] = []
-        normal = self._normalised(constraint) if kind in self._turns else constraint
         for name in self._turns.get(kind, ()):
             try:
-                self._cards[name].verify(normal)
+                self._cards[name].verify(constraint)
                 return
             except InvalidRequestError as error:
-                refusals.append((name, in_words_of(constraint, normal, error)))
+                refusals.append((name, error))
         if refusals:
             raise constraint.refused(refusals)
         served = "; ".join(f"'{name}' enforces {_list(card)}" for name, card in self._cards.items())

@@ -107,3 +107,14 @@ def _token_ids(value: Any) -> list[int]:
             )
         ids.append(operator.index(token))
     return ids
+
+
+def timeouts_of(timeout: float | Sequence[float | None] | None, count: int) -> list[float | None]:
+    """One for each of so many prompts; None: no limit. Raises InvalidRequestError."""
+    if not isinstance(timeout, Sequence):
+        return [timeout] * count
+    if len(timeout) != count:
+        raise InvalidRequestError(
+            f"{count} prompts with {len(timeout)} timeouts", "each needs one", "pass one for all, or as many of both"
+        )
+    return list(timeout)

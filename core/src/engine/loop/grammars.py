@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import msgspec
 import numpy as np
 
-from engine.interfaces.json_normal import Normaliser, in_words_of
 from engine.types.errors import EngineError, InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 
@@ -83,22 +82,21 @@ class Grammars:
     A driver that refuses a constraint, by its card or when it compiles it, hands it on to the next. What it takes too
     long or too much memory over it hands on as well: others may have a better way. Thread-safe.
 
-    Drivers are handed schemas that are normalised (`engine.interfaces.json_normal`).
-
     Args:
         turns: the drivers by kind of constraint, in the order in which they are asked.
         vocab_size: of the model.
     """
 
     def __init__(self, turns: Mapping[str, Sequence[GrammarDriver]], vocab_size: int) -> None:
-        self._turns, self._words, self._normalised = turns, -(-vocab_size // 32), Normaliser()
+        self._turns = turns
+        self._words = -(-vocab_size // 32)
         self._lock = threading.Lock()
         self._later: OrderedDict[bytes, int] = OrderedDict()  # by hash of the constraint: whose turn it was in the end
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         """See the interface. The error where nobody takes it names each driver and its reason."""
         (kind,) = constraint.kinds
-        key, normal = _key(constraint), self._normalised(constraint)
+        key = _key(constraint)
         with self._lock:
             first = self._later.get(key, 0)
         refusals: list[tuple[str, InvalidRequestError]] = []
@@ -106,11 +104,11 @@ class Grammars:
             if turn < first:
                 continue
             try:
-                driver.card.verify(normal)
-                matcher = driver.grammar.compile(normal, end_token_ids)
+                driver.card.verify(constraint)
+                matcher = driver.grammar.compile(constraint, end_token_ids)
                 self._check_beginning(matcher, driver.grammar, constraint)
             except InvalidRequestError as error:
-                refusals.append((driver.name, in_words_of(constraint, normal, error)))
+                refusals.append((driver.name, error))
                 continue
             if turn > first:
                 self._remember(key, turn)
@@ -160,4 +158,4 @@ def warm_up(drivers: Sequence[GrammarDriver], end_token_ids: Sequence[int]) -> N
 
 
 def _key(constraint: StructuredOutputsParams) -> bytes:
-    return hashlib.blake2b(msgspec.msgpack.encode(constraint), digest_size=16).digest()
+    return hashlib.blake2b(msgspec.json.encode(constraint), digest_size=16).digest()

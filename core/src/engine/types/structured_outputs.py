@@ -65,7 +65,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
     def refused(self, by: Sequence[tuple[str, InvalidRequestError]]) -> InvalidRequestError:
         """The error about a constraint that no driver takes, from what each says: name and error, one or more."""
         _, first = by[0]
-        if len(by) == 1:
+        if len({(error.asked, error.found) for _, error in by}) == 1:
             return first
         reasons = [
             f"'{name}': {error.found}" if error.asked == first.asked else f"'{name}': {error.asked}: {error.found}"

@@ -29,7 +29,7 @@ from engine_bench.statistics import percentile, summary
 from engine_bench.stream_load import Read, Reader, Streams
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
 
 QUANTILES = (50, 90, 99)
 ROUTES = ("chat", "completions")

@@ -9,21 +9,21 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.flags import (
+from engine.embedding import (
+    SERVER_SETTINGS,
+    SETTINGS,
     add_engine_flags,
     add_positional_model,
     add_server_flags,
     command_settings,
     name_positional_model,
 )
-from engine.config.declaration import SERVER_SETTINGS, SETTINGS
 from engine.plugin.command import Command
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
-    from engine.config.sources import Merged
+    from engine.embedding import EngineConfig, Merged
     from engine_bench.replay import ReplayOptions
     from engine_bench.report import Report
 
@@ -434,7 +434,7 @@ def _routing(arguments: argparse.Namespace, merged: Merged) -> Report:
 
 # -- what they share ---------------------------------------------------------------------------------------------------
 def _config(merged: Merged) -> EngineConfig:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
 
     return EngineConfig.from_merged(merged)
 

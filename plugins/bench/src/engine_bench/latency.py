@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from engine.frontend.output_processor import OutputKind
+from engine.embedding import OutputKind
 from engine.types.errors import ConfigError
 from engine.types.params import SamplingParams
 from engine_bench.counting import Work
@@ -19,7 +19,7 @@ from engine_bench.statistics import median, summary
 from engine_bench.workload import Ask, Lengths, draw_asks
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
 
 QUANTILES = (10, 50, 90)
 

@@ -16,7 +16,7 @@ from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
     from engine.loop.engine_core import EngineCore
 
 VOCABULARY = 32000

@@ -5,13 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from engine.config.settings import EngineConfig
+from engine.embedding import EngineConfig, LLMEngine, OutputKind, ProcessedRequest, launch
 from engine.frontend.assemble import assemble_frontend
 from engine.frontend.client import InProcessClient
-from engine.frontend.input_processor import ProcessedRequest
-from engine.frontend.launch import launch
-from engine.frontend.output_processor import OutputKind
-from engine.llm import LLMEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

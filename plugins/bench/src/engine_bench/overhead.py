@@ -20,7 +20,7 @@ from engine_bench.timed_executor import TimedExecutor, python_share
 from engine_bench.workload import Lengths, draw_asks
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
 
 QUANTILES = (0, 50, 90)
 SETTLE_STEPS = 4

@@ -24,7 +24,7 @@ from engine_bench.null_core import VOCABULARY, NullSizes, null_core
 from engine_bench.report import Report
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
     from engine.loop.engine_core import EngineCore
     from engine_bench.report import Figure
 

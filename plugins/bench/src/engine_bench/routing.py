@@ -22,7 +22,7 @@ from engine_bench.eviction import EvictorCache, Turn, build_evictor, make_trace
 from engine_bench.report import Report
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
 
 PREFILL_SECONDS = 0.005
 """To compute a block of a prompt: 16 tokens at 3,200 tokens a second."""

@@ -23,7 +23,7 @@ from engine_bench.statistics import summary
 from engine_bench.workload import Ask, Lengths, draw_asks
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
     from engine.loop.engine_core import EngineCore
     from engine.scheduling.scheduler import Scheduler
     from engine.types.plan import StepPlan

@@ -10,7 +10,7 @@ from engine_bench.report import Report
 from engine_bench.scheduler import SchedulerOptions, measure_scheduler
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
 
 
 class _Case(NamedTuple):

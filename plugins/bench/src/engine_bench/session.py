@@ -7,16 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.embedding import LLMEngine, launch
 from engine.frontend.assemble import assemble_frontend, start_in_process
-from engine.frontend.launch import launch
-from engine.llm import LLMEngine
 from engine.types.errors import ConfigError
 from engine_bench.counting import Counter
 from engine_bench.workload import Lengths
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
-    from engine.frontend.launch import Launch
+    from engine.embedding import EngineConfig, Launch
     from engine.loop.engine_core import EngineCore
     from engine.types.start import WorkerReady
     from engine_bench.report import Figure

@@ -20,7 +20,7 @@ from engine_bench.null_requests import LONGEST_OUTPUT, LONGEST_PROMPT, Ask, Requ
 from engine_bench.report import Report
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
     from engine.loop.engine_core import EngineCore
 
 ROUNDS = 10

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.llm import LLM
+from engine.embedding import LLM
 from engine.types.params import SamplingParams
 from engine_bench.counting import Work
 from engine_bench.probe import probe
@@ -16,7 +16,7 @@ from engine_bench.session import Session, open_session
 from engine_bench.workload import Ask, Lengths, draw_asks
 
 if TYPE_CHECKING:
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
     from engine.types.outputs import RequestOutput
 
 _WARMUP = Lengths(8, 8)

@@ -6,19 +6,20 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.flags import (
+from engine.embedding import (
     add_engine_flags,
     add_positional_model,
+    add_sampling_flags,
     add_server_flags,
     command_settings,
     name_positional_model,
+    sampling_keywords,
 )
-from engine.cli.sampling_flags import add_sampling_flags, sampling_keywords
 from engine.plugin.command import Command
 from engine.types.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from engine.config.sources import Merged
+    from engine.embedding import Merged
     from engine_chat.backend import Backend
 
 HISTORY = "chat_history"
@@ -63,8 +64,7 @@ def _talk(backend: Backend, arguments: argparse.Namespace, limited: bool, intera
 
     conversation = Conversation(getattr(arguments, "system", "").strip())
     if interactive:
-        from engine.cli.terminal import LineReader
-        from engine.config.folders import state_folder
+        from engine.embedding import LineReader, state_folder
 
         try:
             history = state_folder() / HISTORY
@@ -97,13 +97,13 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
     _refuse_flags(merged, {"api_key"}, "it is for talking to a server", "name the server with --url")
 
     # Only now is anything heavy imported: mistakes in the command line are answered at once.
-    from engine.config.settings import EngineConfig
+    from engine.embedding import EngineConfig
     from engine.types.params import SamplingParams
 
     config = EngineConfig.from_merged(merged)
     unlimited = {"max_tokens": None}
     SamplingParams(**(unlimited | keywords)).verify()
-    from engine.llm import LLMEngine
+    from engine.embedding import LLMEngine
     from engine_chat.embedded import EmbeddedBackend
 
     engine = LLMEngine.from_engine_args(config)
@@ -113,8 +113,7 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
         engine.shutdown()
         raise
     if interactive and engine.plan is not None:
-        from engine.config.server import ServerConfig
-        from engine.frontend.banner import greeting, show
+        from engine.embedding import ServerConfig, greeting, show
 
         verbose = ServerConfig.from_merged(merged).verbose
         show(greeting(engine.plan, engine.client.worker, None, verbose=verbose))
@@ -124,7 +123,7 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
 def _remote(url: str, merged: Merged, keywords: dict[str, Any], interactive: bool) -> Backend:
     names = {key.name for key in merged.values if key.section != "server"} - _OF_THE_CLIENT
     _refuse_flags(merged, names | {"verbose"}, "that is the server's own affair when --url is given", "leave it out")
-    from engine.config.server import ServerConfig
+    from engine.embedding import ServerConfig
     from engine_chat.remote import RemoteBackend
 
     settings = merged.section("settings")

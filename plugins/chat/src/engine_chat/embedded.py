@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from engine.frontend.interrupt import DeferredInterrupt
-from engine.frontend.output_processor import OutputKind
-from engine.llm import LLMEngine
+from engine.embedding import DeferredInterrupt, LLMEngine, OutputKind
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams
 from engine_chat.backend import Message, Piece

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TextIO
 
-from engine.cli.empty_answer import why_empty
-from engine.cli.terminal import printable
+from engine.embedding import printable, why_empty
 from engine.plugin.near import did_you_mean
 from engine.types.errors import EngineDeadError, EngineError, KVCacheTooSmallError, PromptTooLongError
 from engine_chat.backend import Backend, Piece

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.interfaces.json_schema import refused
 from engine.types.errors import InvalidRequestError
 from engine_kit.bounded_cache import BoundedCache
+from engine_kit.schemas.normal import in_normal_form
+from engine_kit.schemas.places import refused
 from engine_kit.spelling import unspeakable
 from engine_llguidance.grammars import lark
 from engine_llguidance.matcher import LLGuidanceMatcher, reason
@@ -52,7 +53,10 @@ class LLGuidance:
         self._tokenizers: OrderedDict[tuple[int, ...], LLTokenizer] = OrderedDict()
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
-        """See the interface."""
+        with in_normal_form(constraint) as normal:
+            return self._matcher(normal, end_token_ids)
+
+    def _matcher(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         size = self._context.vocab_size
         ends = tuple(sorted(token for token in end_token_ids if token < size))
         try:

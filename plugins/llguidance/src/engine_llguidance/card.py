@@ -31,6 +31,8 @@ class LLGuidanceCard(GrammarCard):
     def verify(cls, constraint: StructuredOutputsParams) -> None:
         """See the interface. What else the library cannot enforce it says when it compiles."""
         if constraint.json is not None:
+            from engine_kit.schemas.normal import in_normal_form
             from engine_llguidance.schemas import check_schema  # what knows schemas and patterns: not at every start
 
-            check_schema(constraint.schema)
+            with in_normal_form(constraint) as normal:
+                check_schema(normal.schema)

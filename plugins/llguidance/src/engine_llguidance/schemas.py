@@ -6,8 +6,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from engine.interfaces.json_pattern import characters
-from engine.interfaces.json_schema import Place, check
+from engine_kit.schemas.pattern import characters
+from engine_kit.schemas.places import Place, check
 
 ENFORCED = frozenset(
     {

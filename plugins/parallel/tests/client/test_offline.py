@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from engine import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
-from engine_parallel.client import ParallelClient
 from engine.types.errors import EngineDeadError, InvalidRequestError
 from engine.types.outputs import RequestOutput
+from engine_parallel.client import ParallelClient
 
 SETTINGS: dict[str, Any] = {"model": "tiny", "dtype": "float64", "max_num_seqs": 8, "kv_cache_memory": "16MiB"}
 PROMPTS = [f"Once upon a time there were {i} bears. " * (1 + i % 4) for i in range(14)]

@@ -10,8 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 import engine
-from engine.config.server import ServerConfig
-from engine.frontend.async_llm import AsyncLLM
+from engine.embedding import AsyncLLM, ServerConfig
 from engine_server import errors
 from engine_server.background import Background
 from engine_server.body import MOST, BodyLimit

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 from starlette.types import ASGIApp, Message
 
-from engine.config import EngineConfig
-from engine.config.server import ServerConfig
-from engine.frontend.async_llm import AsyncLLM
+from engine.embedding import AsyncLLM, EngineConfig, ServerConfig
 from engine.types.errors import EngineError
 from engine_server.app import create_app
 from engine_server.batch_file import BatchRequest, Results

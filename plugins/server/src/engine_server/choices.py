@@ -8,9 +8,7 @@ from typing import Any, cast
 
 from fastapi import Request
 
-from engine.frontend.output_processor import OutputKind
-from engine.frontend.prompts import Prompt
-from engine.frontend.request_stream import RequestStream
+from engine.embedding import OutputKind, Prompt, RequestStream
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams
 from engine_server.errors import APIError

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from engine.frontend.async_llm import AsyncLLM
+from engine.embedding import AsyncLLM
 from engine.types.errors import ShuttingDownError
 from engine_server.lifecycle import Lifecycle, Phase
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.frontend.async_llm import AsyncLLM
+from engine.embedding import AsyncLLM
 from engine.types.outputs import StepStats
 from engine.types.page_map import PageMap
 

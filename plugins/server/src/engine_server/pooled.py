@@ -7,8 +7,7 @@ from typing import Any
 
 from fastapi import Request
 
-from engine.frontend.output_processor import OutputKind
-from engine.frontend.pooling_inputs import check_task
+from engine.embedding import OutputKind, check_task
 from engine.types.outputs import RequestOutput
 from engine.types.pooling import PoolingParams
 from engine_server.choices import collect, salted

@@ -8,8 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from engine.config.server import ServerConfig
-from engine.frontend.banner import show
+from engine.embedding import ServerConfig, show
 from engine.types.json_log import logs_json, tell
 from engine_server.keys import KeyRing
 

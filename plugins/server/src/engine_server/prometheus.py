@@ -14,10 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.banner import broken_plugins
-from engine.frontend.measures import Histogram, Measures
-from engine.frontend.statistics import NOTHING
+from engine.embedding import NOTHING, AsyncLLM, Histogram, Measures, broken_plugins
 from engine.plugin import HookRelay
 from engine.plugin.hook_calls import sum_failures
 from engine.types.outputs import StepStats

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, FailFast, Field, Strict, model_validator
 from typing_extensions import TypeAliasType
 
-from engine.frontend.prompts import Prompt
+from engine.embedding import Prompt
 from engine.types.params import SamplingParams
 from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.structured_outputs import StructuredOutputsParams

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.frontend.prompts import TextPrompt
+from engine.embedding import TextPrompt
 from engine.plugin.near import did_you_mean
 from engine_server.begun_answer import cut_last
 from engine_server.errors import APIError

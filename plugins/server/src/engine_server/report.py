@@ -7,10 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import engine
-from engine.config.declaration import SERVER_SETTINGS, SETTINGS
-from engine.config.server import ServerConfig
-from engine.frontend.banner import broken_plugins, capacity, why
-from engine.frontend.launch import Launch
+from engine.embedding import SERVER_SETTINGS, SETTINGS, Launch, ServerConfig, broken_plugins, capacity, why
 from engine.plugin import Selection
 from engine.plugin.discovery import Candidate
 from engine.plugin.plugin_list import only

@@ -9,12 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.config import EngineConfig
-from engine.config.server import ServerConfig
-from engine.frontend import banner
-from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.plugin_record import record_start
-from engine.frontend.statistics import StatisticsLog
+from engine.embedding import AsyncLLM, EngineConfig, ServerConfig, StatisticsLog, greeting, record_start
 from engine.types.errors import ConfigError, EngineError
 from engine_server.certificate import CertificateWatch, check_certificate, tls_context
 from engine_server.descriptors import allow_connections
@@ -129,7 +124,7 @@ class _Run:
             self._lifecycle.phase = Phase.SERVING
             assert self._llm.worker is not None
             address = address_of(listener, self._settings)
-            told = banner.greeting(self._llm.plan, self._llm.worker, address, verbose=self._settings.verbose)
+            told = greeting(self._llm.plan, self._llm.worker, address, verbose=self._settings.verbose)
             greet(told, address)
             record_start(self._llm.plan, self._llm.worker, "engine serve")
             await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)

@@ -8,8 +8,7 @@ from typing import Protocol, cast
 
 from fastapi import Request
 
-from engine.config.server import ServerConfig
-from engine.frontend.async_llm import AsyncLLM
+from engine.embedding import AsyncLLM, ServerConfig
 from engine_server.background import Background
 from engine_server.errors import APIError
 from engine_server.lifecycle import Lifecycle

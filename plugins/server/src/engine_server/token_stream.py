@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from starlette.types import Scope, Send
 
-from engine.frontend.request_stream import RequestStream
+from engine.embedding import RequestStream
 from engine.types.outputs import RequestOutput
 from engine_server import sse
 from engine_server.sse import EventStream

@@ -16,7 +16,7 @@ from engine_server.json_calls import ListedCalls, NamedCall, list_schema, schema
 from engine_server.tool_request import ToolRequest
 
 if TYPE_CHECKING:
-    from engine.frontend.constraint_check import ConstraintCheck
+    from engine.embedding import ConstraintCheck
 
 NewStream = Callable[[], ToolStream]
 

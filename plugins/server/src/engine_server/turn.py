@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from engine.frontend.prompts import TextPrompt
+from engine.embedding import TextPrompt
 from engine.types.params import SamplingParams
 from engine.types.thinking import ThinkingBudget
 from engine_server.completion_reader import CompletionReader

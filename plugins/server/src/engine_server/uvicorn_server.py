@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
-from engine.config.server import ServerConfig
-from engine.frontend.async_llm import AsyncLLM
+from engine.embedding import AsyncLLM, ServerConfig
 from engine.types.json_log import logs_json
 from engine_server.app import Shared, create_app
 from engine_server.drain import FAREWELL_SECONDS

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.types.errors import EngineError
+from engine_kit.schemas.normal import in_normal_form
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +41,8 @@ class XGrammar:
                 from engine_xgrammar.work import Work
 
                 self._work = Work(self._context)
-        return self._work.compile(constraint, end_token_ids)
+        with in_normal_form(constraint) as normal:
+            return self._work.compile(normal, end_token_ids)
 
     def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
         """See the interface."""

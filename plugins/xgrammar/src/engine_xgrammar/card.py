@@ -33,6 +33,8 @@ class XGrammarCard(GrammarCard):
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:
         """See the interface."""
+        from engine_kit.schemas.normal import in_normal_form
         from engine_xgrammar.checks import check  # what knows schemas and patterns: not at every start
 
-        check(constraint)
+        with in_normal_form(constraint) as normal:
+            check(normal)

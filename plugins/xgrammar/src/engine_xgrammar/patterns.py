@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.interfaces.json_pattern import (
+from engine_kit.schemas.pattern import (
     LAST,
     Anchor,
     Chars,

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.interfaces.json_pattern import Node, parsed, whole
-from engine.interfaces.json_schema import Place, check
+from engine_kit.schemas.pattern import Node, parsed, whole
+from engine_kit.schemas.places import Place, check
 from engine_xgrammar.mending import mark
 from engine_xgrammar.patterns import bounded, objection, rule
 

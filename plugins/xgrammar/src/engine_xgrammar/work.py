@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import xgrammar as xgr
 
-from engine.interfaces.json_pattern import parsed, whole
 from engine.types.errors import InvalidRequestError
 from engine_kit.bounded_cache import BoundedCache
+from engine_kit.schemas.pattern import parsed, whole
 from engine_kit.spelling import unspeakable
 from engine_xgrammar.compiler import Compiler, Source
 from engine_xgrammar.matcher import SLOW_SECONDS, XGrammarMatcher

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from engine.cli.flags import add_engine_flags, command_settings
+from engine.embedding import add_engine_flags, command_settings
 from engine.plugin.command import Command
 from engine.types.errors import ConfigError, InvalidRequestError
 
@@ -41,7 +41,7 @@ class RunBatch(Command):
         merged = command_settings(arguments)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
-        from engine.config.settings import EngineConfig
+        from engine.embedding import EngineConfig
         from engine_server.batch_file import Results, left, read_requests
 
         config = EngineConfig.from_merged(merged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from engine.cli.flags import (
+from engine.embedding import (
     add_engine_flags,
     add_positional_model,
     add_server_flags,
@@ -29,8 +29,7 @@ class Serve(Command):
         merged = command_settings(arguments)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
-        from engine.config.server import ServerConfig
-        from engine.config.settings import EngineConfig
+        from engine.embedding import EngineConfig, ServerConfig
         from engine_server.run import serve
 
         config, server = EngineConfig.from_merged(merged), ServerConfig.from_merged(merged)

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from engine.frontend.os_processes import OSProcesses
-from engine.frontend.process_client import ProcessClient
+from engine.embedding import OSProcesses, ProcessClient
 from engine.types import wire
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import FromCore, ToCore

@@ -18,10 +18,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.config.server import ServerConfig
-from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.client import Attached
+from engine.embedding import AsyncLLM, Attached, EngineConfig, ServerConfig
 from engine.types import wire
 from engine.types.child_process import PARENT_DIED, take_start
 from engine.types.errors import EngineError, rebuild_error

@@ -15,7 +15,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.frontend.measures import Measured, Measures
+from engine.embedding import Measured, Measures
 from engine.plugin.hook_calls import sum_failures
 
 OWN_PREFIX = "engine:"

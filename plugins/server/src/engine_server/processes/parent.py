@@ -15,13 +15,15 @@ import socket
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.config.server import ServerConfig
-from engine.frontend import banner
-from engine.frontend.assemble import start_cores
-from engine.frontend.launch import launch
-from engine.frontend.plugin_record import record_start
-from engine.frontend.statistics import StatisticsLog
+from engine.embedding import (
+    EngineConfig,
+    ServerConfig,
+    StatisticsLog,
+    greeting,
+    launch,
+    record_start,
+    start_cores,
+)
 from engine.interfaces.client import CoreState
 from engine.types.errors import ConfigError, EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Attach, Detach
@@ -152,7 +154,7 @@ class Parent:
                 process.channel.tell("serve")
             worker, address = self._cores.worker, address_of(self._place, self._settings)
             verbose = self._settings.verbose
-            greet(banner.greeting(self._plan, worker, address, len(self._processes), verbose=verbose), address)
+            greet(greeting(self._plan, worker, address, len(self._processes), verbose=verbose), address)
             record_start(self._plan, worker, "engine serve")
             await stopped
             return 0 if self._dead is None else 1

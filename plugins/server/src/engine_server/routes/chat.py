@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from engine.frontend.input_processor import ProcessedRequest
+from engine.embedding import ProcessedRequest
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import logprobs, sse
 from engine_server.begun_answer import cut_last

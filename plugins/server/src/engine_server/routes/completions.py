@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from engine.frontend.request_stream import RequestStream
+from engine.embedding import RequestStream
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import logprobs, sse
 from engine_server.choices import Usage, UsageSoFar, collect, merged, submit, truncated

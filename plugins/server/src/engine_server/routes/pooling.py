@@ -13,8 +13,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from engine.frontend.pooling_inputs import check_task
-from engine.frontend.score_plan import data_of
+from engine.embedding import check_task, data_of
 from engine.types.outputs import RequestOutput
 from engine.types.pooling import PoolingParams
 from engine_server.errors import APIError

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from engine.frontend.request_stream import RequestStream
+from engine.embedding import RequestStream
 from engine.types.params import SamplingParams
 from engine_server import sse
 from engine_server.blocks import Blocks

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
-from engine.frontend.long_prompts import LONG
+from engine.embedding import LONG
 from engine_server.errors import APIError
 from engine_server.json import JSON, JSONRoute
 from engine_server.rendering import rendered

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.interfaces.json_normal import normalised
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.schema import valid
@@ -38,8 +37,8 @@ class Case:
 
     @property
     def constraint(self) -> StructuredOutputsParams:
-        """The constraint itself, as a driver is handed it."""
-        return normalised(StructuredOutputsParams(**{self.kind: self.value}))
+        """The constraint itself."""
+        return StructuredOutputsParams(**{self.kind: self.value})
 
 
 def _choice(name: str, texts: list[str], others: Sequence[str]) -> Case:

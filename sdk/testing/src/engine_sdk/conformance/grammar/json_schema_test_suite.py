@@ -26,7 +26,6 @@ from typing import Any, cast
 
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import Grammar, GrammarCard
-from engine.interfaces.json_normal import normalised
 from engine.plugin import Registry
 from engine.plugin.selection_in_turn import select_in_turn
 from engine.types.errors import ConfigError, EngineError, InvalidRequestError
@@ -162,10 +161,10 @@ class Turns:
     def taker(self, constraint: StructuredOutputsParams) -> tuple[str, Walk]:
         """Who takes a constraint, and texts under it. Raises InvalidRequestError with what all say."""
         constraint.verify()
-        normal, refusals = normalised(constraint), []
+        refusals: list[tuple[str, InvalidRequestError]] = []
         for name, card, grammar in self._drivers:
             try:
-                return name, taken(card, grammar, constraint, normal)
+                return name, taken(card, grammar, constraint)
             except InvalidRequestError as error:
                 refusals.append((name, error))
         raise constraint.refused(refusals)

@@ -6,10 +6,9 @@ import re
 from typing import Any
 
 from engine.interfaces.grammar import MAX_ROLLBACK, Grammar, GrammarCard, Matcher
-from engine.interfaces.json_normal import in_words_of
-from engine.interfaces.json_schema import KEYWORDS_OF
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.schemas.places import KEYWORDS_OF
 from engine_sdk.conformance.grammar.cases import END
 
 ASKING = frozenset().union(*KEYWORDS_OF.values()) | {
@@ -57,16 +56,10 @@ class Walk:
         return self._grammar.compile(self._constraint, (END,))
 
 
-def taken(
-    card: type[GrammarCard], grammar: Grammar, constraint: StructuredOutputsParams, normal: StructuredOutputsParams
-) -> Walk:
-    """Texts under a constraint, which a driver is handed as the core hands it: normalised. Raises InvalidRequestError
-    where the driver refuses it, in words of the constraint itself."""
-    try:
-        card.verify(normal)
-        return Walk(grammar, normal, card.rollback)
-    except InvalidRequestError as error:
-        raise in_words_of(constraint, normal, error) from error
+def taken(card: type[GrammarCard], grammar: Grammar, constraint: StructuredOutputsParams) -> Walk:
+    """Texts under a constraint. Raises InvalidRequestError where the driver refuses it."""
+    card.verify(constraint)
+    return Walk(grammar, constraint, card.rollback)
 
 
 def named(error: InvalidRequestError, schema: Any) -> str:

@@ -1,6 +1,6 @@
 """JSON schemas, for cards of grammar drivers: which keywords one uses, and which of them a driver can enforce.
 
-A driver is handed schemas that are normalised (`json_normal`): of the keywords that combine others only `anyOf` and
+Schemas are normalised first (`normal`): of the keywords that combine others only `anyOf` and
 `$ref` are left, wherever that can be, each stands alone, and every other schema is of one type.
 
 Libraries that compile schemas ignore a good part of the keywords, each another part. Here a card says which it

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.interfaces.json_normal import Normaliser, in_words_of, normal, normalised
-from engine.interfaces.json_reading import MAX_WORK, Reading
-from engine.interfaces.json_schema import places
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.schemas.normal import in_normal_form, in_words_of, normal, normalised
+from engine_kit.schemas.places import places
+from engine_kit.schemas.reading import MAX_WORK, Reading
 
 NAMES = ("a", "b", "ab")
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
@@ -224,8 +224,10 @@ def test_a_large_union_told_apart_by_a_tag_is_no_work() -> None:
 def test_constraints() -> None:
     """A schema given as text, those within a structural tag, and regular expressions; what is the same is made once."""
     given = StructuredOutputsParams(json='{"maxItems": 0, "type": "array"}')
-    again = Normaliser()
-    assert again(given) is again(given) and again(given).json == {"type": "array", "maxItems": 0}
+    with in_normal_form(given) as first, in_normal_form(given) as second:
+        assert first is second and first.json == {"type": "array", "maxItems": 0}
+    with in_normal_form(StructuredOutputsParams(json='{"type": "integer", "maximum": 1e30}')) as huge:
+        assert huge.json == {"type": "integer", "maximum": 10**30}
     content = {"type": "json_schema", "json_schema": {"allOf": [{"type": "null"}]}}
     tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<", "content": content, "end": ">"}}
     found = normalised(StructuredOutputsParams(structural_tag=json.dumps(tag))).schema
@@ -249,3 +251,11 @@ def test_a_drivers_error_speaks_of_what_was_sent() -> None:
     assert "='format' in the schema; it comes to 'pattern'" in str(in_words_of(other, normalised(other), error))
     error = InvalidRequestError(normal_one.asked, "it is too large")
     assert in_words_of(sent, normal_one, error).asked == sent.asked
+    with pytest.raises(InvalidRequestError, match="it is too large") as caught, in_normal_form(sent) as normal_one:
+        raise error
+    assert caught.value.asked == sent.asked
+    with (
+        pytest.raises(InvalidRequestError, match="'minimun'"),
+        in_normal_form(StructuredOutputsParams(json={"minimun": 3})),
+    ):
+        raise AssertionError("it is not normalised")

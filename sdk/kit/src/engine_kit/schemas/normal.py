@@ -3,7 +3,7 @@
 `normalised` keeps what a schema means, and writes it anew: each schema is `true`, `false`, an `enum` or a `const`, a
 `$ref`, an `anyOf` alone, or of one `type` with keywords about that type. `allOf`, `oneOf`, `not`, `if`, the dependent
 and the unevaluated keywords, keywords beside a `$ref`, identifiers and anchors are worked out, and what only describes
-is dropped; patterns and formats are written in one dialect (`json_pattern`). What cannot be worked out stays, for
+is dropped; patterns and formats are written in one dialect (`pattern`). What cannot be worked out stays, for
 drivers to enforce or to refuse by its name.
 """
 
@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import msgspec
 
-from engine.interfaces.json_cases import FALSE, TRUE, TYPES, Case, State, impossible, room
-from engine.interfaces.json_pattern import PatternError, whole
-from engine.interfaces.json_reading import COMBINING, KNOWN, Reading
-from engine.interfaces.json_schema import refused
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_kit.bounded_cache import BoundedCache
+from engine_kit.schemas.cases import FALSE, TRUE, TYPES, Case, State, impossible, room
+from engine_kit.schemas.pattern import PatternError, whole
+from engine_kit.schemas.places import refused
+from engine_kit.schemas.reading import COMBINING, KNOWN, Reading
 
 MAX_STATES = 4000
 """The most schemas that one schema may come to."""
@@ -35,16 +37,27 @@ REMEMBERED = 16 << 20
 """Bytes of normalised constraints that are remembered, as estimated."""
 
 
-class Normaliser:
-    """Normalises constraints, and remembers them. Thread-safe."""
+@contextmanager
+def in_normal_form(constraint: StructuredOutputsParams) -> Iterator[StructuredOutputsParams]:
+    """A constraint as `normalised` writes it, remembered; for a driver's `verify` and `compile`, from several threads:
 
-    def __init__(self) -> None:
-        self._cache: BoundedCache[bytes, StructuredOutputsParams] = BoundedCache(REMEMBERED)
+        with in_normal_form(constraint) as normal:
+            check(normal)
 
-    def __call__(self, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
-        """As `normalised`."""
-        key = msgspec.msgpack.encode(constraint)
-        return self._cache.get(key, lambda: _sized(normalised(constraint)))
+    Raises InvalidRequestError as `normalised`. What is raised within about the normalised constraint leaves as an error
+    about the one that was sent.
+    """
+    normal = _remembered().get(msgspec.json.encode(constraint), lambda: _sized(normalised(constraint)))
+    try:
+        yield normal
+    except InvalidRequestError as error:
+        raise in_words_of(constraint, normal, error) from error
+
+
+@cache
+def _remembered() -> BoundedCache[bytes, StructuredOutputsParams]:
+    """One for all drivers of a process: they take turns with the same constraint."""
+    return BoundedCache(REMEMBERED)
 
 
 def normalised(constraint: StructuredOutputsParams) -> StructuredOutputsParams:
@@ -105,7 +118,7 @@ def _keys(value: Any) -> set[str]:
 
 
 def _sized(constraint: StructuredOutputsParams) -> tuple[StructuredOutputsParams, int]:
-    return constraint, 8 * len(msgspec.msgpack.encode(constraint))
+    return constraint, 8 * len(msgspec.json.encode(constraint))
 
 
 def _in_tag(tag: Any) -> Any:

@@ -1,11 +1,11 @@
-"""The opposite of a JSON schema, as cases (`json_cases`): what `not`, `else` and `oneOf` come to."""
+"""The opposite of a JSON schema, as cases (`cases`): what `not`, `else` and `oneOf` come to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.interfaces.json_cases import (
+from engine_kit.schemas.cases import (
     FALSE,
     TRUE,
     TYPES,
@@ -20,11 +20,11 @@ from engine.interfaces.json_cases import (
     stated_types,
     type_of,
 )
-from engine.interfaces.json_pattern import excluding
-from engine.interfaces.json_schema import escaped, refused
+from engine_kit.schemas.pattern import excluding
+from engine_kit.schemas.places import escaped, refused
 
 if TYPE_CHECKING:
-    from engine.interfaces.json_reading import Reading
+    from engine_kit.schemas.reading import Reading
 
 
 def opposite(reading: Reading, place: str, node: Mapping[str, Any]) -> Cases:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.interfaces.json_formats import FORMATS
-from engine.interfaces.json_pattern import PatternError, either, excluding, matches, of_length, plain, whole
+from engine_kit.schemas.formats import FORMATS
+from engine_kit.schemas.pattern import PatternError, either, excluding, matches, of_length, plain, whole
 
 TEXTS = ["".join(text) for size in range(4) for text in itertools.product("ab1", repeat=size)]
 TEXTS += ["\n", "a\nb", "é", "-"]

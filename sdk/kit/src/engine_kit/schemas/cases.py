@@ -1,4 +1,4 @@
-"""What a JSON schema asks, case by case: `json_reading` reads a schema as cases, of which an instance fits one or more.
+"""What a JSON schema asks, case by case: `reading` reads a schema as cases, of which an instance fits one or more.
 
 A case is about instances of one type, or about some constants. Two cases that have to hold at once are merged into one,
 so that nothing of `allOf`, or of keywords beside a `$ref`, is left. The schemas within a case are *states*: sets of
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from engine.interfaces.json_pattern import matches
+from engine_kit.schemas.pattern import matches
 
 Term = tuple[bool, str]
 """A schema as it stands in the source, by its place; False: whatever it does not allow."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from engine.interfaces.json_schema import Place, places
+from engine_kit.schemas.places import Place, places
 
 
 class References:

@@ -1,4 +1,4 @@
-"""A JSON schema, read as cases (`json_cases`): what `allOf`, `oneOf`, `not`, `if` and references come to.
+"""A JSON schema, read as cases (`cases`): what `allOf`, `oneOf`, `not`, `if` and references come to.
 
 Reading is under a budget: a schema of a stranger's may multiply without end, and is refused then.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.interfaces.json_cases import (
+from engine_kit.schemas.cases import (
     FALSE,
     NOTHING_SEEN,
     TRUE,
@@ -37,11 +37,11 @@ from engine.interfaces.json_cases import (
     text_fits,
     type_of,
 )
-from engine.interfaces.json_formats import FORMATS
-from engine.interfaces.json_opposite import opposite
-from engine.interfaces.json_pattern import PatternError, either, matches, of_length, plain
-from engine.interfaces.json_references import References
-from engine.interfaces.json_schema import KEYWORDS_OF, Place, check_form, escaped, refused
+from engine_kit.schemas.formats import FORMATS
+from engine_kit.schemas.opposite import opposite
+from engine_kit.schemas.pattern import PatternError, either, matches, of_length, plain
+from engine_kit.schemas.places import KEYWORDS_OF, Place, check_form, escaped, refused
+from engine_kit.schemas.references import References
 
 MAX_WORK = 40_000
 """Cases that are merged for one schema, each counted for the two of which it is: a second or so."""

@@ -1,0 +1,113 @@
+"""What programs that embed the engine (its server, chat, the benchmarks, yours) may import, and nothing behind it.
+
+    from engine.embedding import AsyncLLM, EngineConfig
+
+Importing this module is light: each name is imported when it is first asked for, so a command may name here what it
+needs at once (flags, settings) without waiting for what an engine needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.cli.empty_answer import why_empty as why_empty
+    from engine.cli.flags import add_engine_flags as add_engine_flags
+    from engine.cli.flags import add_positional_model as add_positional_model
+    from engine.cli.flags import add_server_flags as add_server_flags
+    from engine.cli.flags import command_settings as command_settings
+    from engine.cli.flags import name_positional_model as name_positional_model
+    from engine.cli.sampling_flags import add_sampling_flags as add_sampling_flags
+    from engine.cli.sampling_flags import sampling_keywords as sampling_keywords
+    from engine.cli.terminal import LineReader as LineReader
+    from engine.cli.terminal import printable as printable
+    from engine.config.declaration import SERVER_SETTINGS as SERVER_SETTINGS
+    from engine.config.declaration import SETTINGS as SETTINGS
+    from engine.config.declaration import Setting as Setting
+    from engine.config.folders import state_folder as state_folder
+    from engine.config.server import ServerConfig as ServerConfig
+    from engine.config.settings import EngineConfig as EngineConfig
+    from engine.config.sources import Merged as Merged
+    from engine.frontend.assemble import start_cores as start_cores
+    from engine.frontend.async_llm import AsyncLLM as AsyncLLM
+    from engine.frontend.banner import broken_plugins as broken_plugins
+    from engine.frontend.banner import capacity as capacity
+    from engine.frontend.banner import greeting as greeting
+    from engine.frontend.banner import show as show
+    from engine.frontend.banner import why as why
+    from engine.frontend.client import Attached as Attached
+    from engine.frontend.constraint_check import ConstraintCheck as ConstraintCheck
+    from engine.frontend.input_processor import ProcessedRequest as ProcessedRequest
+    from engine.frontend.interrupt import DeferredInterrupt as DeferredInterrupt
+    from engine.frontend.launch import Launch as Launch
+    from engine.frontend.launch import launch as launch
+    from engine.frontend.long_prompts import LONG as LONG
+    from engine.frontend.measures import Histogram as Histogram
+    from engine.frontend.measures import Measured as Measured
+    from engine.frontend.measures import Measures as Measures
+    from engine.frontend.os_processes import OSProcesses as OSProcesses
+    from engine.frontend.output_processor import OutputKind as OutputKind
+    from engine.frontend.plugin_record import record_start as record_start
+    from engine.frontend.pooling_inputs import check_task as check_task
+    from engine.frontend.process_client import ProcessClient as ProcessClient
+    from engine.frontend.prompts import Prompt as Prompt
+    from engine.frontend.prompts import TextPrompt as TextPrompt
+    from engine.frontend.request_stream import RequestStream as RequestStream
+    from engine.frontend.score_plan import data_of as data_of
+    from engine.frontend.statistics import NOTHING as NOTHING
+    from engine.frontend.statistics import StatisticsLog as StatisticsLog
+    from engine.llm import LLM as LLM
+    from engine.llm import LLMEngine as LLMEngine
+
+NAMES = {
+    # what most programs need
+    "llm": ("LLM", "LLMEngine"),
+    "frontend.async_llm": ("AsyncLLM",),
+    "frontend.request_stream": ("RequestStream",),
+    "frontend.output_processor": ("OutputKind",),
+    "frontend.prompts": ("Prompt", "TextPrompt"),
+    "config.settings": ("EngineConfig",),
+    # commands and their settings
+    "cli.flags": (
+        "add_engine_flags",
+        "add_positional_model",
+        "add_server_flags",
+        "command_settings",
+        "name_positional_model",
+    ),
+    "cli.sampling_flags": ("add_sampling_flags", "sampling_keywords"),
+    "cli.terminal": ("LineReader", "printable"),
+    "cli.empty_answer": ("why_empty",),
+    "config.declaration": ("SERVER_SETTINGS", "SETTINGS", "Setting"),
+    "config.folders": ("state_folder",),
+    "config.server": ("ServerConfig",),
+    "config.sources": ("Merged",),
+    "frontend.interrupt": ("DeferredInterrupt",),
+    # what was chosen at the start, and how it goes
+    "frontend.banner": ("broken_plugins", "capacity", "greeting", "show", "why"),
+    "frontend.launch": ("Launch", "launch"),
+    "frontend.measures": ("Histogram", "Measured", "Measures"),
+    "frontend.plugin_record": ("record_start",),
+    "frontend.statistics": ("NOTHING", "StatisticsLog"),
+    # requests, before they are sent
+    "frontend.constraint_check": ("ConstraintCheck",),
+    "frontend.input_processor": ("ProcessedRequest",),
+    "frontend.long_prompts": ("LONG",),
+    "frontend.pooling_inputs": ("check_task",),
+    "frontend.score_plan": ("data_of",),
+    # several processes in front of several cores
+    "frontend.assemble": ("start_cores",),
+    "frontend.client": ("Attached",),
+    "frontend.os_processes": ("OSProcesses",),
+    "frontend.process_client": ("ProcessClient",),
+}
+_HOMES = {name: f"engine.{module}" for module, names in NAMES.items() for name in names}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

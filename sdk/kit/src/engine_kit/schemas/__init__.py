@@ -1,0 +1,1 @@
+"""JSON schemas and regular expressions for grammar drivers: read, worked out, written in few words."""
