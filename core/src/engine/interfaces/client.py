@@ -69,8 +69,8 @@ class CoreClient(Protocol):
 
     def call(self, method: str) -> Future[Any]:
         """Ask the core, by one of `engine.loop.process.CALLS`; the answer is plain data. Several cores answer with the
-        sum of their statistics, with page maps as a list by rank, with all files of a profile as one list, and with the
-        first of answers that are all alike.
+        sum of their statistics, with their lists as one (page maps by rank, files of a profile), and with the first of
+        answers that are all alike.
 
         The future has an EngineError where one refuses, or died before it answered.
         """

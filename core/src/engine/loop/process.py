@@ -49,7 +49,7 @@ from engine.types.request import FinishReason
 
 log = logging.getLogger("engine.core")
 
-CALLS = frozenset({"stats", "page_map", "reset_prefix_cache", "check_integrity", "start_profile", "stop_profile"})
+CALLS = frozenset({"stats", "page_maps", "reset_prefix_cache", "check_integrity", "start_profile", "stop_profile"})
 """The core's methods that a frontend may call."""
 
 HEALTH_SECONDS = 1.0

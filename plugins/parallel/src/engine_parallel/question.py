@@ -21,8 +21,7 @@ class Question:
         dp_ranks: who is asked.
 
     Attributes:
-        answer: statistics summed over the ranks, as plain data; of page maps a list, by rank; the files of profiles as
-            one list; of other answers, which are all alike, the first. An EngineError where a core refuses, or none
+        answer: statistics summed over the ranks, as plain data; lists (page maps, the files of profiles) as one; of other answers, which are all alike, the first. An EngineError where a core refuses, or none
             has answered.
     """
 
@@ -70,8 +69,6 @@ class Question:
         values = [answer.result() for answer in several]
         if self._method == "stats" and len(values) > 1:
             return msgspec.to_builtins(merge_stats([msgspec.convert(value, StepStats) for value in values]))
-        if self._method == "page_map":
-            return values
-        if self._method == "stop_profile":
-            return [path for value in values for path in value]
+        if self._method in ("page_maps", "stop_profile"):
+            return [one for value in values for one in value]
         return values[0]
