@@ -60,7 +60,7 @@ def main() -> None:
     core._hooks = None if options.without else HookRelay("core", registry)
     if options.without:
         frontend.inputs._hooks = None
-        outputs = OutputProcessor(frontend.tokenizer, None, "tiny", frontend.inputs.clock)
+        outputs = OutputProcessor(frontend.tokenizer, None, "tiny")
         frontend = replace(frontend, outputs=outputs)
     engine = LLMEngine(frontend, InProcessClient(core))
     vocabulary = min(VOCABULARY, frontend.inputs.vocab_size) - 8

@@ -12,7 +12,7 @@ import pytest
 
 from engine import LLM, EngineArgs, SamplingParams
 from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.output_processor import OutputKind
+from engine.frontend.request_state import OutputKind
 from engine.types.errors import KVCacheTooSmallError
 
 COUNT = 10_000
@@ -79,7 +79,7 @@ def test_core_process(quiet: list[list[int]]) -> None:
                 if not (stats["pages_used"] or stats["num_running"] or stats["num_waiting"]):
                     break
             await llm.call("check_integrity")
-            assert not llm._streams and not llm.num_unfinished and not llm.measures._sequences
+            assert not llm.num_unfinished and not llm._output.num_sequences
             assert llm.measures.finished["abort"] == COUNT and llm.measures.finished["length"] == 4
         finally:
             llm.shutdown()
@@ -104,7 +104,7 @@ def test_streams_that_nobody_reads(quiet: list[list[int]], kind: OutputKind) -> 
             assert [list((await stream.final()).outputs[0].token_ids) for stream in others] == quiet
             while "unread" in llm._output:
                 await asyncio.sleep(0.01)
-            assert not llm._streams and sys.getrefcount(unread) == 2
+            assert not llm.num_unfinished and sys.getrefcount(unread) == 2
             got = [output.outputs[0] async for output in unread]
             assert len(got) == 1
             assert (got[0].text, got[0].token_ids, got[0].finish_reason) == (

@@ -15,7 +15,7 @@ from fault_worker import BEFORE, GARBAGE
 
 from engine import LLM, EngineArgs, SamplingParams
 from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.output_processor import OutputKind
+from engine.frontend.request_state import OutputKind
 from engine.types.errors import EngineDeadError
 
 from .conftest import Faulty

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine import LLM, EngineConfig, SamplingParams
-from engine.frontend.output_processor import OutputKind
+from engine.frontend.request_state import OutputKind
 from engine.types.errors import EngineError
 from engine_bench.session import Session, open_session
 from tests.gpu.device_time import busy_seconds

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from engine.frontend.banner import why as why
     from engine.frontend.client import Attached as Attached
     from engine.frontend.constraint_check import ConstraintCheck as ConstraintCheck
-    from engine.frontend.input_processor import ProcessedRequest as ProcessedRequest
     from engine.frontend.interrupt import DeferredInterrupt as DeferredInterrupt
     from engine.frontend.launch import Launch as Launch
     from engine.frontend.launch import launch as launch
@@ -47,13 +46,14 @@ if TYPE_CHECKING:
     from engine.frontend.measures import Measured as Measured
     from engine.frontend.measures import Measures as Measures
     from engine.frontend.os_processes import OSProcesses as OSProcesses
-    from engine.frontend.output_processor import OutputKind as OutputKind
     from engine.frontend.plugin_record import record_start as record_start
     from engine.frontend.pooling_inputs import check_task as check_task
     from engine.frontend.process_client import ProcessClient as ProcessClient
     from engine.frontend.prompts import Prompt as Prompt
     from engine.frontend.prompts import TextPrompt as TextPrompt
-    from engine.frontend.request_stream import RequestStream as RequestStream
+    from engine.frontend.request_state import OutputKind as OutputKind
+    from engine.frontend.request_state import RequestState as RequestState
+    from engine.frontend.request_state import RequestStream as RequestStream
     from engine.frontend.score_plan import data_of as data_of
     from engine.frontend.statistics import NOTHING as NOTHING
     from engine.frontend.statistics import StatisticsLog as StatisticsLog
@@ -64,8 +64,7 @@ NAMES = {
     # what most programs need
     "llm": ("LLM", "LLMEngine"),
     "frontend.async_llm": ("AsyncLLM",),
-    "frontend.request_stream": ("RequestStream",),
-    "frontend.output_processor": ("OutputKind",),
+    "frontend.request_state": ("OutputKind", "RequestState", "RequestStream"),
     "frontend.prompts": ("Prompt", "TextPrompt"),
     "config.settings": ("EngineConfig",),
     # commands and their settings
@@ -92,7 +91,6 @@ NAMES = {
     "frontend.statistics": ("NOTHING", "StatisticsLog"),
     # requests, before they are sent
     "frontend.constraint_check": ("ConstraintCheck",),
-    "frontend.input_processor": ("ProcessedRequest",),
     "frontend.long_prompts": ("LONG",),
     "frontend.pooling_inputs": ("check_task",),
     "frontend.score_plan": ("data_of",),

@@ -17,15 +17,15 @@ import msgspec
 
 from engine.frontend.assemble import Frontend, assemble_frontend, start_client
 from engine.frontend.beam_search import search_beams
-from engine.frontend.client import InProcessClient
-from engine.frontend.input_processor import InputProcessor, ProcessedRequest
+from engine.frontend.input_processor import InputProcessor
 from engine.frontend.interrupt import DeferredInterrupt
 from engine.frontend.launch import Launch, launch
 from engine.frontend.lifecycle_hooks import LifecycleHooks
-from engine.frontend.output_processor import OutputKind, refusal
+from engine.frontend.output_processor import refusal
 from engine.frontend.pooling_calls import PoolingCalls
 from engine.frontend.progress import Progress
 from engine.frontend.prompts import Prompt, as_prompts, timeouts_of
+from engine.frontend.request_state import OutputKind, RequestState
 from engine.interfaces.client import CoreClient
 from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
@@ -79,8 +79,8 @@ class LLMEngine:
         frontend = assemble_frontend(plan)
         client = start_client(plan)
         engine = cls(frontend, client, plan)
-        if not isinstance(client, InProcessClient):  # processes end with the engine, with the program, or by `shutdown`
-            weakref.finalize(engine, client.shutdown)
+        if plan.config.data_parallel_size > 1:
+            weakref.finalize(engine, client.shutdown)  # processes end with the engine, with the program, or before
         return engine
 
     def add_request(
@@ -113,15 +113,15 @@ class LLMEngine:
         process = self.frontend.inputs.process
         self.submit(process(request_id, prompt, params, arrival_time, priority, timeout), output_kind)
 
-    def submit(self, processed: ProcessedRequest, output_kind: OutputKind) -> None:
+    def submit(self, request: RequestState, output_kind: OutputKind) -> None:
         """Queue a request that the input processor has made."""
         self._alive()
-        self.frontend.outputs.add(processed, output_kind)
+        self.frontend.outputs.add(request, output_kind)
         try:
-            self.frontend.inputs.announce(processed)
-            self.client.add(processed.requests)
+            self.frontend.inputs.announce(request)
+            self.client.add(request.requests)
         except BaseException as error:
-            self.frontend.outputs.abort([processed.request_id], error if isinstance(error, EngineError) else None)
+            self.frontend.outputs.abort([request.request_id], error if isinstance(error, EngineError) else None)
             raise
 
     def step(self) -> list[RequestOutput]:
@@ -491,7 +491,7 @@ class LLM(PoolingCalls):
         admitted: bool = False,
         refused: list[RequestOutput] | None = None,
         prompt_of: Callable[[Any], Any] = lambda prompt: prompt,
-    ) -> list[ProcessedRequest]:
+    ) -> list[RequestState]:
         """Everything is validated before anything is queued.
 
         Args:
@@ -508,7 +508,7 @@ class LLM(PoolingCalls):
         first, self._counter = self._counter, self._counter + len(prompts)
         several = zip(prompts, params, priority or [0] * len(prompts), timeouts, strict=True)
         process = inputs.complete if admitted else inputs.process
-        processed: list[ProcessedRequest] = []
+        processed: list[RequestState] = []
         for index, (prompt, param, urgency, seconds) in enumerate(several):
             name = str(first + index)
             try:
@@ -535,7 +535,7 @@ class LLM(PoolingCalls):
 
     def _run(
         self,
-        processed: list[ProcessedRequest],
+        processed: list[RequestState],
         use_tqdm: bool | Callable[..., Any],
         refused: list[RequestOutput] | None = None,
     ) -> list[RequestOutput]:

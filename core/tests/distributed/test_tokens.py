@@ -18,9 +18,10 @@ from thread_ranks import registry
 from engine import SamplingParams
 from engine.config import EngineConfig
 from engine.llm import LLMEngine
-from engine.modeling import Decoder, DispatchGuard
+from engine.modeling import Decoder
 from engine.runner import assemble as assemble_module
 from engine.types.errors import UnsupportedModelError
+from engine_kit.dispatch_guard import DispatchGuard
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "one KV head, biases of every projection": ("LlamaForCausalLM", {"kv_heads": 1, "bias": True}),

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.frontend.input_processor import InputProcessor
-from engine.frontend.output_processor import OutputKind, OutputProcessor
+from engine.frontend.output_processor import OutputProcessor
+from engine.frontend.request_state import OutputKind
 from engine.types.errors import HookFailedError
 from engine.types.hooks import RequestSummary
 from engine.types.params import SamplingParams
@@ -48,7 +49,7 @@ class Replace:
 def outputs_of(doubles: ModuleType, hooks: Hooks) -> tuple[InputProcessor, OutputProcessor]:
     tokenizer = doubles.CharTokenizer()
     inputs = InputProcessor(tokenizer, doubles.description(), 64, 0, hooks)  # type: ignore[arg-type]
-    return inputs, OutputProcessor(tokenizer, hooks, "m", inputs.clock)  # type: ignore[arg-type]
+    return inputs, OutputProcessor(tokenizer, hooks, "m")  # type: ignore[arg-type]
 
 
 def play(doubles: ModuleType, kind: OutputKind, pieces: list[str], finish: str, hooks: Hooks, **params: Any) -> str:
@@ -96,7 +97,7 @@ def test_a_filter_that_fails_ends_the_sequence_here_and_in_the_core(doubles: Mod
     outputs.add(inputs.process("r", "hi", SamplingParams(max_tokens=None)), kind)
     outputs.process([doubles.news("r", "a")])
     done = outputs.process([doubles.news("r", "b")])
-    assert done.abort_ids == ["r"] and done.ended == [("r", "error")]
+    assert done.abort_ids == ["r"] and outputs.num_sequences == 0
     [output] = done.outputs
     assert output.finished and output.error is error and output.outputs[0].finish_reason == "error"
     assert "b" not in output.outputs[0].text

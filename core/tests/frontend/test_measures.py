@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import prometheus_client
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.frontend.input_processor import ProcessedRequest
+from engine.frontend.input_processor import InputProcessor
 from engine.frontend.measures import REQUEST_SECONDS, Histogram, Measures
+from engine.frontend.output_processor import OutputProcessor
+from engine.types.errors import EngineDeadError, EngineError
 from engine.types.outputs import CoreOutput, StepStats
 from engine.types.params import SamplingParams
-from engine.types.request import EngineRequest
 
 
 @given(st.lists(st.tuples(st.sampled_from([*REQUEST_SECONDS, 0.0, 1e9]) | st.floats(0, 1e4), st.integers(1, 3))))
@@ -33,12 +37,30 @@ def test_a_histogram_is_prometheus_own(observed: list[tuple[float, int]]) -> Non
     assert abs(ours.sum - total) <= 1e-9 * total
 
 
-def request(name: str, prompt: int, n: int = 1, max_tokens: int | None = 16) -> ProcessedRequest:
-    params = SamplingParams(n=n, max_tokens=max_tokens)
-    ids = list(range(prompt))
-    names = [name] if n == 1 else [f"{name}#{i}" for i in range(n)]
-    parts = [EngineRequest(request_id=part, prompt_token_ids=ids, params=params) for part in names]
-    return ProcessedRequest(name, None, ids, params, parts)
+class Front:
+    """What was counted of requests whose core the test plays, at times that the test tells."""
+
+    def __init__(self, doubles: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 100.0
+        monkeypatch.setattr("time.monotonic", lambda: self._now)
+        tokenizer = doubles.CharTokenizer()
+        self.inputs = InputProcessor(tokenizer, doubles.description(), 64)
+        self.measures = Measures(2048)
+        self.outputs = OutputProcessor(tokenizer, measures=self.measures)
+
+    def add(self, when: float, name: str, prompt: int, n: int = 1, max_tokens: int | None = 16) -> None:
+        self._now = when
+        params = SamplingParams(n=n, max_tokens=max_tokens, stop=["\x04"])
+        self.outputs.add(self.inputs.process(name, [5] * prompt, params))
+
+    def step(self, when: float, tokens: int, *news: CoreOutput) -> None:
+        self._now = when
+        self.measures.stepped(stats(tokens))
+        self.outputs.process(news)
+
+    def abort(self, when: float, error: EngineError | None, *names: str) -> None:
+        self._now = when
+        self.outputs.abort(names, error)
 
 
 def stats(num_tokens: int) -> StepStats:
@@ -59,28 +81,25 @@ def values(histogram: Histogram) -> tuple[int, float]:
     return sum(histogram.counts), round(histogram.sum, 6)
 
 
-def test_the_life_of_requests() -> None:
-    m = Measures(2048)
-    m.arrived(request("a", 10, n=2), 100.0)
-    m.arrived(request("b", 7, max_tokens=None), 101.0)
+def test_the_life_of_requests(doubles: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = Front(doubles, monkeypatch)
+    m = front.measures
+    front.add(100.0, "a", 10, n=2)
+    front.add(101.0, "b", 7, max_tokens=None)
     first = {"queue_time": 0.5, "prefill_time": 0.25}
-    m.stepped([CoreOutput(request_id="a#0", new_token_ids=[1], **first)], stats(10), 102.0)
-    m.stepped(
-        [
-            CoreOutput(request_id="a#0", new_token_ids=[2]),
-            CoreOutput(request_id="a#1", new_token_ids=[1], **first),
-            CoreOutput(request_id="stranger", new_token_ids=[1]),
-        ],
-        stats(3),
+    front.step(102.0, 10, CoreOutput(request_id="a#0", new_token_ids=[1], **first))
+    front.step(
         102.5,
+        3,
+        CoreOutput(request_id="a#0", new_token_ids=[2]),
+        CoreOutput(request_id="a#1", new_token_ids=[1], **first),
+        CoreOutput(request_id="stranger", new_token_ids=[1]),
     )
-    m.stepped([CoreOutput(request_id="a#0", new_token_ids=[3, 4])], stats(1), 103.5)
-    m.stepped([CoreOutput(request_id="b")], stats(0), 104.0)
-    m.ended("a#0", "stop", 103.5)
-    m.ended("a#0", "stop", 103.5)
-    m.ended("stranger", "stop", 103.5)
-    m.ended("a#1", "abort", 110.0)
-    m.ended_all("error", 111.0)
+    front.step(103.5, 1, CoreOutput(request_id="a#0", new_token_ids=[3, 4]))  # 4 is a stop string
+    front.step(103.5, 0, CoreOutput(request_id="a#0", new_token_ids=[5]))
+    front.step(104.0, 0, CoreOutput(request_id="b"))
+    front.abort(110.0, None, "a", "stranger")
+    front.abort(111.0, EngineDeadError("a", "b"), "a", "b")
 
     assert values(m.params_n) == (2, 3)
     assert values(m.time_to_first_token) == (2, 2.0 + 2.5)

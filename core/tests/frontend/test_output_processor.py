@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.frontend.input_processor import InputProcessor
-from engine.frontend.output_processor import OutputKind, OutputProcessor
+from engine.frontend.output_processor import OutputProcessor
+from engine.frontend.request_state import OutputKind
 from engine.types.errors import InvalidRequestError, KVCacheTooSmallError
 from engine.types.outputs import CompletionOutput, CoreOutput, RequestOutput
 from engine.types.params import SamplingParams
@@ -30,7 +31,7 @@ class Bench:
         self.outputs.add(self.inputs.process(request_id, "hi", SamplingParams(**params)), kind)
 
     def take(self, *news: CoreOutput) -> RequestOutput | None:
-        outputs, self.aborts, self.ended, _ = self.outputs.process(news)
+        outputs, self.aborts, _ = self.outputs.process(news)
         assert len(outputs) <= 1
         return outputs[0] if outputs else None
 

@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.frontend.input_processor import ProcessedRequest
-from engine.frontend.output_processor import OutputKind
-from engine.frontend.request_stream import RequestStream
+from engine.frontend.request_state import OutputKind, RequestState, RequestStream
 from engine.types.errors import EngineDeadError, KVCacheTooSmallError
 from engine.types.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.types.params import SamplingParams
 
 
 def stream(kind: OutputKind, aborted: list[str]) -> RequestStream:
-    return RequestStream(aborted.append, ProcessedRequest("r", None, [1], SamplingParams(), []), kind)
+    return RequestStream(aborted.append, RequestState("r", None, [1], SamplingParams(), [], kind=kind))
 
 
 def output(*completions: CompletionOutput, finished: bool = False) -> RequestOutput:

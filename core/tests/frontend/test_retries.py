@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.frontend.input_processor import InputProcessor, ProcessedRequest
+from engine.frontend.input_processor import InputProcessor
 from engine.frontend.measures import Measures
-from engine.frontend.output_processor import OutputKind, OutputProcessor
+from engine.frontend.output_processor import OutputProcessor
+from engine.frontend.request_state import OutputKind, RequestState
 from engine.types.errors import RankDeadError
 from engine.types.outputs import CoreOutput
 from engine.types.params import SamplingParams
@@ -23,9 +24,10 @@ class Front:
         self.doubles = doubles
         tokenizer = doubles.CharTokenizer()
         self.inputs = InputProcessor(tokenizer, doubles.description(), 64)
-        self.outputs = OutputProcessor(tokenizer)
+        self.measures = Measures(64)
+        self.outputs = OutputProcessor(tokenizer, measures=self.measures)
 
-    def add(self, request_id: str, kind: OutputKind, **params: Any) -> ProcessedRequest:
+    def add(self, request_id: str, kind: OutputKind, **params: Any) -> RequestState:
         processed = self.inputs.process(request_id, "hi", SamplingParams(**params))
         self.outputs.add(processed, kind)
         return processed
@@ -53,7 +55,7 @@ def test_a_whole_answer_is_computed_anew(front: Front) -> None:
     lp = front.doubles.logprobs
     front.take(front.news("r", "ab\u00e4", new_logprobs=lp(-1, -2, -3), num_cached_tokens=7))
     result = front.take(*dead("r"))
-    assert (result.outputs, result.ended, list(result.retries)) == ([], [], [processed])
+    assert (result.outputs, list(result.retries)) == ([], [processed])
     (output,) = front.take(front.news("r", "xyz", "length", new_logprobs=lp(-1, -1, -1))).outputs
     (completion,) = output.outputs
     assert (completion.text, completion.token_ids) == ("xyz", [120, 121, 122])
@@ -72,7 +74,7 @@ def test_what_was_streamed_ends_with_an_error(front: Front, kind: OutputKind) ->
     (output,) = result.outputs
     assert output.request_id == "told" and output.finished
     assert isinstance(output.error, RankDeadError) and output.outputs[0].finish_reason == "error"
-    assert result.ended == [("told", "error")]
+    assert front.measures.finished["error"] == 1 and front.measures.retries == 1
 
 
 def test_siblings_begin_anew_together(front: Front) -> None:
@@ -112,15 +114,27 @@ def test_an_aborted_request_stays_aborted(front: Front) -> None:
     assert not result.retries and not result.outputs
 
 
-def test_a_retry_has_one_time_to_its_first_token(front: Front) -> None:
-    measures = Measures(64)
-    processed = front.add("r", OutputKind.FINAL)
-    measures.arrived(processed, 0.0)
-    measures.stepped([front.news("r", "a")], None, 1.0)
-    measures.retried(processed)
-    measures.stepped([front.news("r", "a")], None, 5.0)
-    measures.stepped([front.news("r", "b")], None, 6.0)
-    measures.ended("r", "stop", 6.0)
-    assert measures.retries == 1
+def test_a_retry_has_one_time_to_its_first_token(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    front.add("r", OutputKind.FINAL).arrived = 100.0
+    for second, news in (
+        (1, [front.news("r", "a")]),
+        (2, dead("r")),
+        (5, [front.news("r", "a")]),
+        (6, [front.news("r", "b", "stop")]),
+    ):
+        now[0] = 100.0 + second
+        front.take(*news)
+    measures = front.measures
+    assert measures.retries == 1 and measures.finished["stop"] == 1
     assert sum(measures.time_to_first_token.counts) == 1 and measures.time_to_first_token.sum == 1.0
     assert (measures.generation_tokens.sum, measures.e2e_latency.sum, measures.decode_time.sum) == (2, 6.0, 1.0)
+
+
+def test_one_of_several_that_had_ended_is_counted_once(front: Front) -> None:
+    front.add("r", OutputKind.FINAL, n=2)
+    front.take(front.news("r#0", "ab", "stop"))
+    front.take(*dead("r#1"))
+    front.take(*(front.news(f"r#{i}", "ab", "stop") for i in range(2)))
+    assert front.measures.finished["stop"] == 2 and front.measures.retries == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.frontend.interrupt import DeferredInterrupt
-from engine.frontend.output_processor import OutputKind
+from engine.frontend.request_state import OutputKind
 from engine.llm import LLM
 from engine.types.errors import (
     EngineDeadError,

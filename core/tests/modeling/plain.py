@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import ModelContext, PagedAttention, PagedLatentAttention, State
-from engine.modeling import DispatchGuard, read_safetensors
+from engine.modeling import read_safetensors
 from engine.types.model import ModelDescription
+from engine_kit.dispatch_guard import DispatchGuard
 from engine_reference.checkpoint_safetensors.card import SafetensorsCheckpoint
 from engine_reference.models import card as cards
 from engine_reference.models import deepseek_card

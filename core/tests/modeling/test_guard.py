@@ -8,8 +8,8 @@ from checkpoints import ARCHITECTURES, LATENT_ARCHITECTURES
 from plain import PlainOps, open_model, plain_walk, run
 
 from engine.interfaces.model import State
-from engine.modeling import DispatchGuard
 from engine.types.errors import ContractError
+from engine_kit.dispatch_guard import DispatchGuard
 
 
 @pytest.mark.parametrize("features", [{}, {"tie": True, "rope": "yarn"}, {"sliding": 5}, {"bias": True}], ids=str)

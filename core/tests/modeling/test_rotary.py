@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from engine.modeling.rope_config import read_rope, scaled_length, unsupported_rope
+from engine.modeling.config import read_rope, scaled_length, unsupported_rope
 from engine.modeling.rotary import Rotary, cos_sin_table, inverse_frequencies, yarn_attention_factor
 from engine.types.errors import CheckpointError, ConfigError, EngineError, UnsupportedModelError
 from engine_reference.models.card import Llama

@@ -94,7 +94,7 @@ def test_missing_bias(checkpoints) -> None:
         load(folder, weights)
 
 
-@pytest.mark.parametrize("where", ["place", "finish"])
+@pytest.mark.parametrize("where", ["load", "finish"])
 def test_memory_that_ends(folder: Path, tensors: Tensors, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensor at which it ended, how much is missing behind it, torch's own numbers, and what helps."""
     name, said = "model.layers.1.mlp.down_proj.weight", "Tried to allocate 2.00 MiB. GPU 0 has 7 GiB of which 1 is free"
@@ -203,7 +203,7 @@ def test_layers_compute_what_they_say() -> None:
             self.tied = LMHead(context, 7, 4, "tied", self.embed)
 
     parts = Parts()
-    named = {slot.name: torch.randn(slot.shape) for part in parts.parts() for slot in part.slots()}
+    named = {param.name: torch.randn(param.shape) for part in parts.parts() for param in part.params()}
     load_weights(parts, named.items())
     x, linear = torch.randn(5, 4), torch.nn.functional.linear
 

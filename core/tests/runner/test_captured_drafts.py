@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import Driver, Request, choice, params, prompt, registry, start_message, started
 
-from engine.runner.draft_widths import padding_of, width_of, widths_of
+from engine.runner.capture import padding_of, width_of, widths_of
 from engine.runner.worker import Worker
 from engine.types.plan import GivenDrafts, NewBlocks, NewSlot, StepPlan, StepResult
 

@@ -14,8 +14,8 @@ from remote import RemotePlatformBody, Waited, serving
 
 from engine.interfaces.executor import StepFuture
 from engine.plugin import Candidate
-from engine.runner.futures import FailedStep
-from engine.runner.pooler import Pooler
+from engine.runner.pooling import StepPooler
+from engine.runner.results import FailedStep
 from engine.runner.worker import Worker
 from engine.types.params import SamplingParams
 from engine.types.plan import GivenDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
@@ -155,7 +155,7 @@ def test_pooling_waits_for_nothing(task: str) -> None:
     description = SimpleNamespace(pooler=SimpleNamespace(pooling_type="mean", normalize=True, activation="softmax"))
     platform = RemotePlatformBody(SimpleNamespace(start=SimpleNamespace(device="meta")))  # type: ignore[arg-type]
     model = SimpleNamespace(classify=lambda vectors: vectors[:, :3])
-    pooler = Pooler(platform, model, description)  # type: ignore[arg-type]
+    pooler = StepPooler(platform, model, description)  # type: ignore[arg-type]
     for slot in range(ROWS):
         wish = PoolingParams(task=task, normalize=bool(slot % 2), pooling_type=("mean", "cls", "last")[slot % 3])
         pooler.enter(SimpleNamespace(slot=slot, pooling=wish, num_prompt_tokens=PROMPT))  # type: ignore[arg-type]

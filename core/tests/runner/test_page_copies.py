@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.runner.page_copies import copy_pages
+from engine.runner.buffers import copy_pages
 from engine.types.plan import PageCopies
 
 

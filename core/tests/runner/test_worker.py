@@ -15,12 +15,11 @@ from harness import Driver, Request, choice, dense_logits, layout, params, promp
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.ops import OPERATIONS, OpsNeed
 from engine.interfaces.platform import CacheMemory
-from engine.modeling.guard import DispatchGuard
 from engine.plugin import Registry
 from engine.runner import assemble as assemble_module
 from engine.runner.assemble import assemble
-from engine.runner.futures import FailedStep, RunningStep
-from engine.runner.profile import largest_step
+from engine.runner.memory_profile import largest_step
+from engine.runner.results import FailedStep, RunningStep
 from engine.runner.worker import Worker
 from engine.types.errors import (
     ConfigError,
@@ -34,6 +33,7 @@ from engine.types.errors import (
 )
 from engine.types.plan import StepPlan
 from engine.types.start import WorkerReady
+from engine_kit.dispatch_guard import DispatchGuard
 from engine_reference.ops_torch.body import TorchOpsBody
 from engine_reference.ops_torch.card import TorchOps
 from engine_reference.platform_host.body import HostPlatformBody

@@ -23,7 +23,7 @@ from schedules import Outcome, Planned, Schedule, Settings, run_schedule, schedu
 from engine.interfaces.context import CoreContext
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
-from engine.runner.buffers import Frame, StepBuffers
+from engine.runner.buffers import StepBuffers, StepInputBuffers
 from engine.runner.worker import Worker
 from engine.scheduling.constraints import Constraints
 from engine.scheduling.scheduler import Scheduler
@@ -253,7 +253,7 @@ def test_many_schedules_with_drafts(schedule: Schedule, seed: int) -> None:
     run_with_drafts(schedule, seed)
 
 
-def _pads(buffers: StepBuffers, frame: Frame, plan: StepPlan, *_: object) -> bool:
+def _pads(buffers: StepBuffers, frame: StepInputBuffers, plan: StepPlan, *_: object) -> bool:
     return frame.tokens_per_row > 1 and bool((plan.num_tokens < frame.tokens_per_row).any())
 
 

@@ -30,7 +30,7 @@ from engine.interfaces.ops import OPERATIONS, OpsNeed
 from engine.interfaces.platform import Trial
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
-from engine.runner.futures import FailedStep
+from engine.runner.results import FailedStep
 from engine.runner.worker import Worker
 from engine.types.model import CheckpointFiles
 from engine.types.params import SamplingParams

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.frontend.input_processor import ProcessedRequest
-from engine.frontend.output_processor import OutputKind
-from engine.frontend.request_stream import RequestStream
+from engine.frontend.request_state import OutputKind, RequestState, RequestStream
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine.types.params import SamplingParams
 from engine_server import sse
@@ -75,7 +73,8 @@ def delta(token: int, finished: bool = False) -> RequestOutput:
 
 
 def stream(aborted: list[str]) -> RequestStream:
-    return RequestStream(aborted.append, ProcessedRequest("r", None, [1], SamplingParams(), []), OutputKind.DELTA)
+    request = RequestState("r", None, [1], SamplingParams(), [], kind=OutputKind.DELTA)
+    return RequestStream(aborted.append, request)
 
 
 def scope(connection: Connection, alone: bool = True) -> dict[str, Any]:

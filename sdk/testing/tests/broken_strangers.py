@@ -10,7 +10,7 @@ from engine_gpt2.body import GPT2
 from engine_mixtral.body import Experts, Mixtral
 
 from engine.interfaces.model import ModelContext
-from engine.modeling import LMHead, Slot
+from engine.modeling import LMHead, Param
 
 
 class ReadsNoActivation(GPT2):
@@ -115,8 +115,8 @@ class _AlwaysTwo(Experts):
 
 
 class _Swapped(Experts):
-    def slots(self) -> list[Slot]:
-        *others, gate, down, up = super().slots()
+    def params(self) -> list[Param]:
+        *others, gate, down, up = super().params()
         return [*others, replace(gate, name=up.name), down, replace(up, name=gate.name)]
 
 

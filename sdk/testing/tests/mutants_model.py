@@ -205,15 +205,15 @@ class MakesUpBias(_Loads):
 
     def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
         there = {name for name, _ in weights}
-        biases = [slot for part in self.parts() for slot in part.slots() if slot.name.endswith("bias")]
-        return weights + [(slot.name, torch.zeros(slot.shape)) for slot in biases if slot.name not in there]
+        biases = [param for part in self.parts() for param in part.params() if param.name.endswith("bias")]
+        return weights + [(param.name, torch.zeros(param.shape)) for param in biases if param.name not in there]
 
 
 class IgnoresUnexpected(_Loads):
     """tensors that it does not know are silently ignored"""
 
     def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        known = {slot.name for part in self.parts() for slot in part.slots()}
+        known = {param.name for part in self.parts() for param in part.params()}
         return [(name, tensor) for name, tensor in weights if name in known]
 
 
@@ -221,7 +221,7 @@ class CutsToSize(_Loads):
     """a tensor that is too large is cut"""
 
     def loaded(self, weights: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        shapes = {slot.name: slot.shape for part in self.parts() for slot in part.slots()}
+        shapes = {param.name: param.shape for part in self.parts() for param in part.params()}
         return [
             (name, tensor[tuple(slice(size) for size in shapes[name])] if name in shapes else tensor)
             for name, tensor in weights

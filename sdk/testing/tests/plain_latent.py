@@ -12,7 +12,7 @@ from engine.types.kv import KVGroup
 
 
 class PlainLatent:
-    """See `engine.interfaces.latent_attention.LatentAttention`."""
+    """See `engine.interfaces.latent_attention.LatentAttentionBackend`."""
 
     capture_level = "none"
 

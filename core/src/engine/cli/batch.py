@@ -8,8 +8,8 @@ from typing import Any, TextIO, cast
 
 from engine.cli.batch_lines import BadLine, Line
 from engine.frontend.interrupt import DeferredInterrupt
-from engine.frontend.output_processor import OutputKind
 from engine.frontend.progress import Progress
+from engine.frontend.request_state import OutputKind
 from engine.llm import LLMEngine
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.outputs import CompletionOutput, RequestOutput

@@ -33,7 +33,8 @@ class ProcessGroup:
                 f"{len(communicators)} communicators were chosen for it",
                 "name one with --communicator",
             )
-        self._rank, self._size = rank, size
+        self._rank = rank
+        self._size = size
         self._communicators = tuple(communicators)
         self._takers: dict[tuple[Collective, tuple[int, ...], torch.dtype | None], Communicator] = {}
 

@@ -13,6 +13,7 @@ from engine.frontend.chat_template import check_template
 from engine.frontend.client import Attached, InProcessClient, client_of_several
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.launch import Launch
+from engine.frontend.measures import Measures
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.parsers import renders_tools
 from engine.interfaces.client import ClientContext, CoreClient, RemoteClient
@@ -48,8 +49,12 @@ class Frontend:
     renders_tools: bool = True
 
 
-def assemble_frontend(plan: Launch) -> Frontend:
+def assemble_frontend(plan: Launch, measures: Measures | None = None) -> Frontend:
     """Build the tokenizer and the processors.
+
+    Args:
+        plan: what the launcher decided.
+        measures: count what becomes of the requests; None: nobody asks.
 
     Raises TokenizerError for a tokenizer that is missing or broken, PluginError for a body that cannot be imported.
     """
@@ -69,7 +74,7 @@ def assemble_frontend(plan: Launch) -> Frontend:
         chat_template=plan.chat_template,
         template_variables=variables,
     )
-    outputs = OutputProcessor(tokenizer, hooks, plan.model_name, inputs.clock)
+    outputs = OutputProcessor(tokenizer, hooks, plan.model_name, measures)
     return Frontend(
         tokenizer,
         inputs,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,15 +16,14 @@ import msgspec
 from engine.config import EngineConfig
 from engine.frontend.assemble import assemble_frontend, start_cores
 from engine.frontend.client import Attached
-from engine.frontend.input_processor import ProcessedRequest
 from engine.frontend.launch import Launch, check_attached, launch
 from engine.frontend.lifecycle_hooks import LifecycleHooks
 from engine.frontend.long_prompts import LONG, LongPrompts
 from engine.frontend.measures import Measures
-from engine.frontend.output_processor import OutputKind, refusal
+from engine.frontend.output_processor import refusal
 from engine.frontend.pooling_calls import pooling_output
 from engine.frontend.prompts import Prompt, TextPrompt
-from engine.frontend.request_stream import RequestStream
+from engine.frontend.request_state import OutputKind, RequestState, RequestStream
 from engine.frontend.score_plan import ScorePlan, plan_scores
 from engine.interfaces.client import CoreState
 from engine.interfaces.tokenizer import Tokenizer
@@ -54,9 +52,10 @@ class AsyncLLM:
     def __init__(self, config: EngineConfig, attached: Attached | None = None) -> None:
         self.config = config
         self._launch = plan = launch(config) if attached is None else check_attached(launch(config), attached.start)
+        self.measures = Measures(plan.max_model_len)
         self._client = start_cores(plan, attached)
         try:
-            front = assemble_frontend(plan)
+            front = assemble_frontend(plan, self.measures)
         except BaseException:
             self._client.shutdown()
             raise
@@ -64,12 +63,10 @@ class AsyncLLM:
         self.tool_parser, self.reasoning_parser = front.tool_parser, front.reasoning_parser
         self.renders_tools = front.renders_tools
         self._long = LongPrompts()
-        self._streams: dict[str, RequestStream] = {}
         self._calls: set[Future[Any]] = set()
         self._death: EngineError | None = None
         self._on_death: Callable[[EngineError], None] | None = None
         self.worker: WorkerReady | None = None
-        self.measures = Measures(self.max_model_len)
         self._lifecycle = LifecycleHooks(self.hooks, self, tells_stats=attached is None or attached.first)
         self._stats_hook: asyncio.Task[None] | None = None
 
@@ -183,8 +180,8 @@ class AsyncLLM:
         """
         self._check_alive()
         request_id = request_id or uuid.uuid4().hex
-        processed = self._input.process(request_id, prompt, params, priority=priority, timeout=timeout, origin=origin)
-        return self.enqueue(processed, kind)
+        request = self._input.process(request_id, prompt, params, priority=priority, timeout=timeout, origin=origin)
+        return self.enqueue(request, kind)
 
     async def process(
         self,
@@ -194,7 +191,7 @@ class AsyncLLM:
         priority: int = 0,
         timeout: float | None = None,
         origin: HTTPOrigin | None = None,
-    ) -> ProcessedRequest:
+    ) -> RequestState:
         """Validate and tokenise, for `enqueue`: what `submit` does first, but a long prompt does not stop the loop.
 
         Raises InvalidRequestError, PromptTooLongError, RequestRefusedError, HookFailedError.
@@ -205,23 +202,20 @@ class AsyncLLM:
         # As messages are encoded anyway, that tells how much there is to check: schemas, ids, arguments of plugins.
         return await self._long.run(complete, max(_length(prompt), len(msgspec.msgpack.encode(params))))
 
-    def enqueue(self, processed: ProcessedRequest, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
+    def enqueue(self, request: RequestState, kind: OutputKind = OutputKind.CUMULATIVE) -> RequestStream:
         """Send a processed request to a core. To be called in the event loop that ran `start`.
 
         Raises InvalidRequestError where its id is in use, EngineDeadError where every core has died, ContractError
         where the router fails.
         """
         self._check_alive()
-        self._output.add(processed, kind)
-        stream = RequestStream(self.abort, processed, kind)
-        self._streams[processed.request_id] = stream
-        waited = max(0.0, self._input.clock.now() - processed.requests[0].arrival_time)
-        self.measures.arrived(processed, time.monotonic() - waited)
-        self._input.announce(processed)
+        self._output.add(request, kind)
+        request.stream = stream = RequestStream(self.abort, request)
+        self._input.announce(request)
         try:
-            self._client.add(processed.requests)
+            self._client.add(request.requests)
         except BaseException as error:
-            self.abort(processed.request_id, error if isinstance(error, EngineError) else None)
+            self.abort(request.request_id, error if isinstance(error, EngineError) else None)
             raise
         return stream
 
@@ -255,8 +249,8 @@ class AsyncLLM:
         Cancelling aborts the request. Raises as `submit`, and the typed error that ended the request.
         """
         params = PoolingParams() if params is None else params
-        processed = await self.process(prompt, params, request_id, priority, timeout)
-        stream = self.enqueue(processed, OutputKind.FINAL)
+        request = await self.process(prompt, params, request_id, priority, timeout)
+        stream = self.enqueue(request, OutputKind.FINAL)
         try:
             return pooling_output(await stream.final())
         finally:
@@ -307,20 +301,14 @@ class AsyncLLM:
 
         Args:
             request_id: as it was submitted.
-            error: why, where that is no abort; for hooks.
+            error: why, where that is no abort; for metrics and hooks.
         """
-        self._streams.pop(request_id, None)
         if core_ids := self._output.abort([request_id], error):
-            now = time.monotonic()
-            for core_id in core_ids:
-                self.measures.ended(core_id, "abort", now)
             self._client.abort(core_ids)
 
     def end_all(self, error: EngineError) -> None:
         """End every request in progress with this error; the core goes on."""
-        core_ids = self._output.abort(list(self._streams), error)
-        self._end_all(error)
-        self._client.abort(core_ids)
+        self._client.abort(self._end_all(error))
 
     async def call(self, method: str) -> Any:
         """Ask every core: one of `engine.loop.process.CALLS`. The answer as plain data: statistics as those of one
@@ -351,9 +339,8 @@ class AsyncLLM:
         if self._death is not None:
             return
         try:
-            now = time.monotonic()
             for news in several:
-                self.measures.stepped(news.outputs, news.stats, now)
+                self.measures.stepped(news.stats)
             if told := [output for news in several for output in news.outputs]:
                 self._tell(told)
         except Exception as error:
@@ -362,19 +349,10 @@ class AsyncLLM:
 
     def _tell(self, news: list[CoreOutput]) -> None:
         """Tell the streams."""
-        now = time.monotonic()
         processed = self._output.process(news)
-        for request_id, reason in processed.ended:
-            self.measures.ended(request_id, reason, now)
         if processed.abort_ids:
             self._client.abort(processed.abort_ids)
-        for output in processed.outputs:
-            name = output.request_id
-            stream = self._streams.pop(name, None) if output.finished else self._streams.get(name)
-            if stream is not None:
-                stream.put(output)
         for again in processed.retries:
-            self.measures.retried(again)
             try:
                 self._client.add(again.requests)
             except EngineError as error:
@@ -392,15 +370,12 @@ class AsyncLLM:
         if self._death is not None:
             raise self._death
 
-    def _end_all(self, error: EngineError) -> None:
-        for stream in self._streams.values():
-            stream.fail(error)
-        self.measures.ended_all("error", time.monotonic())
-        self._output.abort(list(self._streams), error)
-        self._streams.clear()
+    def _end_all(self, error: EngineError) -> list[str]:
+        """End every request and call in progress. Returns the core requests to abort."""
         for answer in list(self._calls):
             if not answer.done():
                 answer.set_exception(error)
+        return self._output.end_all(error)
 
 
 def _length(prompt: Any) -> int:

@@ -18,3 +18,7 @@ class SteadyClock:
     def now(self) -> float:
         """Seconds since the epoch; never less than before."""
         return self._offset + time.monotonic()
+
+    def monotonic(self, when: float) -> float:
+        """A time that `now` tells, by the monotonic clock; no later than the present."""
+        return min(when - self._offset, time.monotonic())

@@ -7,7 +7,7 @@ import random
 import reprlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from engine.frontend.past_calls import read_calls
 from engine.frontend.pooling_inputs import check_pooling
 from engine.frontend.processor_arguments import ProcessorArguments
 from engine.frontend.prompts import ParsedPrompt, TextPrompt, TokensPrompt, parse_prompt
+from engine.frontend.request_state import RequestState
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import InvalidRequestError, PromptTooLongError, shown
@@ -30,27 +31,6 @@ from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
     from engine.plugin import HookRelay
-
-
-class ProcessedRequest(NamedTuple):
-    """A request that is ready to be sent.
-
-    Args:
-        request_id: the user's.
-        prompt: its text, None where ids were given without.
-        prompt_token_ids: its ids.
-        params: the user's, verified.
-        requests: what the core gets: one for each of n (or of `best_of`), in order. One for a request that pools, whose
-            `params` say nothing.
-        info: what hooks are told of it; None where none looks at single requests.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    requests: list[EngineRequest]
-    info: RequestInfo | None = None
 
 
 class InputProcessor:
@@ -107,7 +87,7 @@ class InputProcessor:
         priority: int = 0,
         timeout: float | None = None,
         origin: HTTPOrigin | None = None,
-    ) -> ProcessedRequest:
+    ) -> RequestState:
         """Validate and tokenise one prompt, and cut it into n (or `best_of`) engine requests; one where it is to pool.
 
         The same as `admit` and then `complete`.
@@ -186,8 +166,9 @@ class InputProcessor:
         priority: int = 0,
         timeout: float | None = None,
         info: RequestInfo | None = None,
-    ) -> ProcessedRequest:
+    ) -> RequestState:
         """Tokenise a request that `admit` has let in, whose answer is `info`. Otherwise as `process`."""
+        arrival_time = self.clock.now() if arrival_time is None else arrival_time
         if isinstance(params, PoolingParams):
             return self._process_pooling(request_id, prompt, params, arrival_time, priority, timeout, info)
         parsed = self._rewritten(parse_prompt(prompt), info)
@@ -196,8 +177,6 @@ class InputProcessor:
         self._check_ids(ids, parsed)
         self._check_stop_ids(params.stop_token_ids)
         self._constraints.check(params)
-        if arrival_time is None:
-            arrival_time = self.clock.now()
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         complete = self._processors.complete(params)
         end_ids = params.stop_token_ids if params.ignore_eos else [*params.stop_token_ids, *self.eos_token_ids]
@@ -219,18 +198,19 @@ class InputProcessor:
             )
             for index in range(count)
         ]
-        return ProcessedRequest(request_id, _text(parsed), ids, params, requests, info)
+        arrived = self.clock.monotonic(arrival_time)
+        return RequestState(request_id, _text(parsed), ids, params, requests, info, arrived)
 
     def _process_pooling(
         self,
         request_id: str,
         prompt: Any,
         params: PoolingParams,
-        arrival_time: float | None,
+        arrival_time: float,
         priority: int,
         timeout: float | None,
         info: RequestInfo | None,
-    ) -> ProcessedRequest:
+    ) -> RequestState:
         complete = check_pooling(params, self.model)
         parsed = self._rewritten(parse_prompt(prompt), info)
         if self.model.pooler.lower_case and parsed.token_ids is None and parsed.text is not None:
@@ -251,13 +231,14 @@ class InputProcessor:
             request_id=request_id,
             prompt_token_ids=ids,
             params=carrier,
-            arrival_time=self.clock.now() if arrival_time is None else arrival_time,
+            arrival_time=arrival_time,
             priority=priority,
             cache_salt=parsed.cache_salt,
             timeout=timeout,
             pooling=complete,
         )
-        return ProcessedRequest(request_id, _text(parsed), ids, carrier, [request], info)
+        arrived = self.clock.monotonic(arrival_time)
+        return RequestState(request_id, _text(parsed), ids, carrier, [request], info, arrived)
 
     def _fits(self, max_tokens: int | None) -> int:
         """Tokens of a prompt that leave room for the answer."""
@@ -306,11 +287,11 @@ class InputProcessor:
             raise InvalidRequestError("tokenise a pair", f"it is no valid Unicode text: {error}") from error
         return TokensPrompt(prompt_token_ids=ids), second_start
 
-    def announce(self, processed: ProcessedRequest) -> None:
+    def announce(self, request: RequestState) -> None:
         """Fire the hook `request_received`: the requests are about to be sent."""
         if self._hooks is not None and (heard := self._hooks.request_received):
-            for request in processed.requests:
-                heard(request=request)
+            for one in request.requests:
+                heard(request=one)
 
     def render_chat(
         self,

@@ -6,14 +6,22 @@ No metrics library is imported here: `engine_server.prometheus` writes these num
 from __future__ import annotations
 
 import itertools
+import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.frontend.input_processor import ProcessedRequest
+from engine.frontend.request_state import RequestState
+from engine.frontend.sequence_state import SequenceState
+from engine.types.errors import EngineError
+from engine.types.hooks import RequestSummary
 from engine.types.outputs import CoreOutput, StepStats
+
+if TYPE_CHECKING:
+    from engine.plugin import HookRelay
 
 # The bounds are vLLM's, so that its users' dashboards fit; those between tokens begin lower, for small models.
 FIRST_TOKEN_SECONDS = (
@@ -76,20 +84,8 @@ class Measured(msgspec.Struct):
     retries: int = 0
 
 
-class _Sequence:
-    """What is remembered of an unfinished sequence. Times are seconds of one monotonic clock; 0 where not yet."""
-
-    __slots__ = ("arrived", "first", "last", "max_tokens", "num_tokens", "prefill", "prompt_tokens", "queued", "seen")
-
-    def __init__(self, arrived: float, prompt_tokens: int, max_tokens: int | None) -> None:
-        self.arrived, self.prompt_tokens, self.max_tokens = arrived, prompt_tokens, max_tokens
-        self.first = self.last = self.queued = self.prefill = 0.0
-        self.num_tokens = 0
-        self.seen = False
-
-
 class Measures:
-    """Follows requests from their arrival to their end. Called by one thread; a sequence is one of a request's n.
+    """Counts what became of requests. Called by one thread; a sequence is one of a request's n.
 
     Args:
         max_model_len: bounds the buckets of token counts.
@@ -125,65 +121,30 @@ class Measures:
         self.params_max_tokens = Histogram(tokens)
         self.finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.retries = 0
-        self._sequences: dict[str, _Sequence] = {}
 
-    def arrived(self, processed: ProcessedRequest, when: float) -> None:
-        """A request is sent to the core; it reached the frontend at `when`."""
-        self.params_n.observe(processed.params.n)
-        prompt = len(processed.prompt_token_ids)
-        for request in processed.requests:
-            self._sequences[request.request_id] = _Sequence(when, prompt, processed.params.max_tokens)
+    def arrived(self, request: RequestState) -> None:
+        """A request is about to be sent."""
+        self.params_n.observe(request.params.n)
 
-    def stepped(self, news: Iterable[CoreOutput], stats: StepStats | None, now: float) -> None:
-        """The news of one step came in at `now`."""
+    def stepped(self, stats: StepStats | None) -> None:
+        """News of one step came."""
         if stats is not None and stats.num_tokens:
             self.step_tokens.observe(stats.num_tokens)
-        sequences = self._sequences
-        single: dict[float, int] = {}  # sequences that were in the same step before waited equally long
-        for output in news:
-            sequence = sequences.get(output.request_id)
-            if sequence is None or not (count := len(output.new_token_ids)):
-                continue
-            if not sequence.num_tokens:
-                sequence.first = now
-                sequence.queued, sequence.prefill = output.queue_time, output.prefill_time
-                if not sequence.seen:
-                    self.time_to_first_token.observe(now - sequence.arrived)
-            elif count == 1:
-                single[sequence.last] = single.get(sequence.last, 0) + 1
-            else:
-                self.inter_token_latency.observe((now - sequence.last) / count, count)
-            sequence.last = now
-            sequence.num_tokens += count
-        for last, count in single.items():
-            self.inter_token_latency.observe(now - last, count)
 
-    def retried(self, processed: ProcessedRequest) -> None:
-        """A request was sent again: its sequences begin anew. Each has one time to its first token, the first."""
-        self.retries += 1
-        for request in processed.requests:
-            sequence = self._sequences.get(request.request_id)
-            if sequence is not None:  # one of n that had ended is counted already
-                sequence.seen = sequence.seen or sequence.num_tokens > 0
-                sequence.num_tokens = 0
-
-    def ended(self, request_id: str, reason: str, now: float) -> None:
-        """A sequence ended. One that is not known is passed over."""
-        sequence = self._sequences.pop(request_id, None)
-        if sequence is None:
-            return
+    def ended(self, request: RequestState, sequence: SequenceState, reason: str, now: float) -> None:
+        """A sequence ended."""
         self.finished[reason] += 1
-        self.e2e_latency.observe(now - sequence.arrived)
-        self.prompt_tokens.observe(sequence.prompt_tokens)
+        self.e2e_latency.observe(now - request.arrived)
+        self.prompt_tokens.observe(len(request.prompt_token_ids))
         self.generation_tokens.observe(sequence.num_tokens)
-        if sequence.max_tokens is not None:
-            self.params_max_tokens.observe(sequence.max_tokens)
+        if request.params.max_tokens is not None:
+            self.params_max_tokens.observe(request.params.max_tokens)
         if sequence.num_tokens:
-            decode = sequence.last - sequence.first
-            self.queue_time.observe(sequence.queued)
-            self.prefill_time.observe(sequence.prefill)
+            decode = sequence.last_token - sequence.first_token
+            self.queue_time.observe(sequence.queue_time)
+            self.prefill_time.observe(sequence.prefill_time)
             self.decode_time.observe(decode)
-            self.inference_time.observe(sequence.prefill + decode)
+            self.inference_time.observe(sequence.prefill_time + decode)
             if sequence.num_tokens > 1:
                 self.request_time_per_output_token.observe(decode / (sequence.num_tokens - 1))
 
@@ -199,11 +160,6 @@ class Measures:
         self.finished.update(measured.finished)
         self.retries += measured.retries
 
-    def ended_all(self, reason: str, now: float) -> None:
-        """Every sequence ended."""
-        for request_id in list(self._sequences):
-            self.ended(request_id, reason, now)
-
 
 def _counts(value: object) -> bool:
     return isinstance(value, Histogram)
@@ -218,3 +174,81 @@ def _one_two_five(most: int) -> list[float]:
             if bounds[-1] >= most:
                 return bounds
     raise AssertionError("itertools.count ends")
+
+
+def follow(
+    news: Iterable[CoreOutput],
+    sequences: Mapping[str, tuple[RequestState, SequenceState]],
+    now: float,
+    measures: Measures | None,
+) -> None:
+    """Enter into the sequences when their tokens came.
+
+    Args:
+        news: of one step, or of several that are taken in at once.
+        sequences: the unfinished ones, by the core's id.
+        now: by the monotonic clock.
+        measures: count what passed between tokens.
+    """
+    single: dict[float, int] = {}  # sequences that were in the same step before waited equally long
+    for output in news:
+        entry = sequences.get(output.request_id)
+        if entry is None or not (count := len(output.new_token_ids)):
+            continue
+        request, sequence = entry
+        if not sequence.num_tokens:
+            sequence.first_token = now
+            sequence.queue_time = output.queue_time
+            sequence.prefill_time = output.prefill_time
+            if measures is not None and not sequence.retried:
+                measures.time_to_first_token.observe(now - request.arrived)
+        elif count == 1:
+            last = sequence.last_token
+            single[last] = single.get(last, 0) + 1
+        elif measures is not None:
+            measures.inter_token_latency.observe((now - sequence.last_token) / count, count)
+        sequence.last_token = now
+        sequence.num_tokens += count
+    if measures is not None:
+        for last, count in single.items():
+            measures.inter_token_latency.observe(now - last, count)
+
+
+class Summaries:
+    """Tells of sequences that have ended (the hook `request_finished`). Exists only where somebody listens.
+
+    Args:
+        relay: the frontend's.
+        model: the model's name in the API.
+    """
+
+    def __init__(self, relay: HookRelay, model: str) -> None:
+        self._relay = relay
+        self._model = model
+
+    def tell(self, request: RequestState, sequence: SequenceState, reason: str, error: EngineError | None) -> None:
+        """A sequence ended with this reason; `error`: that of its request, where there is one."""
+        heard = self._relay.request_finished
+        if heard is None:
+            return
+        started = sequence.num_tokens > 0
+        info = request.info
+        heard(
+            summary=RequestSummary(
+                request_id=request.request_id,
+                index=sequence.output.index,
+                model=self._model,
+                arrival_time=request.requests[0].arrival_time,
+                queue_seconds=sequence.queue_time if started else None,
+                prefill_seconds=sequence.prefill_time if started else None,
+                first_token_seconds=sequence.first_token - request.arrived if started else None,
+                decode_seconds=sequence.last_token - sequence.first_token,
+                total_seconds=time.monotonic() - request.arrived,
+                prompt_tokens=len(request.prompt_token_ids),
+                cached_tokens=sequence.num_cached_tokens,
+                output_tokens=len(sequence.output.token_ids),
+                finish_reason=reason,
+                error_code=error.code if error is not None and reason == "error" else "",
+                http=None if info is None else info.http,
+            )
+        )

@@ -1,20 +1,22 @@
-"""One sequence on its way back: ids to text, stop strings, log probabilities."""
+"""One sequence on its way back: ids to text, stop strings, log probabilities; or what was pooled."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from engine.frontend.prompt_scores import readable
 from engine.frontend.stop_scanner import StopMatch, StopScanner, StopStrings
 from engine.interfaces.tokenizer import Tokenizer
-from engine.types.errors import EngineError
-from engine.types.outputs import CompletionOutput, CoreOutput, TokenLogprobs
+from engine.types.errors import EngineError, HookFailedError
+from engine.types.hooks import OutputFilter
+from engine.types.outputs import CompletionOutput, CoreOutput, Logprob, TokenLogprobs
 from engine.types.params import SamplingParams
 from engine.types.request import FinishReason
 
 
 class SequenceState:
-    """What the frontend keeps of one engine request.
+    """What the frontend knows of one engine request.
 
     Args:
         request_id: the core's id.
@@ -27,9 +29,24 @@ class SequenceState:
     Attributes:
         output: all that came so far. Its text is put together when it is asked for, see `text`.
         failure: the error that ended it here in the frontend; None where none did.
+        num_cached_tokens: prompt tokens that it found in the prefix cache itself.
+        first_token, last_token: when they came, by the monotonic clock. These and all below are only kept where
+            `engine.frontend.measures` follows the sequence.
+        queue_time, prefill_time: as the core measured them, see `CoreOutput`.
+        num_tokens: that came, those behind a stop string too; 0: the times above say nothing yet.
+        retried: a try before this one got its first token, which was measured.
+        told: a try before this one has ended: its end is not told again.
     """
 
     failure: EngineError | None = None
+    num_cached_tokens = 0
+    first_token = 0.0
+    last_token = 0.0
+    queue_time = 0.0
+    prefill_time = 0.0
+    num_tokens = 0
+    retried = False
+    told = False
 
     def __init__(
         self,
@@ -155,3 +172,102 @@ class SequenceState:
         for token, row in zip(ids, rows, strict=True):
             output.cumulative_logprob += row.chosen
             output.logprobs.append(readable(token, row, self._tokenizer))
+
+
+class FilteredSequence(SequenceState):
+    """Its text goes through the filters of hook plugins before anybody sees it. Where a filter fails, the sequence ends
+    with the finish reason "error" and `failure`.
+
+    Args:
+        filter_: gets (new text, is it the last), gives what is shown; raises HookFailedError.
+        others: see `SequenceState`.
+    """
+
+    def __init__(
+        self,
+        filter_: OutputFilter,
+        request_id: str,
+        index: int,
+        params: SamplingParams,
+        prompt_token_ids: list[int],
+        tokenizer: Tokenizer,
+        stops: StopStrings | None,
+    ) -> None:
+        super().__init__(request_id, index, params, prompt_token_ids, tokenizer, stops)
+        self._filter = filter_
+
+    def take(self, news: CoreOutput) -> tuple[str, int]:
+        text, num_tokens = super().take(news)
+        if text:
+            self._texts.pop()  # what the model wrote
+        if text or self.finished:
+            try:
+                text = self._filter(text, self.finished)
+            except HookFailedError as error:
+                text, self.failure = "", error
+                self.output.finish_reason, self.output.stop_reason = str(FinishReason.ERROR), None
+        if text:
+            self._texts.append(text)
+        return text, num_tokens
+
+
+class PooledSequence(SequenceState):
+    """It draws no token: its vector comes at once, the vectors of its tokens come in pieces.
+
+    Args:
+        request_id: the core's id.
+        params: the request's carrier; nothing in it counts.
+        tokenizer: at work.
+    """
+
+    def __init__(self, request_id: str, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        super().__init__(request_id, 0, params, [], tokenizer, None)
+        self._pieces: list[np.ndarray] = []
+
+    @property
+    def pooled(self) -> np.ndarray | None:
+        """All that came; None where nothing did."""
+        if len(self._pieces) > 1:
+            self._pieces = [np.concatenate(self._pieces)]
+        return self._pieces[0] if self._pieces else None
+
+    def take(self, news: CoreOutput) -> tuple[str, int]:
+        if news.pooled is not None:
+            self._pieces.append(news.pooled)
+        if news.finish_reason is not None:
+            self.output.finish_reason = str(news.finish_reason)
+        return "", 0
+
+
+def readable(token: int, row: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    """One position: the token at it first, then the most likely ones."""
+    position = {token: Logprob(row.chosen, row.rank, tokenizer.token(token))}
+    for place, (other, value) in enumerate(zip(row.top_ids, row.top_values, strict=True)):
+        if other != token:
+            position[other] = Logprob(value, place + 1, tokenizer.token(other))
+    return position
+
+
+class PromptLogprobs:
+    """A prompt's log probabilities, put together from the pieces in which the core sends them.
+
+    Args:
+        prompt_token_ids: the prompt.
+        tokenizer: at work.
+    """
+
+    def __init__(self, prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+        self._ids = prompt_token_ids
+        self._tokenizer = tokenizer
+        self._positions: list[dict[int, Logprob] | None] = [None]
+
+    def take(self, rows: Sequence[TokenLogprobs]) -> None:
+        """Those of the next tokens."""
+        first = len(self._positions)
+        for token, row in zip(self._ids[first : first + len(rows)], rows, strict=True):
+            self._positions.append(readable(token, row, self._tokenizer))
+
+    @property
+    def complete(self) -> list[dict[int, Logprob] | None] | None:
+        """All positions, the first None; None until they are all there."""
+        return self._positions if len(self._positions) == len(self._ids) else None

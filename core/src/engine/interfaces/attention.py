@@ -1,7 +1,7 @@
 """Point `attention`: attention over a paged KV cache. One driver is chosen for each kind of layer.
 
 The body of a driver is an `AttentionBackend` (below); of one that serves layers of kind "mla", which keep one latent
-vector a token, a `engine.interfaces.latent_attention.LatentAttention`. Cards, needs, batches and layers are the same.
+vector a token, a `LatentAttentionBackend` (`latent_attention.py`). Cards, needs, batches and layers are the same.
 
 Minor version 1 made `lse` a feature, which a driver may refuse.
 """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
 
-class LatentAttention(Protocol):
+class LatentAttentionBackend(Protocol):
     """Latent attention at work. Built with a `WorkerContext`.
 
     C = head_size - rope_size and P = rope_size, of the layer's need. Heads are divided over ranks: a rank has the

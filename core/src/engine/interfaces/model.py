@@ -71,7 +71,7 @@ class State(dict[str, "torch.Tensor"]):
     """
 
 
-class Walk(Protocol):
+class LayerIterator(Protocol):
     """The runner's hold on a model's layers: it decides which run, and looks on between them."""
 
     def __call__(self, layers: Iterable[Any], state: State) -> Iterator[Any]:
@@ -166,7 +166,7 @@ class Model(Protocol):
         """
         ...
 
-    def forward(self, state: State, walk: Walk) -> torch.Tensor:
+    def forward(self, state: State, walk: LayerIterator) -> torch.Tensor:
         """The final, normed hidden states [T, H].
 
         A state that brings `hidden` comes from another stage of the walk, and is not embedded again; what it brought

@@ -1,6 +1,6 @@
 """Floor 4, public: what a model's author builds with: layers, weights, rotary tables, and facts from config.json.
 
-The package imports nothing by itself, so that a card may use its torch-free modules (`describe`, `rope_config`,
+The package imports nothing by itself, so that a card may use its torch-free modules (`config`, `parallel`,
 `checkpoint_files`) while the names below, which need torch, come when they are first asked for.
 """
 
@@ -10,29 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.modeling.attention import Attention
-    from engine.modeling.body import Body
-    from engine.modeling.decoder import Decoder
-    from engine.modeling.embedding import Embedding, LMHead
-    from engine.modeling.guard import DispatchGuard
-    from engine.modeling.latent_attention import LatentAttention
-    from engine.modeling.layer_norm import LayerNorm
+    from engine.modeling.attention import Attention, LatentAttention
+    from engine.modeling.decoder import Decoder, ModelBody
+    from engine.modeling.layers import Embedding, GatedMLP, LayerNorm, LMHead, RMSNorm, Table
     from engine.modeling.linear import ColumnParallelLinear, Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
-    from engine.modeling.memory import out_of_memory
-    from engine.modeling.mlp import GatedMLP
-    from engine.modeling.module import Module, Slot
-    from engine.modeling.norm import RMSNorm
+    from engine.modeling.loading import load_weights, out_of_memory, read_safetensors
+    from engine.modeling.module import Module, Param
     from engine.modeling.rotary import Rotary
-    from engine.modeling.safetensors import read_safetensors
-    from engine.modeling.table import Table
-    from engine.modeling.weights import load_weights
 
 __all__ = [
     "Attention",
-    "Body",
     "ColumnParallelLinear",
     "Decoder",
-    "DispatchGuard",
     "Embedding",
     "GatedMLP",
     "LMHead",
@@ -40,12 +29,13 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "MergedColumnLinear",
+    "ModelBody",
     "Module",
+    "Param",
     "QKVLinear",
     "RMSNorm",
     "Rotary",
     "RowParallelLinear",
-    "Slot",
     "Table",
     "load_weights",
     "out_of_memory",
@@ -54,27 +44,26 @@ __all__ = [
 
 _HOMES = {
     "Attention": "attention",
-    "Body": "body",
-    "ColumnParallelLinear": "linear",
+    "LatentAttention": "attention",
     "Decoder": "decoder",
-    "DispatchGuard": "guard",
-    "Embedding": "embedding",
-    "GatedMLP": "mlp",
-    "LMHead": "embedding",
-    "LatentAttention": "latent_attention",
-    "LayerNorm": "layer_norm",
+    "ModelBody": "decoder",
+    "Embedding": "layers",
+    "GatedMLP": "layers",
+    "LMHead": "layers",
+    "LayerNorm": "layers",
+    "RMSNorm": "layers",
+    "Table": "layers",
+    "ColumnParallelLinear": "linear",
     "Linear": "linear",
     "MergedColumnLinear": "linear",
-    "Module": "module",
     "QKVLinear": "linear",
-    "RMSNorm": "norm",
-    "Rotary": "rotary",
     "RowParallelLinear": "linear",
-    "Slot": "module",
-    "Table": "table",
-    "load_weights": "weights",
-    "out_of_memory": "memory",
-    "read_safetensors": "safetensors",
+    "load_weights": "loading",
+    "out_of_memory": "loading",
+    "read_safetensors": "loading",
+    "Module": "module",
+    "Param": "module",
+    "Rotary": "rotary",
 }
 
 

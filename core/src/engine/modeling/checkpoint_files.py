@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from engine.modeling.describe import architecture
+from engine.modeling.config import architecture
 from engine.plugin.near import near_matches
 from engine.types.errors import CheckpointError, ModelNotFoundError
 from engine.types.model import CheckpointFiles

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 
 from engine.interfaces.model import ModelContext
-from engine.modeling.module import Module, Slot
+from engine.modeling.loading import staging
+from engine.modeling.module import Module, Param
 from engine.modeling.parallel import Shard, even, group_of, kv_heads
-from engine.modeling.staging import staging
 
 
 class Linear(Module):
@@ -50,32 +50,36 @@ class Linear(Module):
         self._quantization = None if self._kind is None else context.quantization.get(self._kind)
         self._linear = context.ops.linear if self._quantization is None else self._quantization.linear
         self._ops = context.ops
-        self._dtype, self._device = context.dtype, context.device
-        self._in, self._out = Shard.of(in_size), tuple(Shard.of(size) for size in out_sizes)
+        self._dtype = context.dtype
+        self._device = context.device
+        self._in = Shard.of(in_size)
+        self._out = tuple(Shard.of(size) for size in out_sizes)
         self.in_size, self.out_sizes = self._in.length, tuple(shard.length for shard in self._out)
-        self.names, self.bias, self._adds_bias = tuple(names), bias, adds_bias
+        self.names = tuple(names)
+        self.bias = bias
+        self._adds_bias = adds_bias
         self._tensors: dict[str, torch.Tensor] = {}
         self._packed: Any = None
 
-    def slots(self) -> list[Slot]:
+    def params(self) -> list[Param]:
         """`<name>.weight` [out, in] and, with a bias, `<name>.bias` [out] for each part, with this rank's cut."""
-        slots, start = [], 0
+        params, start = [], 0
         for name, out in zip(self.names, self._out, strict=True):
             rows = slice(start, start + out.length)
             shape = (out.total, self._in.total)
-            slots.append(Slot(f"{name}.weight", shape, self, ("weight", rows), (out.part, self._in.part)))
+            params.append(Param(f"{name}.weight", shape, self, ("weight", rows), (out.part, self._in.part)))
             if self.bias and self._adds_bias:
-                slots.append(Slot(f"{name}.bias", (out.total,), self, ("bias", rows), (out.part,)))
+                params.append(Param(f"{name}.bias", (out.total,), self, ("bias", rows), (out.part,)))
             start += out.length
-        return slots
+        return params
 
     def tolerated(self) -> frozenset[str]:
         """The biases that another rank adds."""
         return frozenset(f"{name}.bias" for name in self.names if self.bias and not self._adds_bias)
 
-    def place(self, slot: Slot, tensor: torch.Tensor) -> None:
+    def load(self, param: Param, tensor: torch.Tensor) -> None:
         """Copy a part into its rows, cast to the model's dtype; a weight that is to be quantised keeps its own."""
-        kind, rows = slot.key
+        kind, rows = param.key
         if kind not in self._tensors:
             shape = (sum(self.out_sizes), *tensor.shape[1:])
             dtype = tensor.dtype if kind == "weight" and self._quantization is not None else self._dtype
@@ -175,7 +179,9 @@ class QKVLinear(Linear):
     ) -> None:
         q = even(num_q_heads, context, f"the query heads of {name}")
         kv = kv_heads(num_kv_heads, context, f"the KV heads of {name}")
-        self.num_q_heads, self.num_kv_heads, self.head_size = q.length, kv.length, head_size
+        self.num_q_heads = q.length
+        self.num_kv_heads = kv.length
+        self.head_size = head_size
         shards = [heads.of_units(head_size) for heads in (q, kv, kv)]
         self._widths = [shard.length for shard in shards]
         super().__init__(context, in_size, shards, [f"{name}.{part}" for part in parts], bias)

@@ -11,16 +11,16 @@ import torch
 
 
 class Owner(Protocol):
-    """What a slot belongs to."""
+    """What a parameter belongs to."""
 
-    def place(self, slot: Slot, tensor: torch.Tensor) -> None:
-        """Take this rank's part of one checkpoint tensor, already of the slot's `local_shape`, and cast it."""
+    def load(self, param: Param, tensor: torch.Tensor) -> None:
+        """Take this rank's part of one checkpoint tensor, already of the param's `local_shape`, and cast it."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
-    """The place of one of the checkpoint's tensors.
+class Param:
+    """One of the checkpoint's tensors.
 
     Args:
         name: the tensor's name in the checkpoint.
@@ -44,7 +44,7 @@ class Slot:
 
 
 class Module:
-    """A piece of a model. Not torch's: there are no gradients, hooks or buffers, only weights to place.
+    """A piece of a model. Not torch's: there are no gradients, hooks or buffers, only weights to load.
 
     Parts are found among the attributes (modules, and lists or tuples of modules).
     """
@@ -63,21 +63,21 @@ class Module:
                 if isinstance(child, Module):
                     yield from child._walk(seen)
 
-    def slots(self) -> list[Slot]:
-        """The places of this module's own weights, those of its parts not included."""
+    def params(self) -> list[Param]:
+        """This module's own weights, those of its parts not included."""
         return []
 
     def tolerated(self) -> frozenset[str]:
         """Names of tensors that a checkpoint may hold for this module although it does not use them."""
         return frozenset()
 
-    def place(self, slot: Slot, tensor: torch.Tensor) -> None:
-        """Take a weight. Called once for each slot."""
-        raise NotImplementedError(f"{type(self).__name__} has a slot {slot.name!r} but no place()")
+    def load(self, param: Param, tensor: torch.Tensor) -> None:
+        """Take a weight. Called once for each param."""
+        raise NotImplementedError(f"{type(self).__name__} has a param {param.name!r} but no load()")
 
     def own_bytes(self, itemsize: int) -> int:
-        """Memory of this module's own weights on this rank, with elements of so many bytes as they were placed."""
-        return sum(math.prod(slot.local_shape) for slot in self.slots()) * itemsize
+        """Memory of this module's own weights on this rank, with elements of so many bytes as they were loaded."""
+        return sum(math.prod(param.local_shape) for param in self.params()) * itemsize
 
     def finish(self) -> None:
-        """All weights of this module are placed (for a module without slots: of the whole model). Pack them."""
+        """All weights of this module are loaded (for a module without params: of the whole model). Pack them."""

@@ -11,8 +11,8 @@ import math
 import torch
 
 from engine.interfaces.model import ModelContext
-from engine.modeling.norm import RMSNorm
-from engine.modeling.rope_config import RopeConfig
+from engine.modeling.config import RopeConfig
+from engine.modeling.layers import RMSNorm
 from engine.types.errors import ConfigError
 
 

@@ -25,10 +25,9 @@ from engine.interfaces.ops import LATENT_OPERATIONS, MODEL_OPERATIONS, OPERATION
 from engine.interfaces.platform import CapturesDrafts, Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
 from engine.plugin import Manifest, Registry, Selection
-from engine.runner.capturing import why_not_captured
+from engine.runner.attention import AttentionLayers, Backend, attention_groups
+from engine.runner.capture import why_not_captured
 from engine.runner.drafting import ChosenDrafter
-from engine.runner.groups import attention_groups
-from engine.runner.paged_attention import Attention, Backend
 from engine.sampling.processors import Processor
 from engine.types.errors import ManifestError, UnfitDriverError
 from engine.types.start import WorkerStart
@@ -56,7 +55,7 @@ class Assembly:
 
     platform: Platform
     ops: Ops
-    attention: Attention
+    attention: AttentionLayers
     model: Model
     group: ProcessGroup
     drafter: ChosenDrafter | None = None
@@ -117,7 +116,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
 
 
 def _not_captured(
-    card: type[PlatformCard], start: WorkerStart, chosen: _Chosen, attention: Attention
+    card: type[PlatformCard], start: WorkerStart, chosen: _Chosen, attention: AttentionLayers
 ) -> tuple[str, ...] | None:
     if card.recorder is None or not start.model.generates:
         return None
@@ -216,7 +215,7 @@ def _drafter(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Cho
     return ChosenDrafter(drafter, options.acceptance, options.num_tokens)
 
 
-def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Attention:
+def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> AttentionLayers:
     needs = []
     backends: dict[str, Backend] = {}
     groups = attention_groups(start.layout, start.model, start.size)
@@ -237,7 +236,7 @@ def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> A
         )
         needs.append(need)
         backends[group.kind] = chosen.build("attention", group.kind, need, context)
-    return Attention(groups, tuple(needs), backends)
+    return AttentionLayers(groups, tuple(needs), backends)
 
 
 def _quantization(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> dict[str, Quantization]:
@@ -280,7 +279,7 @@ def _model(
     start: WorkerStart,
     chosen: _Chosen,
     ops: Ops,
-    attention: Attention,
+    attention: AttentionLayers,
     quantization: dict[str, Quantization],
     device: torch.device,
     dtype: torch.dtype,

@@ -18,7 +18,7 @@ from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.ops import StepInputs, StepTables
 from engine.interfaces.platform import Platform
 from engine.types.kv import NULL_PAGE, KVLayout
-from engine.types.plan import StepPlan
+from engine.types.plan import NewSlot, PageCopies, StepPlan
 
 _HEADER = 4
 """int32 arrays of a step's rows."""
@@ -29,6 +29,10 @@ _FILLING = 16
 """int32 words that alignment adds, at most."""
 _PER_ROW = 12
 """int32 words of new pages that travel with a step's rows; where there are more, they go before it."""
+
+
+_NEVER = np.iinfo(np.int32).max
+"""Where the second text starts of a request that has one text."""
 
 
 class SlotTables:
@@ -75,7 +79,7 @@ class SlotTables:
 
 
 @dataclass(slots=True)
-class Frame:
+class StepInputBuffers:
     """The inputs of steps with R rows and T tokens: views of the fixed buffers.
 
     Args:
@@ -129,7 +133,8 @@ class StepBuffers:
     def __init__(
         self, platform: Platform, tables: SlotTables, max_rows: int, max_tokens: int, num_uncached: int = 0
     ) -> None:
-        self._platform, self._scratch_slot = platform, tables.scratch_slot
+        self._platform = platform
+        self._scratch_slot = tables.scratch_slot
         device = platform.device
         room = _HEADER * _aligned(max_rows + 1) + _PER_TOKEN * max_tokens + _PER_ROW * max_rows + _FILLING
         self._packed = torch.zeros(room, dtype=torch.int32, device=device)
@@ -150,7 +155,7 @@ class StepBuffers:
             (torch.zeros((max_rows, 0), dtype=torch.int32, device=device), torch.zeros_like(self._positions)),
         ) * num_uncached
 
-    def frame(self, num_rows: int, num_tokens: int, tokens_per_row: int = 0) -> Frame:
+    def frame(self, num_rows: int, num_tokens: int, tokens_per_row: int = 0) -> StepInputBuffers:
         """Views for R rows and T tokens. All frames lie on the same memory: one step uses one of them."""
         row = _aligned(num_rows + 1)
         end = _HEADER * row
@@ -190,7 +195,7 @@ class StepBuffers:
         select = None
         if tokens_per_row > 1:
             select = self._int64(self._packed, end, num_tokens)
-        return Frame(
+        return StepInputBuffers(
             num_rows,
             num_tokens,
             tokens_per_row,
@@ -204,7 +209,7 @@ class StepBuffers:
 
     def fill(
         self,
-        frame: Frame,
+        frame: StepInputBuffers,
         plan: StepPlan,
         places: np.ndarray | None = None,
         select: np.ndarray | None = None,
@@ -253,7 +258,7 @@ class StepBuffers:
         """Whether `fill` takes so many new pages, all groups' together."""
         return 3 * num_blocks <= _PER_ROW * (len(self._counts) - 1)
 
-    def _fill_header(self, frame: Frame, plan: StepPlan) -> None:
+    def _fill_header(self, frame: StepInputBuffers, plan: StepPlan) -> None:
         rows, padded, host, each = plan.num_rows, frame.num_rows, frame.header_host, frame.tokens_per_row
         host[0, :rows] = plan.slot_of_row
         host[1, :rows] = plan.num_computed
@@ -271,6 +276,44 @@ class StepBuffers:
         num_decodes = padded if each == 1 else plan.num_decodes if not each else 0
         for batch in frame.batches:
             batch.num_decodes = num_decodes
+
+
+class TokenTypes:
+    """Fills a fixed buffer: 0 for a token of the first text, 1 for one of the second.
+
+    Args:
+        platform: the worker's.
+        max_num_seqs, max_tokens: slots, and tokens of one step.
+    """
+
+    def __init__(self, platform: Platform, max_num_seqs: int, max_tokens: int) -> None:
+        self._platform = platform
+        self._ids = torch.zeros(max_tokens, dtype=torch.int32, device=platform.device)
+        self._second = np.full(max_num_seqs, _NEVER, np.int32)
+
+    def enter(self, new: NewSlot) -> None:
+        """A request enters a slot."""
+        second = None if new.pooling is None else new.pooling.second_text_start
+        self._second[new.slot] = _NEVER if second is None else second
+
+    def fill(self, plan: StepPlan, num_tokens: int) -> torch.Tensor:
+        """int32 [num_tokens]; of the step's tokens, padding 0. A view of the buffer, which the next step refills."""
+        second = np.repeat(self._second[plan.slot_of_row], plan.num_tokens)
+        starts = np.cumsum(plan.num_tokens) - plan.num_tokens
+        position = np.arange(plan.total_tokens) + np.repeat(plan.num_computed - starts, plan.num_tokens)
+        types = np.zeros(num_tokens, np.int32)
+        types[: position.size] = position >= second
+        self._platform.to_device(torch.from_numpy(types), self._ids[:num_tokens])
+        return self._ids[:num_tokens]
+
+
+def copy_pages(platform: Platform, pool: torch.Tensor, copies: PageCopies) -> None:
+    """Copy whole pages of the pool, uint8 [num_pages, page_bytes], in order with the work queued before and after."""
+    host = torch.from_numpy(np.stack([copies.source, copies.destination]).astype(np.int64))
+    places = torch.empty(host.shape, dtype=host.dtype, device=pool.device)
+    platform.to_device(host, places)
+    source, destination = places
+    pool.index_copy_(0, destination, pool.index_select(0, source))
 
 
 def _aligned(count: int) -> int:

@@ -116,7 +116,9 @@ class Drafting:
     def __init__(self, chosen: ChosenDrafter | None, ops: Ops, platform: Platform, tokens: torch.Tensor) -> None:
         self._drafter: Drafter | None = None if chosen is None else chosen.drafter
         self._acceptance: Acceptance = "exact" if chosen is None else chosen.acceptance
-        self._ops, self._platform, self._tokens = ops, platform, tokens
+        self._ops = ops
+        self._platform = platform
+        self._tokens = tokens
         self._session = Session(tokens)
 
     @property

@@ -6,13 +6,13 @@ group; the model (captured for decode steps where the platform has buckets); log
 sampler, which also writes the drawn tokens where the next step reads them; how many of them count; and the copy back,
 which nobody waits for here.
 
-A step whose masks follow stops before the sampler and goes on there when they come, see `open_step`.
+A step whose masks follow stops before the sampler and goes on there when they come (`PendingSample`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,21 +21,16 @@ import numpy as np
 import torch
 
 from engine.interfaces.executor import StepFuture
-from engine.interfaces.model import Model, State, Walk
+from engine.interfaces.model import LayerIterator, Model, State
 from engine.interfaces.ops import Ops
 from engine.interfaces.platform import CapturesDrafts, Platform
-from engine.runner.buffers import Frame, SlotTables, StepBuffers
-from engine.runner.capturing import DecodeTrial, can_be_tried
-from engine.runner.draft_widths import Buckets, buckets_of, padding_of, width_of, widths_of
+from engine.runner.attention import AttentionLayers
+from engine.runner.buffers import SlotTables, StepBuffers, StepInputBuffers, TokenTypes, copy_pages
+from engine.runner.capture import Buckets, DecodeTrial, buckets_of, can_be_tried, padding_of, width_of, widths_of
 from engine.runner.drafting import ChosenDrafter, Drafting, StepDrafts
-from engine.runner.futures import DraftedStep, FailedStep, RunningStep
-from engine.runner.open_step import OpenStep
-from engine.runner.page_copies import copy_pages
-from engine.runner.paged_attention import Attention
-from engine.runner.pooler import Pooler
-from engine.runner.prompt_logprobs import PromptScorer, PromptScores
-from engine.runner.token_types import TokenTypes
-from engine.runner.walk import PlainWalk
+from engine.runner.pooling import StepPooler
+from engine.runner.prompt_logprobs import PromptScorer, ScoredPrompts
+from engine.runner.results import DraftedStep, FailedStep, PendingSample, RunningStep
 from engine.sampling.packed import send
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import Processor, ProcessorChain
@@ -60,7 +55,7 @@ class _Step:
         token_types: int32 [T], for models that have them: a view of a fixed buffer.
     """
 
-    frame: Frame
+    frame: StepInputBuffers
     plans: list[Any]
     select: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
@@ -125,30 +120,34 @@ class ModelRunner:
         start: WorkerStart,
         platform: Platform,
         ops: Ops,
-        attention: Attention,
+        attention: AttentionLayers,
         model: Model,
         drafter: ChosenDrafter | None = None,
         processors: Sequence[Processor] = (),
-        walk: Walk | None = None,
+        walk: LayerIterator | None = None,
         capture: bool = False,
         skips_padding: bool = False,
         captures_drafts: CapturesDrafts = "never",
     ) -> None:
-        self._platform, self._ops, self._attention, self._model = platform, ops, attention, model
+        self._platform = platform
+        self._ops = ops
+        self._attention = attention
+        self._model = model
         self._groups = attention.groups
-        self._walk: Walk = PlainWalk() if walk is None else walk
+        self._walk: LayerIterator = _all_layers if walk is None else walk
         self._buckets: Buckets = {}
         if capture:
             widths = widths_of(captures_drafts, 0 if drafter is None else drafter.num_tokens, start.max_model_len)
             self._buckets = buckets_of(platform, start.max_num_seqs, widths)
-        self._skips_padding, self._captures_drafts = skips_padding, captures_drafts
+        self._skips_padding = skips_padding
+        self._captures_drafts = captures_drafts
         max_rows = max(start.max_num_seqs, *(rows[-1] for rows in self._buckets.values()), 1)
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
         padded = [width * rows[-1] for width, rows in self._buckets.items()]
         max_tokens = max(start.max_num_batched_tokens, max_rows, *padded)
         uncached = len(self._groups) - len(start.layout.groups)
         self._buffers = StepBuffers(platform, self._slots, max_rows, max_tokens, uncached)
-        self._pooler = None if start.model.generates else Pooler(platform, model, start.model)
+        self._pooler = None if start.model.generates else StepPooler(platform, model, start.model)
         types = start.model.num_token_types
         self._token_types = TokenTypes(platform, start.max_num_seqs, max_tokens) if types else None
         self._parameters = SlotParameters(start.max_num_seqs, start.model.vocab_size)
@@ -157,9 +156,10 @@ class ModelRunner:
         self._sampler = Sampler(ops, platform, tokens, self._parameters, self._processors)
         self._scorer = PromptScorer(ops, platform, model, tokens, start.model.vocab_size)
         self._drafting = Drafting(drafter, ops, platform, tokens)
-        self._open: OpenStep | FailedStep | None = None
+        self._open: PendingSample | FailedStep | None = None
         self._captured: dict[tuple[int, int], _Step] = {}
-        self._vocab_size, self._max_model_len = start.model.vocab_size, start.max_model_len
+        self._vocab_size = start.model.vocab_size
+        self._max_model_len = start.max_model_len
         self._eager = _Step(self._buffers.frame(1, 1, 1), [None] * len(self._groups))
 
     @torch.inference_mode()
@@ -228,13 +228,14 @@ class ModelRunner:
         step = self._open
         if isinstance(step, FailedStep):
             step.result()
-        assert isinstance(step, OpenStep) and step.step_id == step_id
+        assert isinstance(step, PendingSample) and step.step_id == step_id
         return step.drafts()
 
     @torch.inference_mode()
     def sample(self, step_id: int, masks: Masks) -> None:
         """Go on with the step whose masks follow. An error is its future's, as is that of its launch."""
-        step, self._open = self._open, None
+        step = self._open
+        self._open = None
         if not isinstance(step, FailedStep):
             assert step is not None and step.step_id == step_id
             step.sample(masks)
@@ -292,7 +293,7 @@ class ModelRunner:
         if not plan.masks_follow:
             return draw(None)
         told = partial(_no_drafts, plan.num_rows) if drafts is None else drafts.told
-        self._open = opened = OpenStep(plan.step_id, draw, told)  # buffers stay as they are until the next launch
+        self._open = opened = PendingSample(plan.step_id, draw, told)  # buffers stay as they are until the next launch
         return opened
 
     def _step_of(self, plan: StepPlan, drafts: StepDrafts | None) -> tuple[_Step, bool]:
@@ -373,7 +374,7 @@ class ModelRunner:
             logits = self._model.logits(self._ops.gather_rows(hidden, step.select))
             step.logits, step.broken = self._ops.check_logits(logits)
 
-    def _score_prompts(self, step: _Step, plan: StepPlan) -> PromptScores | None:
+    def _score_prompts(self, step: _Step, plan: StepPlan) -> ScoredPrompts | None:
         """The log probabilities of the step's prompt tokens, where they are asked for."""
         wanted = self._scorer.wanted(plan)
         if wanted is None:
@@ -387,7 +388,7 @@ class ModelRunner:
         plan: StepPlan,
         sampled: SampledRows,
         rows: np.ndarray,
-        scores: PromptScores | None,
+        scores: ScoredPrompts | None,
         masks: Masks | None,
     ) -> StepFuture:
         """Draw the rows' tokens and start their copy to the host."""
@@ -409,7 +410,7 @@ class ModelRunner:
         plan: StepPlan,
         sampled: SampledRows,
         drafts: StepDrafts,
-        scores: PromptScores | None,
+        scores: ScoredPrompts | None,
         masks: Masks | None,
     ) -> StepFuture:
         """As `_sample`, at all positions of rows with drafts; and how many of the draws count."""
@@ -427,6 +428,11 @@ class ModelRunner:
         if scores is not None:
             tensors += scores.tensors
         return DraftedStep(plan, at, self._platform.to_host(tensors), places, scores)
+
+
+def _all_layers(layers: Iterable[Any], state: State) -> Iterator[Any]:
+    """Every layer, in order, with nobody looking on: the step stays one captured unit."""
+    return iter(layers)
 
 
 def _outputs(step: _Step) -> tuple[torch.Tensor, ...]:

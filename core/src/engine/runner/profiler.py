@@ -54,7 +54,8 @@ class Profiler:
 
         Raises InvalidRequestError where no profile is being taken, EngineError where the file cannot be written.
         """
-        recorded, self._profile = self._profile, None
+        recorded = self._profile
+        self._profile = None
         if recorded is None:
             raise InvalidRequestError("stop a profile", "none is being taken", "start one first")
         start = self._start

@@ -20,7 +20,7 @@ PIECE = 128
 """Tokens whose logits are in memory at once."""
 
 
-class PromptScores(NamedTuple):
+class ScoredPrompts(NamedTuple):
     """The log probabilities of m prompt tokens, on their way to the host.
 
     Args:
@@ -49,7 +49,10 @@ class PromptScorer:
     """
 
     def __init__(self, ops: Ops, platform: Platform, model: Model, tokens: torch.Tensor, vocab_size: int) -> None:
-        self._ops, self._platform, self._model, self._tokens = ops, platform, model, tokens
+        self._ops = ops
+        self._platform = platform
+        self._model = model
+        self._tokens = tokens
         self._vocab_size = vocab_size
         self._asked = np.full(tokens.shape[0], -1, np.int32)
         self._num_prompt = np.zeros(tokens.shape[0], np.int32)
@@ -74,7 +77,7 @@ class PromptScorer:
             return None
         return np.repeat(rows, plan.num_tokens) & (self._positions(plan) + 1 < self._of_token(self._num_prompt, plan))
 
-    def score(self, hidden: torch.Tensor, plan: StepPlan, wanted: np.ndarray) -> PromptScores:
+    def score(self, hidden: torch.Tensor, plan: StepPlan, wanted: np.ndarray) -> ScoredPrompts:
         """Score them.
 
         Args:
@@ -97,7 +100,7 @@ class PromptScorer:
                 logits = logits.float()
             pieces.append(self._ops.logprobs(logits, ids[first : first + PIECE], k))
         tensors = tuple(torch.cat(column) for column in zip(*pieces, strict=True))
-        return PromptScores(row, position, tensors)
+        return ScoredPrompts(row, position, tensors)
 
     @staticmethod
     def _positions(plan: StepPlan) -> np.ndarray:

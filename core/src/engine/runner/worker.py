@@ -12,14 +12,14 @@ import torch
 from engine.distributed.group import ProcessGroup
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.platform import CacheMemory
-from engine.modeling.memory import out_of_memory
+from engine.modeling.loading import out_of_memory
 from engine.plugin import HookRelay, PluginList, Registry
 from engine.plugin.manifest import Blame, check_hooks
 from engine.runner.assemble import Assembly, assemble
+from engine.runner.memory_profile import profile_step
 from engine.runner.model_runner import ModelRunner
-from engine.runner.profile import profile_step
 from engine.runner.profiler import Profiler
-from engine.runner.transfers import Transfers
+from engine.runner.results import Transfers
 from engine.types.errors import EngineDeadError, KVCacheTooSmallError
 from engine.types.plan import Masks, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
@@ -37,7 +37,8 @@ class Worker:
     """
 
     def __init__(self, message: WorkerStart, registry: Registry | None = None) -> None:
-        self._start, self._registry = message, registry
+        self._start = message
+        self._registry = registry
         self._runner: ModelRunner | None = None
         self._group: ProcessGroup | None = None
         self._transfers: Transfers | None = None
@@ -140,7 +141,8 @@ class Worker:
 
     def shutdown(self) -> None:
         """Let go of the model, the pool and the other ranks. Idempotent."""
-        stopping, self._stopping = self._stopping, None
+        stopping = self._stopping
+        self._stopping = None
         if stopping is not None:
             stopping()
         self._runner = self._transfers = None

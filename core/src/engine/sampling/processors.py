@@ -43,7 +43,9 @@ class ProcessorChain:
     """
 
     def __init__(self, processors: Sequence[Processor], platform: Platform, tokens: torch.Tensor) -> None:
-        self._processors, self._platform, self._tokens = tuple(processors), platform, tokens
+        self._processors = tuple(processors)
+        self._platform = platform
+        self._tokens = tokens
         slots = tokens.shape[0]
         self._uses = np.zeros((len(self._processors), slots), bool)
         self._used = False

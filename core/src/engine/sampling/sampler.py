@@ -124,7 +124,10 @@ class Sampler:
         parameters: SlotParameters,
         processors: ProcessorChain | None = None,
     ) -> None:
-        self._ops, self._platform, self._tokens, self._parameters = ops, platform, tokens, parameters
+        self._ops = ops
+        self._platform = platform
+        self._tokens = tokens
+        self._parameters = parameters
         self._processors = processors
         self._uploaded: _Uploaded | None = None
         self._masked: tuple[bytes, torch.Tensor] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from engine.embedding import EngineConfig, LLMEngine, OutputKind, ProcessedRequest, launch
+from engine.embedding import EngineConfig, LLMEngine, OutputKind, RequestState, launch
 from engine.frontend.assemble import assemble_frontend
 from engine.frontend.client import InProcessClient
 
@@ -31,7 +31,7 @@ def measure_engine_steps(
     """Whole calls of `LLMEngine.step()` over a core in which these requests run already; each with its new text."""
     for request in running:
         frontend.outputs.add(
-            ProcessedRequest(request.request_id, None, request.prompt_token_ids, request.params, [request]),
+            RequestState(request.request_id, None, request.prompt_token_ids, request.params, [request]),
             OutputKind.DELTA,
         )
     engine = LLMEngine(frontend, InProcessClient(core))

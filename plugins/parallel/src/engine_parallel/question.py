@@ -21,8 +21,8 @@ class Question:
         dp_ranks: who is asked.
 
     Attributes:
-        answer: statistics summed over the ranks, as plain data; lists (page maps, the files of profiles) as one; of other answers, which are all alike, the first. An EngineError where a core refuses, or none
-            has answered.
+        answer: statistics summed over the ranks, as plain data; lists (page maps, the files of profiles) as one; of
+            other answers, which are all alike, the first. An EngineError where a core refuses, or none has answered.
     """
 
     def __init__(self, method: str, dp_ranks: Iterable[int]) -> None:

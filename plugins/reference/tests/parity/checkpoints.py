@@ -183,7 +183,7 @@ def _norm(module: Any) -> Any:
 
 
 def _rotary(config: Any) -> Any:
-    from engine.modeling.rope_config import read_rope
+    from engine.modeling.config import read_rope
     from engine.modeling.rotary import cos_sin_table
 
     rope = read_rope(config.to_dict(), config.head_dim)

@@ -39,7 +39,7 @@ def of_steps(futures: Any) -> None:
     futures.DraftedStep._fetched = fetched
 
 
-ANSWERS: dict[str, Callable[[Any], None]] = {"torch": of_torch, "engine.runner.futures": of_steps}
+ANSWERS: dict[str, Callable[[Any], None]] = {"torch": of_torch, "engine.runner.results": of_steps}
 
 
 class Finder(MetaPathFinder):

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from engine.modeling.guard import DispatchGuard
 from engine.types.errors import ContractError
 from engine_cpu.platform_cpu.recorded_memory import RecordedMemory
+from engine_kit.dispatch_guard import DispatchGuard
 
 _ALLOCATIONS = frozenset(
     {

@@ -32,7 +32,7 @@ INTERPRETED_PROCESSORS = 3
 
 
 class TritonLatentAttentionBody:
-    """See `engine.interfaces.latent_attention.LatentAttention`.
+    """See `engine.interfaces.latent_attention.LatentAttentionBackend`.
 
     A captured step stays right for any lengths, pages and places; every row has to keep its number of tokens.
     """
@@ -115,7 +115,7 @@ class TritonLatentAttentionBody:
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> None:
-        """See `engine.interfaces.latent_attention.LatentAttention.forward`."""
+        """See `engine.interfaces.latent_attention.LatentAttentionBackend.forward`."""
         q_latent, q_rope = _dense_inside(q_latent), _dense_inside(q_rope)
         # The interpreter cuts off what it should round.
         rounds = self._interpreted and out.dtype != torch.float32

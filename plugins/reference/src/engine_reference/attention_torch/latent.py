@@ -64,7 +64,7 @@ class TorchLatentAttentionBody:
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> None:
-        """See `engine.interfaces.latent_attention.LatentAttention.forward`."""
+        """See `engine.interfaces.latent_attention.LatentAttentionBackend.forward`."""
         q = torch.cat((q_latent, q_rope), dim=-1)
         for chunk in plan.decodes:
             _decode(layer, q, cache, chunk, out, lse)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from engine.interfaces.context import WorkerContext
-from engine.modeling.safetensors import read_safetensors
+from engine.modeling.loading import read_safetensors
 
 
 class SafetensorsReader:

@@ -38,7 +38,8 @@ class Gloo:
 
     def __init__(self, context: WorkerContext) -> None:
         start = context.start
-        self._rank, self._size = start.rank, start.size
+        self._rank = start.rank
+        self._size = start.size
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = LONGEST_WAIT

@@ -65,7 +65,8 @@ class HostScheduler:
         if not self._out and not self._in:
             return None
         (out_page, out_place), (in_page, in_place) = _columns(self._out), _columns(self._in)
-        self._out, self._in = [], []
+        self._out = []
+        self._in = []
         return wire.encode(Copies(out_page=out_page, out_place=out_place, in_page=in_page, in_place=in_place))
 
     def usage(self) -> SwapUsage:

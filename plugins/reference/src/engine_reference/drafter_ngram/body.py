@@ -25,7 +25,8 @@ class NgramDrafterBody:
     """Looks all rows up at once, in the device's table of tokens. Keeps nothing between steps."""
 
     def __init__(self, context: WorkerContext) -> None:
-        self._min, self._max = context.options.min_match, context.options.max_match
+        self._min = context.options.min_match
+        self._max = context.options.max_match
         # Counts make a step shorter, but asking for them makes the host wait where the device is another one.
         self._platform = context.platform
         self._counts = context.device is None or context.device.type == "cpu"

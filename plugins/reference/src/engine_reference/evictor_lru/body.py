@@ -88,4 +88,5 @@ class LRU:
         living = self._stamps[pages] == queued
         pages, queued = pages[living], queued[living]
         self._pages[: pages.size], self._queued[: pages.size] = pages, queued
-        self._head, self._tail = 0, pages.size
+        self._head = 0
+        self._tail = pages.size

@@ -48,7 +48,8 @@ class Inline:
 
     def shutdown(self) -> None:
         """See the interface."""
-        worker, self._worker = self._worker, None
+        worker = self._worker
+        self._worker = None
         if worker is not None:
             worker.shutdown()
 

@@ -37,7 +37,9 @@ class StepUnderWay:
     """A step that was sent. Implements `engine.interfaces.executor.StepFuture`."""
 
     def __init__(self, executor: Process, step_id: int, size: int) -> None:
-        self._executor, self.step_id, self._waiting = executor, step_id, set(range(size))
+        self._executor = executor
+        self.step_id = step_id
+        self._waiting = set(range(size))
         self._checksums: set[int] = set()
         self._result: StepResult | None = None
         self._failed_pages: list[np.ndarray] = []
@@ -82,7 +84,8 @@ class StepUnderWay:
         if self._failed_pages:  # what one rank misses, the request has to compute again on all
             mine = () if self._result.failed_pages is None else (self._result.failed_pages,)
             failed = np.unique(np.concatenate([*self._failed_pages, *mine]))
-            self._result, self._failed_pages = msgspec.structs.replace(self._result, failed_pages=failed), []
+            self._result = msgspec.structs.replace(self._result, failed_pages=failed)
+            self._failed_pages = []
         return self._result
 
 
@@ -107,7 +110,8 @@ class Process:
     """See `engine.interfaces.executor.Executor`."""
 
     def __init__(self, context: CoreContext) -> None:
-        self._worker, self._options = context.worker, cast("ProcessOptions", context.options)
+        self._worker = context.worker
+        self._options = cast("ProcessOptions", context.options)
         self._step_timeout = self._options.step_timeout or context.step_timeout / 2
         self._ranks: Ranks | None = None
         self._steps: dict[int, StepUnderWay] = {}
@@ -177,7 +181,8 @@ class Process:
 
     def shutdown(self) -> None:
         """See the interface."""
-        ranks, self._ranks = self._ranks, None
+        ranks = self._ranks
+        self._ranks = None
         if ranks is not None:
             ranks.close()
 

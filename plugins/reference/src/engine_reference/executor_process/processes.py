@@ -30,7 +30,9 @@ class Ranks:
     """
 
     def __init__(self, worker: str, starts: Sequence[WorkerStart]) -> None:
-        self.size, self._owner, self._closed = len(starts), os.getpid(), False
+        self.size = len(starts)
+        self._owner = os.getpid()
+        self._closed = False
         self.directory = make_private_directory("engine-ranks-", len("orders-12345"), f"{self.size} ranks")
         self._context = zmq.Context()
         self._decode = wire.decoder(News).decode

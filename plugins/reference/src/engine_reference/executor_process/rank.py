@@ -69,8 +69,10 @@ class Rank:
     """The worker, and the two sockets that it is driven through."""
 
     def __init__(self, start: RankStart, orders: zmq.Socket[bytes], news: zmq.Socket[bytes]) -> None:
-        self._start, self._rank = start, start.message.rank
-        self._orders, self._news = orders, news
+        self._start = start
+        self._rank = start.message.rank
+        self._orders = orders
+        self._news = news
         self._decode = wire.decoder(Order).decode
         self._under_way: deque[tuple[StepPlan, StepFuture]] = deque()
 

@@ -10,19 +10,19 @@ from typing import Any, ClassVar
 
 import torch
 
-from engine.interfaces.model import ModelContext, State, Walk
+from engine.interfaces.model import LayerIterator, ModelContext, State
 from engine.modeling import (
-    Body,
     ColumnParallelLinear,
     Embedding,
     LayerNorm,
     Linear,
+    ModelBody,
     Module,
     QKVLinear,
     RowParallelLinear,
     Table,
 )
-from engine.modeling.describe import integer, number
+from engine.modeling.config import integer, number
 from engine_reference.models.bert_card import ACTIVATIONS, behind_padding
 
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
@@ -37,7 +37,9 @@ class BertEmbeddings(Module):
     """Word, position and token type, summed and normed."""
 
     def __init__(self, context: ModelContext, eps: float, first_position: int) -> None:
-        model, config, self._ops = context.description, context.description.config, context.ops
+        model = context.description
+        config = context.description.config
+        self._ops = context.ops
         size, positions = model.hidden_size, integer(config, "max_position_embeddings")
         self.words = Embedding(context, model.vocab_size, size, "embeddings.word_embeddings")
         self.positions = Table(context, positions, size, "embeddings.position_embeddings", first_position)
@@ -55,7 +57,9 @@ class BertLayer(Module):
     """Attention, norm, feed-forward, norm; each norm is over the sum of its block's input and output."""
 
     def __init__(self, context: ModelContext, index: int, eps: float) -> None:
-        model, config, self._ops = context.description, context.description.config, context.ops
+        model = context.description
+        config = context.description.config
+        self._ops = context.ops
         spec, size, inner = model.kv_specs[index], model.hidden_size, integer(config, "intermediate_size")
         name = f"encoder.layer.{index}"
         self._tanh = ACTIVATIONS[config.get("hidden_act", "gelu")]
@@ -84,7 +88,7 @@ class BertLayer(Module):
         state["hidden"] = self.norm(add(self.down(inner), hidden))
 
 
-class BertModel(Body):
+class BertModel(ModelBody):
     """BertModel: the last layer's hidden states. The dense layer "pooler" behind them is no part of an embedding."""
 
     prefix: ClassVar[str] = "bert."
@@ -102,7 +106,7 @@ class BertModel(Body):
         """The row of the position table that the first token has."""
         return 0
 
-    def forward(self, state: State, walk: Walk) -> torch.Tensor:
+    def forward(self, state: State, walk: LayerIterator) -> torch.Tensor:
         """The last layer's hidden states [T, hidden_size]."""
         if "hidden" not in state:
             state["hidden"] = self.embeddings(state)
@@ -111,7 +115,7 @@ class BertModel(Body):
         return state["hidden"]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """As `Body.load_weights`; the names may have the prefix of the model's class or not."""
+        """As `ModelBody.load_weights`; the names may have the prefix of the model's class or not."""
         super().load_weights(self._named(weights))
 
     def _named(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from engine.interfaces.model import ModelCard, ModelNeed
-from engine.modeling.describe import architecture, bad_key, head_dim, integer, stored_dtype
-from engine.modeling.describe_pooling import classifier, embedder
+from engine.modeling.config import architecture, bad_key, classifier, embedder, head_dim, integer, stored_dtype
 from engine.modeling.parallel import unsupported_ranks
 from engine.types.errors import EngineError
 from engine.types.model import KVSpec, ModelDescription

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from engine.interfaces.model import ModelCard, ModelNeed
-from engine.modeling.describe import describe_decoder, integer, layer_windows
+from engine.modeling.config import describe_decoder, integer, layer_windows, read_rope, unsupported_rope
 from engine.modeling.parallel import unsupported_ranks
-from engine.modeling.rope_config import read_rope, unsupported_rope
 from engine.types.errors import EngineError
 from engine.types.model import ModelDescription
 

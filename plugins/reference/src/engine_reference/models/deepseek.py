@@ -14,8 +14,7 @@ import torch
 
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import Decoder, Embedding, GatedMLP, LatentAttention, LMHead, Module, RMSNorm, Rotary
-from engine.modeling.describe import Config, flag, integer, number
-from engine.modeling.rope_config import RopeConfig, read_rope, rope_parameters
+from engine.modeling.config import Config, RopeConfig, flag, integer, number, read_rope, rope_parameters
 
 
 class DecoderLayer(Module):

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from engine.interfaces.model import ModelCard, ModelNeed
-from engine.modeling.describe import describe_decoder, flag, integer, kv_heads
+from engine.modeling.config import describe_decoder, flag, integer, kv_heads, read_rope, unsupported_rope
 from engine.modeling.parallel import unsupported_ranks
-from engine.modeling.rope_config import read_rope, unsupported_rope
 from engine.types.errors import EngineError
 from engine.types.model import KVSpec, ModelDescription
 

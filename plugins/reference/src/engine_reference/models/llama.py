@@ -14,8 +14,7 @@ import torch
 
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import Attention, Decoder, Embedding, GatedMLP, Linear, LMHead, Module, RMSNorm, Rotary
-from engine.modeling.describe import Config, flag, integer, number
-from engine.modeling.rope_config import read_rope
+from engine.modeling.config import Config, flag, integer, number, read_rope
 
 
 @dataclass(frozen=True, kw_only=True)

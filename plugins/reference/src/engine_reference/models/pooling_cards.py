@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.interfaces.model import ModelCard
-from engine.modeling.describe_pooling import classifier, embedder
+from engine.modeling.config import classifier, embedder
 from engine.types.model import ModelDescription
 from engine_reference.models.card import Llama, Mistral, Qwen2, Qwen3
 

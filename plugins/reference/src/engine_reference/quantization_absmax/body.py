@@ -33,7 +33,8 @@ class AbsmaxBody:
 
     def __init__(self, context: WorkerContext) -> None:
         options: AbsmaxOptions = context.options
-        self._bits, self._group_size = options.bits, options.group_size
+        self._bits = options.bits
+        self._group_size = options.group_size
 
     def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Rounded:
         """weight [O, I], bias [O]; the same way for layers of every kind."""

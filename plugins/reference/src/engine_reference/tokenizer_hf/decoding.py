@@ -102,9 +102,11 @@ class PieceStream:
 
     def __init__(self, decoder: PieceDecoder, skip: frozenset[int]) -> None:
         rules = decoder.rules
-        self._decoder, self._skip = decoder, skip
+        self._decoder = decoder
+        self._skip = skip
         self._drop_first = bool(rules.drop_first)
-        self._strip, self._strip_left = rules.strip, rules.strip_left
+        self._strip = rules.strip
+        self._strip_left = rules.strip_left
         # The byte fallback's broken bytes give one U+FFFD each, a byte-level tokenizer's one for each maximal part.
         self._escape = rules.byte_fallback
         self._utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape" if self._escape else "replace")
@@ -191,7 +193,8 @@ class WindowStream:
     """
 
     def __init__(self, decoder: WindowDecoder, skip: frozenset[int], prompt: list[int]) -> None:
-        self._decoder, self._skip = decoder, skip
+        self._decoder = decoder
+        self._skip = skip
         self._window = prompt
         self._shown_ids = len(prompt)
         self._shown_text = decoder.text(prompt) if prompt else ""
@@ -215,5 +218,6 @@ class WindowStream:
         if len(self._window) == self._shown_ids:
             return ""
         rest = self._decoder.text(self._window)[len(self._shown_text) :]
-        self._shown_ids, self._shown_text = len(self._window), self._shown_text + rest
+        self._shown_ids = len(self._window)
+        self._shown_text = self._shown_text + rest
         return rest

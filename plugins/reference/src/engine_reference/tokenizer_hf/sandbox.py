@@ -82,7 +82,8 @@ class _Watched:
     """What a loop goes through."""
 
     def __init__(self, iterable: Iterable[Any], look: Any) -> None:
-        self._iterable, self._look = iterable, look
+        self._iterable = iterable
+        self._look = look
 
     def __iter__(self) -> Iterator[Any]:
         for item in self._iterable:

@@ -36,7 +36,9 @@ class ChatTemplates:
     """
 
     def __init__(self, templates: Mapping[str, str], variables: Mapping[str, str], where: str) -> None:
-        self._templates, self._variables, self._where = dict(templates), dict(variables), where
+        self._templates = dict(templates)
+        self._variables = dict(variables)
+        self._where = where
         self._environment = _environment()
         self._compiled: dict[str, jinja2.Template] = {}
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from engine.embedding import ProcessedRequest
+from engine.embedding import RequestState
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import logprobs, sse
 from engine_server.begun_answer import cut_last
@@ -79,7 +79,7 @@ async def chat_completions(
         head["service_tier"] = "default"
     if body.stream:
         head = {**head, "object": "chat.completion.chunk"}
-        events = _Events(body, params.n, head, reader, streams[0].processed, state.force_include_usage)
+        events = _Events(body, params.n, head, reader, streams[0].request, state.force_include_usage)
         return TokenStream(events, streams[0], request_id(request))
     (output,) = await until_disconnect(request, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
@@ -114,7 +114,7 @@ def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader:
     return answer
 
 
-def _prompt(body: ChatBody, prompt: RequestOutput | ProcessedRequest) -> dict[str, Any]:
+def _prompt(body: ChatBody, prompt: RequestOutput | RequestState) -> dict[str, Any]:
     """What is told of the prompt, once."""
     told: dict[str, Any] = {"prompt_token_ids": prompt.prompt_token_ids} if body.return_token_ids else {}
     return {**told, "prompt_text": prompt.prompt} if body.return_prompt_text else told
@@ -133,7 +133,7 @@ class _Events:
         n: int,
         head: dict[str, Any],
         reader: NewChoice | None,
-        prompt: ProcessedRequest,
+        prompt: RequestState,
         include_usage: bool,
     ) -> None:
         self._body, self._n, self._head, self._prompt = body, n, head, prompt

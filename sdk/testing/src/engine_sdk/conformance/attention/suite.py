@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
-from engine.interfaces.latent_attention import LatentAttention
+from engine.interfaces.latent_attention import LatentAttentionBackend
 from engine.interfaces.platform import STREAM
 from engine_sdk.conformance.attention.case import TOLERANCE, Case, Form, Keys, Rows, check_unseen, whole_rows
 from engine_sdk.conformance.attention.latent import LatentTests, LatentThorough, copy_into
@@ -62,9 +62,9 @@ class AttentionConformance(LatentTests, Conformance):
 
     @classmethod
     def interface(cls) -> type:
-        """Of a driver that serves layers of kind "mla", `LatentAttention`; else `AttentionBackend`."""
+        """Of a driver that serves layers of kind "mla", `LatentAttentionBackend`; else `AttentionBackend`."""
         card = cast("type[AttentionCard]", cls.subject().card)
-        return LatentAttention if "mla" in card.kinds else AttentionBackend
+        return LatentAttentionBackend if "mla" in card.kinds else AttentionBackend
 
     @classmethod
     def backend(cls, dtype: str) -> Any:

@@ -55,7 +55,7 @@ class ModelSuite(Conformance):
         oracle: transformers' class that computes the same; the architecture's where it is left out. None: there is
             none, and the model is held against itself alone.
         shapes: the tensors of a checkpoint; left out, transformers' class says them by what it saves, else the body's
-            own slots (`engine.modeling.Module`).
+            own params (`engine.modeling.Module`).
         unused: beginnings of names of tensors that a checkpoint may hold and the model has no use for.
     """
 
@@ -173,7 +173,7 @@ class ModelSuite(Conformance):
         parts = getattr(cls.bare(), "parts", None)
         if parts is None:
             pytest.fail(f"name the checkpoint's tensors: shapes = {{...}} ({reason})", pytrace=False)
-        return {slot.name: slot.shape for part in parts() for slot in part.slots()}
+        return {param.name: param.shape for part in parts() for param in part.params()}
 
     @classmethod
     def bare(cls) -> Any:

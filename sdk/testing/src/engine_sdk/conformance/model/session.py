@@ -10,9 +10,9 @@ import torch
 
 from engine.interfaces.communicator import Group
 from engine.interfaces.context import WorkerContext
-from engine.interfaces.model import Model, ModelContext, State, Walk
-from engine.modeling import DispatchGuard
+from engine.interfaces.model import LayerIterator, Model, ModelContext, State
 from engine.types.model import ModelDescription
+from engine_kit.dispatch_guard import DispatchGuard
 from engine_sdk.conformance.model.paged import Chunk, PagedLayers, Request
 
 
@@ -111,7 +111,7 @@ class Session:
         return state
 
     @torch.inference_mode()
-    def forward(self, state: State, walk: Walk | None = None) -> torch.Tensor:
+    def forward(self, state: State, walk: LayerIterator | None = None) -> torch.Tensor:
         """The final hidden states [T, H]."""
         with self._guard or nullcontext():
             hidden = self.model.forward(state, walk or every_layer)

@@ -8,32 +8,32 @@ from typing import Any
 
 import torch
 
-from engine.interfaces.model import ModelContext, State, Walk
+from engine.interfaces.model import LayerIterator, ModelContext, State
 from engine.modeling import (
-    Body,
     ColumnParallelLinear,
     Embedding,
     LayerNorm,
     LMHead,
+    ModelBody,
     Module,
+    Param,
     QKVLinear,
     RowParallelLinear,
-    Slot,
     Table,
 )
-from engine.modeling.describe import flag, number
+from engine.modeling.config import flag, number
 from engine_gpt2.card import ACTIVATIONS, inner_size
 
 
 class _Turned:
     """A linear layer whose matrix the checkpoint stores as [in, out]."""
 
-    def slots(self) -> list[Slot]:
-        found: list[Slot] = super().slots()  # type: ignore[misc]
-        return [dataclasses.replace(slot, shape=slot.shape[::-1], part=slot.part[::-1]) for slot in found]
+    def params(self) -> list[Param]:
+        found: list[Param] = super().params()  # type: ignore[misc]
+        return [dataclasses.replace(param, shape=param.shape[::-1], part=param.part[::-1]) for param in found]
 
-    def place(self, slot: Slot, tensor: torch.Tensor) -> None:
-        super().place(slot, tensor.t())  # type: ignore[misc]
+    def load(self, param: Param, tensor: torch.Tensor) -> None:
+        super().load(param, tensor.t())  # type: ignore[misc]
 
 
 class Column(_Turned, ColumnParallelLinear):
@@ -45,7 +45,7 @@ class Row(_Turned, RowParallelLinear):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Fused(Slot):
+class _Fused(Param):
     """A tensor of which a rank keeps several pieces: it comes whole."""
 
     kept: tuple[int, ...] = ()
@@ -62,17 +62,17 @@ class FusedQKV(QKVLinear):
         super().__init__(context, size, heads, heads, head_size, name, bias=True)
         self._name, self._size = name, size
 
-    def slots(self) -> list[Slot]:
+    def params(self) -> list[Param]:
         width, kept = 3 * self._size, sum(self.out_sizes)
         return [
             _Fused(f"{self._name}.weight", (self._size, width), self, "weight", kept=(self._size, kept)),
             _Fused(f"{self._name}.bias", (width,), self, "bias", kept=(kept,)),
         ]
 
-    def place(self, slot: Slot, tensor: torch.Tensor) -> None:
+    def load(self, param: Param, tensor: torch.Tensor) -> None:
         parts = tensor.t().chunk(3)
-        for part, own in zip(parts, [s for s in super().slots() if s.key[0] == slot.key], strict=True):
-            super().place(own, part[own.part])
+        for part, own in zip(parts, [s for s in super().params() if s.key[0] == param.key], strict=True):
+            super().load(own, part[own.part])
 
 
 class GPT2Layer(Module):
@@ -102,7 +102,7 @@ class GPT2Layer(Module):
         state["hidden"] = self._ops.add(hidden, self.down(inner))
 
 
-class GPT2(Body):
+class GPT2(ModelBody):
     """See `engine.interfaces.model.Model`."""
 
     def __init__(self, context: ModelContext) -> None:
@@ -116,7 +116,7 @@ class GPT2(Body):
         tied = self.words if flag(config, "tie_word_embeddings", True) else None
         self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head", tied)
 
-    def forward(self, state: State, walk: Walk) -> torch.Tensor:
+    def forward(self, state: State, walk: LayerIterator) -> torch.Tensor:
         """The final, normed hidden states [T, n_embd]."""
         if "hidden" not in state:
             state["hidden"] = self.context.ops.add(
@@ -135,7 +135,7 @@ class GPT2(Body):
         return self.head(hidden)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """As `Body.load_weights`; the names may have the prefix "transformer.", and old files hold causal masks."""
+        """As `ModelBody.load_weights`; names may have the prefix "transformer.", and old files hold causal masks."""
         super().load_weights(self._named(weights))
 
     @staticmethod

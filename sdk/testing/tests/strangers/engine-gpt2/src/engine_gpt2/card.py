@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.interfaces.model import ModelCard, ModelNeed
-from engine.modeling.describe import architecture, bad_key, integer, stored_dtype, token_ids
+from engine.modeling.config import architecture, bad_key, integer, stored_dtype, token_ids
 from engine.modeling.parallel import unsupported_ranks
 from engine.types.errors import EngineError
 from engine.types.model import KVSpec, ModelDescription

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from engine.interfaces.model import ModelContext, State
-from engine.modeling import Attention, Decoder, Embedding, LMHead, Module, RMSNorm, Rotary, Slot
-from engine.modeling.describe import flag, integer, number
+from engine.modeling import Attention, Decoder, Embedding, LMHead, Module, Param, RMSNorm, Rotary
+from engine.modeling.config import flag, integer, number, read_rope
 from engine.modeling.parallel import even, group_of
-from engine.modeling.rope_config import read_rope
 from engine_mixtral.card import experts
 
 
@@ -23,20 +22,20 @@ class Experts(Module):
         self._dtype, self._device = context.dtype, context.device
         self._tensors: dict[str, torch.Tensor] = {}
 
-    def slots(self) -> list[Slot]:
-        found = [Slot(f"{self._name}.gate.weight", (self.total, self._size), self, "gate")]
+    def params(self) -> list[Param]:
+        found = [Param(f"{self._name}.gate.weight", (self.total, self._size), self, "gate")]
         wide, part = self._inner.total, self._inner.part
         for expert in range(self.total):
             name = f"{self._name}.experts.{expert}"
             found += [
-                Slot(f"{name}.w1.weight", (wide, self._size), self, f"{expert}.w1", (part,)),
-                Slot(f"{name}.w2.weight", (self._size, wide), self, f"{expert}.w2", (slice(None), part)),
-                Slot(f"{name}.w3.weight", (wide, self._size), self, f"{expert}.w3", (part,)),
+                Param(f"{name}.w1.weight", (wide, self._size), self, f"{expert}.w1", (part,)),
+                Param(f"{name}.w2.weight", (self._size, wide), self, f"{expert}.w2", (slice(None), part)),
+                Param(f"{name}.w3.weight", (wide, self._size), self, f"{expert}.w3", (part,)),
             ]
         return found
 
-    def place(self, slot: Slot, tensor: torch.Tensor) -> None:
-        self._tensors[slot.key] = torch.empty(slot.local_shape, dtype=self._dtype, device=self._device).copy_(tensor)
+    def load(self, param: Param, tensor: torch.Tensor) -> None:
+        self._tensors[param.key] = torch.empty(param.local_shape, dtype=self._dtype, device=self._device).copy_(tensor)
 
     def route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """scores [T, experts] -> weights [T, chosen], which add up to 1, and experts int64 [T, chosen]."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from engine.interfaces.model import Model
 from engine.interfaces.platform import Fetch, Platform
-from engine.runner.futures import RunningStep
+from engine.runner.results import RunningStep
 from engine.types.model import ModelDescription
 from engine.types.plan import NewSlot, PooledRows, StepPlan, StepResult
 from engine.types.pooling import PoolingParams
@@ -55,7 +55,7 @@ class PooledStep(RunningStep):
         return StepResult(step_id=self._step_id, tokens=tokens, pooled=pooled)
 
 
-class Pooler:
+class StepPooler:
     """Pools the prompts of the slots.
 
     Args:
@@ -64,7 +64,9 @@ class Pooler:
     """
 
     def __init__(self, platform: Platform, model: Model, description: ModelDescription) -> None:
-        self._platform, self._model, self._pooler = platform, model, description.pooler
+        self._platform = platform
+        self._model = model
+        self._pooler = description.pooler
         self._params: dict[int, PoolingParams] = {}
         self._num_prompt: dict[int, int] = {}
         self._kept: dict[int, torch.Tensor] = {}

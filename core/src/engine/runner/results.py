@@ -1,15 +1,20 @@
-"""Steps under way."""
+"""Steps on their way to a result: launched, waiting for masks, failed, or with transfers around them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 
+import msgspec
 import numpy as np
+import torch
 
+from engine.interfaces.executor import StepFuture
+from engine.interfaces.kv_connector import KVConnectorWorker
 from engine.interfaces.platform import Fetch
 from engine.runner.drafting import Positions
-from engine.runner.prompt_logprobs import PromptScores
-from engine.types.plan import LogprobRows, PromptLogprobRows, StepPlan, StepResult
+from engine.runner.prompt_logprobs import ScoredPrompts
+from engine.types.plan import LogprobRows, Masks, PromptLogprobRows, StepPlan, StepResult
 
 _POLL_SECONDS = 0.0001
 
@@ -32,10 +37,13 @@ class RunningStep:
         rows: np.ndarray,
         fetch: Fetch | None,
         logprob_rows: np.ndarray | None = None,
-        prompt_scores: PromptScores | None = None,
+        prompt_scores: ScoredPrompts | None = None,
     ) -> None:
-        self._step_id, self._num_rows = plan.step_id, plan.num_rows
-        self._rows, self._fetch, self._logprob_rows = rows, fetch, logprob_rows
+        self._step_id = plan.step_id
+        self._num_rows = plan.num_rows
+        self._rows = rows
+        self._fetch = fetch
+        self._logprob_rows = logprob_rows
         self._prompt_scores = prompt_scores
         self._result: StepResult | None = None
 
@@ -102,10 +110,11 @@ class DraftedStep(RunningStep):
         positions: Positions,
         fetch: Fetch,
         logprob_places: np.ndarray | None = None,
-        prompt_scores: PromptScores | None = None,
+        prompt_scores: ScoredPrompts | None = None,
     ) -> None:
         super().__init__(plan, positions.rows, fetch, prompt_scores=prompt_scores)
-        self._positions, self._logprob_places = positions, logprob_places
+        self._positions = positions
+        self._logprob_places = logprob_places
 
     def _take(self) -> StepResult:
         (drawn, counts, *rest), prompt_logprobs = self._fetched()
@@ -143,3 +152,97 @@ class FailedStep:
     def result(self, timeout: float | None = None) -> StepResult:
         """Raises the error."""
         raise self._error
+
+
+class PendingSample:
+    """Implements `engine.interfaces.executor.StepFuture`: not done until it was sampled.
+
+    Args:
+        step_id: of the plan.
+        draw: the rest of the step.
+        drafts: tells those of each row; see `engine.interfaces.executor.Worker.drafts`.
+    """
+
+    def __init__(
+        self, step_id: int, draw: Callable[[Masks], StepFuture], drafts: Callable[[], list[list[int]]]
+    ) -> None:
+        self.step_id = step_id
+        self.drafts = drafts
+        self._draw = draw
+        self._rest: StepFuture | None = None
+
+    def sample(self, masks: Masks) -> None:
+        """Launch the rest of the step. An error of that is the future's."""
+        try:
+            self._rest = self._draw(masks)
+        except Exception as error:
+            self._rest = FailedStep(error)
+
+    def done(self) -> bool:
+        """True once `result` would not block."""
+        return self._rest is not None and self._rest.done()
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Wait for the step. Raises TimeoutError after `timeout` seconds.
+
+        Raises RuntimeError where the masks have not come: whoever waits here is who would have to bring them.
+        """
+        if self._rest is None:
+            raise RuntimeError(f"step {self.step_id} waits for its masks: call sample first")
+        return self._rest.result(timeout)
+
+
+class Transfers:
+    """Runs the transfers of each plan before the plan's own work.
+
+    Args:
+        connectors: by driver, bound to the pool.
+    """
+
+    def __init__(self, connectors: Mapping[str, KVConnectorWorker]) -> None:
+        self._connectors = dict(connectors)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan, execute: Callable[[StepPlan], StepFuture]) -> StepFuture:
+        """Launch a plan that has metadata for connectors. An error of a transfer is the future's.
+
+        execute: launches the step itself.
+        """
+        metadata = plan.kv_metadata
+        assert metadata is not None
+        try:
+            for name, content in metadata.items():
+                self._connectors[name].save(content)
+            for name, content in metadata.items():
+                self._connectors[name].start_load(plan.step_id, content)
+        except Exception as error:
+            return FailedStep(error)
+        return TransferStep(execute(plan), plan.step_id, [self._connectors[name] for name in metadata])
+
+
+class TransferStep:
+    """A step with transfers: implements `engine.interfaces.executor.StepFuture`.
+
+    Args:
+        inner: the step's own future.
+        step_id: of the plan.
+        connectors: those that had something to do.
+    """
+
+    def __init__(self, inner: StepFuture, step_id: int, connectors: list[KVConnectorWorker]) -> None:
+        self._inner = inner
+        self._step_id = step_id
+        self._connectors = connectors
+        self._result: StepResult | None = None
+
+    def done(self) -> bool:
+        """True once `result` would not block."""
+        return self._inner.done()
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """The step's result, with the pages that could not be filled. Raises TimeoutError after `timeout` seconds."""
+        if self._result is None:
+            result = self._inner.result(timeout)
+            failed = np.concatenate([c.step_result(self._step_id).failed_pages for c in self._connectors])
+            self._result = msgspec.structs.replace(result, failed_pages=failed) if failed.size else result
+        return self._result

@@ -1,32 +1,57 @@
-"""The loader: a stream of named tensors into a model's slots."""
+"""Loading weights: files to named tensors, named tensors to a model's parameters, and the memory between them."""
 
 from __future__ import annotations
 
 import math
+import mmap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from engine.modeling.memory import out_of_memory
-from engine.modeling.module import Module, Slot
+from engine.modeling.module import Module, Param
 from engine.types.errors import CheckpointError, DeviceMemoryError
 
 HARMLESS = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 """Endings of tensors that old checkpoints hold and that are computed anew."""
-
 _SHOWN = 6
+LARGE_BYTES = 256 << 10
+"""Less than that is the heap's affair."""
+_SENTENCES = 3
+"""Of torch's message that say how much was asked for and how much is there; advice about its settings follows."""
+
+
+def read_safetensors(files: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Stream (name, host tensor in the file's dtype) from mapped files; one file is open at a time.
+
+    A tensor is a view of the mapping: copy it, or the mapping stays.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or broken; it names the file.
+    """
+    for file in files:
+        try:
+            with safe_open(file, framework="pt", device="cpu") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (no mapping: it cannot be iterated itself)
+                    yield name, tensors.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"read tensors from {file}",
+                f"the file is missing, truncated or broken: {error}",
+                "fetch it again, and compare its size with the source's",
+            ) from error
 
 
 def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], asked: str = "load the weights") -> None:
-    """Give every tensor to the module whose slot has its name, cast to the model's dtype.
+    """Give every tensor to the module whose param has its name, cast to the model's dtype.
 
     Over several ranks each keeps its part of a tensor, cut while it streams by: of a mapped file, only what is kept is
-    read. A module is packed as soon as its last tensor has come; modules without slots (a tied head) at the end. The
+    read. A module is packed as soon as its last tensor has come; modules without params (a tied head) at the end. The
     stream is read once, in its own order, and no tensor is kept.
 
     Args:
-        model: its parts' `slots` say what is expected.
+        model: its parts' `params` say what is expected.
         weights: (name, tensor) as a checkpoint streams them.
         asked: begins the error's message.
 
@@ -36,12 +61,12 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
         DeviceMemoryError: the device's memory ended: at which tensor, and how much is missing.
     """
     parts = list(model.parts())
-    waiting: dict[str, Slot] = {}
+    waiting: dict[str, Param] = {}
     for part in parts:
-        for slot in part.slots():
-            assert slot.name not in waiting, f"two slots have the name {slot.name!r}"
-            waiting[slot.name] = slot
-    pending = Counter(id(slot.owner) for slot in waiting.values())
+        for param in part.params():
+            assert param.name not in waiting, f"two params have the name {param.name!r}"
+            waiting[param.name] = param
+    pending = Counter(id(param.owner) for param in waiting.values())
     modules = {id(part): part for part in parts}
     tolerated = frozenset[str]().union(*(part.tolerated() for part in parts))
     taken: set[str] = set()
@@ -63,7 +88,7 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
             misshapen.append(f"{name} of dtype {str(tensor.dtype).removeprefix('torch.')}")
         else:
             try:
-                found.owner.place(found, tensor[found.part] if found.part else tensor)
+                found.owner.load(found, tensor[found.part] if found.part else tensor)
                 pending[id(found.owner)] -= 1
                 if not pending[id(found.owner)]:
                     modules[id(found.owner)].finish()
@@ -86,12 +111,12 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
             "config.json and the weights do not belong together, or the architecture is another one",
         )
     for part in parts:
-        if not part.slots():
+        if not part.params():
             part.finish()
 
 
 def _streamed(
-    weights: Iterable[tuple[str, torch.Tensor]], asked: str, waiting: Mapping[str, Slot]
+    weights: Iterable[tuple[str, torch.Tensor]], asked: str, waiting: Mapping[str, Param]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Them. A checkpoint that makes its tensors on the device may find no memory itself, on the way to the next one."""
     stream, dtype = iter(weights), torch.bfloat16
@@ -108,19 +133,46 @@ def _streamed(
 
 
 def _no_memory(
-    asked: str, slot: Slot, dtype: torch.dtype, waiting: Iterable[Slot], error: torch.OutOfMemoryError
+    asked: str, param: Param, dtype: torch.dtype, waiting: Iterable[Param], error: torch.OutOfMemoryError
 ) -> DeviceMemoryError:
-    """waiting: the slots behind this one. They are counted in the checkpoint's dtype, whatever becomes of them."""
-    this, rest = (sum(math.prod(s.local_shape) for s in slots) * dtype.itemsize for slots in ([slot], waiting))
+    """waiting: the params behind this one. They are counted in the checkpoint's dtype, whatever becomes of them."""
+    this, rest = (sum(math.prod(s.local_shape) for s in params) * dtype.itemsize for params in ([param], waiting))
     return out_of_memory(
         asked,
         error,
         "quantise the weights (--quantization), divide them over more devices (--tensor-parallel-size), choose a "
         "smaller --dtype or model, or free the device's memory",
-        f"the device's memory ends at {slot.name} {list(slot.local_shape)}, {this:,} bytes, and {rest:,} bytes of "
+        f"the device's memory ends at {param.name} {list(param.local_shape)}, {this:,} bytes, and {rest:,} bytes of "
         "weights come after it",
     )
 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def staging(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An uninitialised tensor whose memory goes back to the system as soon as nobody has the tensor any more.
+
+    On a CPU a large one gets a mapping of its own. In the heap, what comes and goes while a model is loaded would lie
+    between what stays: a process would keep the memory of its plain weights although it holds packed ones alone.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    on_host = torch.empty(0, device=device).is_cpu
+    if not on_host or size < LARGE_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.empty(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # lives as long as the tensor
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def out_of_memory(asked: str, error: torch.OutOfMemoryError, remedy: str, where: str = "") -> DeviceMemoryError:
+    """The error to raise where torch found no memory.
+
+    Args:
+        asked: what was to be done.
+        error: torch's.
+        remedy: what helps.
+        where: how far it came; it goes before torch's own words.
+    """
+    said = ". ".join(str(error).strip().split("\n", 1)[0].split(". ")[:_SENTENCES]).rstrip(".")
+    return DeviceMemoryError(asked, ": ".join(part for part in (where, said) if part), remedy)

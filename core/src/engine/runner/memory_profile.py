@@ -34,7 +34,7 @@ class OneOfEachKind:
         self._group_of = {layer: group.index for group in start.layout.groups for layer in group.layers}
 
     def __call__(self, layers: Iterable[Any], state: State) -> Iterator[Any]:
-        """See `engine.interfaces.model.Walk`."""
+        """See `engine.interfaces.model.LayerIterator`."""
         seen = set()
         for index, layer in enumerate(layers):
             kind = (type(layer), self._group_of.get(index))

@@ -1,4 +1,7 @@
-"""Attention as a model's layers see it: a call with this step's tensors. Cache and plan are the runner's."""
+"""Attention: the groups of layers that it is planned for, and what a layer sees of it, a call with the step's tensors.
+
+Cache and plan are the runner's.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,36 @@ from typing import Any, cast
 import torch
 
 from engine.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, LayerCache
-from engine.interfaces.latent_attention import LatentAttention
-from engine.types.kv import KVGroup
+from engine.interfaces.latent_attention import LatentAttentionBackend
+from engine.types.kv import KVGroup, KVLayout, kv_heads_on_rank
+from engine.types.model import ModelDescription
 
-Backend = AttentionBackend | LatentAttention
+Backend = AttentionBackend | LatentAttentionBackend
 """A driver's body: the second of those that serve layers of kind "mla"."""
+
+
+def attention_groups(layout: KVLayout, model: ModelDescription, size: int = 1) -> tuple[KVGroup, ...]:
+    """The layout's groups, then one for each form of layer that keeps nothing: its pages hold no byte.
+
+    size: ranks over which heads are divided.
+    """
+    uncached: dict[tuple[int, int], list[int]] = {}
+    for layer, spec in enumerate(model.kv_specs):
+        if spec.kind == "encoder":
+            uncached.setdefault((spec.num_kv_heads, spec.head_size), []).append(layer)
+    return layout.groups + tuple(
+        KVGroup(
+            index=len(layout.groups) + index,
+            kind="encoder",
+            layers=tuple(layers),
+            num_kv_heads=kv_heads_on_rank(num_kv_heads, size),
+            head_size=head_size,
+            sliding_window=None,
+            tokens_per_block=layout.block_size,
+            layer_bytes=0,
+        )
+        for index, ((num_kv_heads, head_size), layers) in enumerate(uncached.items())
+    )
 
 
 class LayerAttention:
@@ -20,7 +48,9 @@ class LayerAttention:
     __slots__ = ("_backend", "_cache", "_layer", "_plans")
 
     def __init__(self, layer: AttentionLayer, backend: AttentionBackend, plans: list[Any]) -> None:
-        self._layer, self._backend, self._plans = layer, backend, plans
+        self._layer = layer
+        self._backend = backend
+        self._plans = plans
         self._cache: LayerCache | None = None
 
     @property
@@ -60,8 +90,10 @@ class LatentLayerAttention:
 
     __slots__ = ("_backend", "_cache", "_layer", "_plans")
 
-    def __init__(self, layer: AttentionLayer, backend: LatentAttention, plans: list[Any]) -> None:
-        self._layer, self._backend, self._plans = layer, backend, plans
+    def __init__(self, layer: AttentionLayer, backend: LatentAttentionBackend, plans: list[Any]) -> None:
+        self._layer = layer
+        self._backend = backend
+        self._plans = plans
         self._cache: torch.Tensor | None = None
 
     @property
@@ -85,14 +117,14 @@ class LatentLayerAttention:
         return out
 
 
-class Attention:
+class AttentionLayers:
     """All attention of a worker: makes the layers', and holds the step's plans.
 
     Implements `engine.interfaces.model.AttentionFactory`; `latent` is a
     `engine.interfaces.model.LatentAttentionFactory`.
 
     Args:
-        groups: all of them, see `engine.runner.groups`.
+        groups: all of them, see `engine.runner.attention`.
         needs: of each group.
         backends: the body for each kind of layer.
 
@@ -104,7 +136,9 @@ class Attention:
     def __init__(
         self, groups: tuple[KVGroup, ...], needs: tuple[AttentionNeed, ...], backends: dict[str, Backend]
     ) -> None:
-        self.groups, self._needs, self._backends = groups, needs, backends
+        self.groups = groups
+        self._needs = needs
+        self._backends = backends
         self._group_of = {layer: group for group in groups for layer in group.layers}
         self._layers: list[LayerAttention | LatentLayerAttention] = []
         self.plans: list[Any] = [None] * len(groups)
@@ -139,7 +173,7 @@ class Attention:
         """The attention of the model's layer of this index, which is of kind "mla"."""
         group = self._group_of[layer]
         described = AttentionLayer(index=layer, group=group, need=self._needs[group.index], scale=scale)
-        made = LatentLayerAttention(described, cast(LatentAttention, self.backend(group)), self.plans)
+        made = LatentLayerAttention(described, cast(LatentAttentionBackend, self.backend(group)), self.plans)
         self._layers.append(made)
         return made
 

@@ -1,4 +1,9 @@
-"""Capturing decode steps before anything is served: whether it can be done, and the inputs that they are tried on."""
+"""Capturing steps before anything is served: whether it can be done, for which steps, and on what they are tried.
+
+A captured step's rows all have the same number of tokens. A row with fewer drafts is padded: the tokens behind its own
+are computed in vain, on ids that nobody wrote, at positions that the row has not reached. They write their keys to the
+null page, none of the row's own queries sees them, and they draw nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,63 @@ import torch
 from engine.interfaces.attention import AttentionCard
 from engine.interfaces.communicator import CommunicatorCard
 from engine.interfaces.ops import MODEL_OPERATIONS, OpsCard
-from engine.interfaces.platform import Platform, Trial
+from engine.interfaces.platform import CapturesDrafts, Platform, Trial
 from engine.interfaces.quantization import QuantizationCard
 from engine.plugin import Selection
-from engine.runner.buffers import Frame, StepBuffers
-from engine.runner.paged_attention import Attention
+from engine.runner.attention import AttentionLayers
+from engine.runner.buffers import StepBuffers, StepInputBuffers
 from engine.types.plan import StepPlan
+
+Buckets = dict[int, tuple[int, ...]]
+"""Row counts of captured steps, by the tokens of a row."""
+
+FEW_TOKENS = 256
+"""A step of so many is bound by reading the weights on every accelerator that there is, so that padding costs nothing.
+Above, at most as much is padding as is not."""
+
+
+def widths_of(captures: CapturesDrafts, num_drafts: int, max_model_len: int) -> tuple[int, ...]:
+    """The tokens of a row with which steps are to be captured, one and more, for a drafter of so many at most."""
+    if captures == "never" or not num_drafts:
+        return (1,)
+    widths = range(2, 2 + num_drafts) if captures == "alike" else (1 + num_drafts,)
+    return (1, *(width for width in widths if width < max_model_len))
+
+
+def buckets_of(platform: Platform, max_num_seqs: int, widths: tuple[int, ...]) -> Buckets:
+    """The platform's row counts of each width; none where it captures no decode steps at all."""
+    found = {1: platform.buckets(max_num_seqs)}
+    if not found[1]:
+        return {}
+    found |= {width: platform.buckets(max_num_seqs, width) for width in widths if width > 1}
+    return {width: buckets for width, buckets in found.items() if buckets}
+
+
+def width_of(
+    plan: StepPlan, num_drafts: np.ndarray, captures: CapturesDrafts, widths: tuple[int, ...], max_model_len: int
+) -> int:
+    """The width of the captured steps that can compute a plan with drafts, int32 [R] in its rows; 0: none can.
+
+    widths: that are captured.
+    """
+    most = int(plan.num_tokens.max())
+    width = min((width for width in widths if width >= most), default=0)
+    if not width or not (plan.samples & (plan.num_tokens == 1 + num_drafts)).all():
+        return 0  # too many drafts, or rows of a prompt among them
+    total, padded = plan.total_tokens, width * plan.num_rows
+    if total == padded:
+        return width
+    fits = int(plan.num_computed.max()) + width <= max_model_len
+    return width if captures == "padded" and fits and padded <= max(FEW_TOKENS, 2 * total) else 0
+
+
+def padding_of(plan: StepPlan, tokens_per_row: int) -> np.ndarray | None:
+    """int64; the tokens that pad the plan's rows up to so many each, by their places in the step; None for none."""
+    if tokens_per_row < 2:
+        return None
+    place = np.arange(tokens_per_row)
+    rows, behind = np.nonzero(place >= plan.num_tokens[:, None])
+    return rows * tokens_per_row + behind if len(rows) else None
 
 
 def why_not_captured(
@@ -45,7 +101,7 @@ def _served(kinds: list[str]) -> str:
     return f" ({', '.join(shown[:3])}{', ...' if len(shown) > 3 else ''})" if shown else ""
 
 
-def can_be_tried(attention: Attention, tokens_per_row: int) -> bool:
+def can_be_tried(attention: AttentionLayers, tokens_per_row: int) -> bool:
     """Whether the pool has pages for one row of a trial, on each of its two inputs."""
     groups = [group for group in attention.groups if group.layer_bytes]
     assert attention.pool is not None
@@ -71,16 +127,21 @@ class DecodeTrial:
         self,
         platform: Platform,
         buffers: StepBuffers,
-        attention: Attention,
-        frame: Frame,
+        attention: AttentionLayers,
+        frame: StepInputBuffers,
         vocab_size: int,
         max_model_len: int,
         plan: Callable[[], None],
         outputs: Callable[[], tuple[torch.Tensor, ...]],
         replace: Callable[[tuple[torch.Tensor, ...]], None],
     ) -> None:
-        self._platform, self._buffers, self._attention, self._frame = platform, buffers, attention, frame
-        self._vocab_size, self._max_model_len, self._plan = vocab_size, max_model_len, plan
+        self._platform = platform
+        self._buffers = buffers
+        self._attention = attention
+        self._frame = frame
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._plan = plan
         self.trial = Trial(self.prepare, outputs, replace)
 
     def prepare(self, number: int) -> None:

@@ -25,13 +25,13 @@ T = TypeVar("T")
 _TORCH = str(Path(torch.__file__).parent)
 
 
-class DispatchGuard(TorchDispatchMode):
+class DispatchGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active (`with guard:`), every tensor operation must be a view, or lie inside an object of `wrap`.
 
     Wrapping is done once, before the model is built, and costs one Python call when the guard is not active:
 
         guard = DispatchGuard()
-        model = Body(guard.context(context))
+        model = LlamaModel(guard.context(context))
         ...
         with guard:
             model.forward(state, walk)
@@ -47,7 +47,7 @@ class DispatchGuard(TorchDispatchMode):
         return False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._depth = 0
 
     @contextmanager

@@ -1,13 +1,77 @@
-"""One request's outputs on their way to the coroutine that reads them."""
+"""What the frontend knows of one request, and the stream on which its outputs come."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 
-from engine.frontend.input_processor import ProcessedRequest
-from engine.frontend.output_processor import OutputKind
+from engine.frontend.sequence_state import PromptLogprobs, SequenceState
+from engine.types.errors import EngineError
+from engine.types.hooks import RequestInfo
 from engine.types.outputs import CompletionOutput, RequestOutput
+from engine.types.params import SamplingParams
+from engine.types.request import EngineRequest
+
+
+class OutputKind(enum.Enum):
+    """What a request's outputs hold, and when they come."""
+
+    CUMULATIVE = "cumulative"
+    """With every news, all that came so far. Where `best_of` chooses, once, as for FINAL."""
+    DELTA = "delta"
+    """With every news, only what is new: text, token ids, logprobs of those completions that have news. Refused where
+    `best_of` chooses."""
+    FINAL = "final"
+    """Once, when all completions have ended. So it is for every request that pools."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A user's request, from the input processor that makes it to its last output. All that this process knows of it
+    stands here and in its sequences; nobody keeps books beside it.
+
+    Args:
+        request_id: the user's.
+        prompt: its text, None where ids were given without.
+        prompt_token_ids: its ids.
+        params: the user's, verified.
+        requests: what the core gets: one for each of n (or of `best_of`), in order. One for a request that pools, whose
+            `params` say nothing.
+        info: what hooks are told of it; None where none looks at single requests.
+        arrived: when it came to the frontend, by the monotonic clock.
+
+    Attributes (from when the output processor expects its news):
+        kind: what its outputs hold.
+        sequences: one for each of `requests`, with what came of it.
+        running: how many of them have not ended.
+        sent: when it was first to be sent, by the monotonic clock.
+        stream: takes its outputs; None where `OutputProcessor.process` returns them, and once it has ended.
+        error: the first that ended one of its sequences.
+        prompt_logprobs: of `SamplingParams.prompt_logprobs`; None where nobody wants them (any more).
+        news: by index of the sequence: (text, number of tokens) that came in the batch at hand.
+        given_out: an output was.
+        num_retries: how often it was sent again.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    requests: list[EngineRequest]
+    info: RequestInfo | None = None
+    arrived: float = 0.0
+    kind: OutputKind = OutputKind.CUMULATIVE
+    sequences: list[SequenceState] = field(default_factory=list)
+    running: int = 0
+    sent: float = 0.0
+    stream: RequestStream | None = None
+    error: EngineError | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    news: dict[int, tuple[str, int]] = field(default_factory=dict)
+    given_out: bool = False
+    num_retries: int = 0
 
 
 class RequestStream(AsyncIterator[RequestOutput]):
@@ -20,17 +84,16 @@ class RequestStream(AsyncIterator[RequestOutput]):
 
     Args:
         abort: ends the request of this id.
-        processed: the request.
-        kind: what its outputs hold.
+        request: whose outputs; its `kind` says what they hold.
 
     Attributes:
         sink: takes an output in the reader's place while the reader waits for it, and answers whether it did: in the
             moment it is told, without waking anybody. The last output, and one with an error, are always the reader's.
     """
 
-    def __init__(self, abort: Callable[[str], None], processed: ProcessedRequest, kind: OutputKind) -> None:
-        self.processed = processed
-        self._abort, self._kind = abort, kind
+    def __init__(self, abort: Callable[[str], None], request: RequestState) -> None:
+        self.request = request
+        self._abort = abort
         self._news: RequestOutput | None = None
         self._error: Exception | None = None
         self._ended = False
@@ -46,10 +109,10 @@ class RequestStream(AsyncIterator[RequestOutput]):
                 if self.sink(output):
                     return
             except Exception as error:  # the reader's matter, not the engine's
-                self._abort(self.processed.request_id)
+                self._abort(self.request.request_id)
                 return self.fail(error)
         waiting = self._news
-        if waiting is not None and self._kind is OutputKind.DELTA:
+        if waiting is not None and self.request.kind is OutputKind.DELTA:
             output.outputs = _joined(waiting.outputs, output.outputs)
         self._news = output
         self._wake()
@@ -77,7 +140,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if output.error is not None:
             self._ended = True
             if not output.finished:  # others of n still run, for nobody
-                self._abort(self.processed.request_id)
+                self._abort(self.request.request_id)
             raise output.error
         return output
 
@@ -94,7 +157,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if not self._ended:
             self._ended = True
             self._news = None
-            self._abort(self.processed.request_id)
+            self._abort(self.request.request_id)
             self._wake()
 
     def _is_waited_for(self) -> bool:
