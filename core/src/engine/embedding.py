@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from engine.frontend.measures import Histogram as Histogram
     from engine.frontend.measures import Measured as Measured
     from engine.frontend.measures import Measures as Measures
-    from engine.frontend.os_processes import OSProcesses as OSProcesses
     from engine.frontend.plugin_record import record_start as record_start
     from engine.frontend.pooling_inputs import check_task as check_task
     from engine.frontend.process_client import ProcessClient as ProcessClient
@@ -97,7 +96,6 @@ NAMES = {
     # several processes in front of several cores
     "frontend.assemble": ("start_cores",),
     "frontend.client": ("Attached",),
-    "frontend.os_processes": ("OSProcesses",),
     "frontend.process_client": ("ProcessClient",),
 }
 _HOMES = {name: f"engine.{module}" for module, names in NAMES.items() for name in names}

@@ -15,7 +15,7 @@ from engine.config.settings import EngineConfig
 from engine.frontend.launch import attention_needs, choose_dtype, launch
 from engine.interfaces.platform import PlatformFacts
 from engine.plugin import Candidate, Registry
-from engine.types import wire
+from engine.process import wire
 from engine.types.errors import (
     ConfigError,
     DriverNotFoundError,

@@ -13,8 +13,8 @@ from engine.config.settings import EngineConfig
 from engine.config.sources import gather
 from engine.frontend.launch import launch
 from engine.plugin import POINTS, Candidate, Registry
+from engine.process.importing import import_object
 from engine.types.errors import DriverImportError, EngineError, UnfitDriverError
-from engine.types.importing import import_object
 
 MODEL = "dummy:0.6B,vocab=32000"
 

@@ -18,7 +18,10 @@ from engine.plugin.points import POINTS
 OURS = ("engine", "engine_bench", "engine_chat", "engine_server")
 
 TORCH_FREE = (
-    *(f"engine.{room}" for room in ("types", "plugin", "config", "interfaces", "kv", "scheduling", "loop", "frontend")),
+    *(
+        f"engine.{room}"
+        for room in ("types", "process", "plugin", "config", "interfaces", "kv", "scheduling", "loop", "frontend")
+    ),
     *("engine.cli", "engine_bench", "engine_chat", "engine_server"),
 )
 """Packages in which nothing imports torch, directly or through others, whatever module is taken."""

@@ -21,7 +21,7 @@ from drafting import Propose
 from masking import ScriptedGrammar
 
 from engine.interfaces.context import WorkerContext
-from engine.types import wire
+from engine.process import wire
 from engine.types.kv import KVGroup, KVLayout
 from engine.types.params import SamplingParams
 from engine.types.plan import LogprobRows, Masks, PageCopies, StepPlan, StepResult

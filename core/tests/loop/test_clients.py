@@ -19,10 +19,10 @@ class Sockets:
         self.dropped: list[str] = []
         self.clients = Clients(self, Sink(self, "parent"), self.sink, lambda: self.now)
 
-    def connect(self, address: str) -> None:
+    def bind(self, address: str) -> None:
         self.heard.append(address)
 
-    def disconnect(self, address: str) -> None:
+    def unbind(self, address: str) -> None:
         self.heard.remove(address)
 
     def sink(self, address: str) -> Sink:

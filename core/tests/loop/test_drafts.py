@@ -16,8 +16,8 @@ from outcomes import check_outcome
 from paged_worker import VOCAB
 from schedules import Planned, Schedule, Settings, run_schedule, schedules
 
+from engine.process import wire
 from engine.scheduling.slots import DECODE
-from engine.types import wire
 from engine.types.errors import ContractError
 from engine.types.params import SamplingParams
 from engine.types.plan import GivenDrafts, StepPlan, StepResult

@@ -141,12 +141,15 @@ def test_an_error_of_the_executor_ends_the_engine(where: str) -> None:
 
 
 class Given:
-    """An inbox with these messages."""
+    """A parent that says these messages."""
 
     def __init__(self, *messages: ToCore) -> None:
         self.messages = list(messages)
+        self.inbox = None
+        self.outbox: queue.SimpleQueue[FromCore] = queue.SimpleQueue()
+        self.send = self.outbox.put
 
-    def get(self, timeout: float, awake: float = 0.0) -> ToCore | None:
+    def receive(self, timeout: float, awake: float = 0.0) -> ToCore | None:
         return self.messages.pop(0) if self.messages else None
 
 
@@ -159,13 +162,13 @@ def test_an_idle_core_looks_after_its_workers(monkeypatch: pytest.MonkeyPatch) -
         raise EngineDeadError("reach the workers", "rank 1 of 2 ended by signal 9")
 
     executor.check_health = dead  # type: ignore[method-assign]
-    outbox: queue.SimpleQueue[FromCore] = queue.SimpleQueue()
     monkeypatch.setattr(process, "HEALTH_SECONDS", 0.05)
     with pytest.raises(EngineDeadError, match="rank 1 of 2"):
-        process.step_loop(core, Given(), outbox)
+        process.step_loop(core, Given())
+    parent = Given(Add([planned("late").to_request()]))
     with pytest.raises(EngineDeadError, match="rank 1 of 2"):
-        process.step_loop(core, Given(Add([planned("late").to_request()])), outbox)
-    (refused,) = outbox.get_nowait().outputs.outputs
+        process.step_loop(core, parent)
+    (refused,) = parent.outbox.get_nowait().outputs.outputs
     assert refused.error[0] == "engine_dead"
 
 

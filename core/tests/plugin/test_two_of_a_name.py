@@ -23,8 +23,8 @@ from engine.plugin import (
 )
 from engine.plugin.discovery import Candidate
 from engine.plugin.explain import explain
+from engine.process.importing import import_object
 from engine.types.errors import DuplicateDriverError, PluginError
-from engine.types.importing import import_object
 
 
 def card(point: str, priority: int, fits: bool) -> type:

@@ -9,8 +9,8 @@ from harness import VOCAB, Driver, Request, dense_logits, params, prompt, regist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.process import wire
 from engine.runner.worker import Worker
-from engine.types import wire
 from engine.types.params import SamplingParams
 from engine.types.plan import NewBlocks, StepPlan
 from engine_reference.models.card import Qwen2

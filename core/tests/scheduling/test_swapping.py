@@ -9,9 +9,9 @@ import pytest
 from cores import LAYOUTS
 from steps import finish, make_scheduler, plan, request, rows, run
 
+from engine.process import wire
 from engine.scheduling.request import Status
 from engine.scheduling.scheduler import Scheduler
-from engine.types import wire
 from engine.types.plan import StepPlan
 from engine_reference.connector_host.metadata import Copies
 

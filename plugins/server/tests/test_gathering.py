@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.frontend.measures import Measures
-from engine.types import wire
+from engine.process import wire
 from engine_server.processes.gathering import Gathered, Snapshot, Told, family_of, merge_families, past, told_of
 
 

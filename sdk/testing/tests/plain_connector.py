@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from engine.interfaces.kv_connector import KVTransferResult
-from engine.types import wire
+from engine.process import wire
 from engine_reference.connector_host.metadata import Copies
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.process.importing import import_object
 from engine.types.errors import EngineDeadError
-from engine.types.importing import import_object
 
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext

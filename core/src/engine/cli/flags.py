@@ -106,7 +106,7 @@ def command_settings(namespace: argparse.Namespace) -> Merged:
     what became of flags by other names, and what is odd about the settings."""
     merged = merged_settings(namespace)
     if merged.section("settings").get("log_format") == "json":
-        from engine.types.json_log import log_as
+        from engine.process.logs import log_as
 
         log_as("json")
     for note in getattr(namespace, "notes", ()):
@@ -133,7 +133,7 @@ def merged_settings(namespace: argparse.Namespace) -> Merged:
 
 
 def _say(kind: str, text: str) -> None:
-    from engine.types.json_log import tell
+    from engine.process.logs import tell
 
     tell("engine.config", text, f"{kind}: {text}")
 

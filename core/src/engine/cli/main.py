@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except EngineError as error:
-        from engine.types.json_log import tell
+        from engine.process.logs import tell
 
         fields = dict(zip(("code", "asked", "found", "remedy"), error.parts, strict=True))
         tell("engine", str(error), _message(error), logging.ERROR, **fields)

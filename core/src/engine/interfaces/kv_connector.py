@@ -3,7 +3,7 @@
 A connector has two halves. The *scheduler half* lives in the engine core, knows requests and page ids, and never sees
 a tensor. The *worker half* lives in every worker, on the pool. What the first decides for a step travels in
 `StepPlan.kv_metadata`, as bytes that nobody else reads; the driver's two halves agree on their form
-(`engine.types.wire` encodes structs with arrays).
+(`engine.process.wire` encodes structs with arrays).
 
 Today the core uses connectors as a swap tier: a request that is preempted leaves its pages' content there and
 takes it back when it goes on. Workers run plans in order, so a page that is swapped out by plan N may be overwritten by

@@ -35,11 +35,11 @@ class Sink(Protocol):
 class Source(Protocol):
     """What hears all clients."""
 
-    def connect(self, address: str) -> None:
+    def bind(self, address: str) -> None:
         """Hear one more."""
         ...
 
-    def disconnect(self, address: str) -> None:
+    def unbind(self, address: str) -> None:
         """Hear one less."""
         ...
 
@@ -81,7 +81,7 @@ class Clients:
     def attach(self, message: Attach, stats: StepStats | None = None) -> None:
         """Serve one more client, and tell it the core's state."""
         new = self._attached[message.client] = _Client(message.requests, self._connect(message.outputs))
-        self._inbox.connect(message.requests)
+        self._inbox.bind(message.requests)
         new.sink.put(Outputs(CoreOutputs(outputs=[], stats=stats), len(self._owner)))
 
     def detach(self, client: int) -> list[str]:
@@ -89,7 +89,7 @@ class Clients:
         gone = self._attached.pop(client, None)
         if gone is None:
             return []
-        self._inbox.disconnect(gone.address)
+        self._inbox.unbind(gone.address)
         gone.sink.drop()
         return list(gone.ids)
 

@@ -18,9 +18,9 @@ import msgspec
 
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import GrammarCompiler
-from engine.types import wire
+from engine.process import wire
+from engine.process.importing import import_object
 from engine.types.errors import EngineError, InvalidRequestError
-from engine.types.importing import import_object
 
 ALARM_SECONDS = 5.0
 """How long after its time limit a compilation ends by itself, where nobody has ended it."""

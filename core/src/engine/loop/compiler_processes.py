@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import msgspec
 
 from engine.loop.compiler_process import CompilerAnswer, CompilerStart
-from engine.types import wire
+from engine.process import wire
 from engine.types.errors import EngineError, InvalidRequestError, rebuild_error
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import importlib.metadata
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.plugin.points import POINTS
+from engine.process.importing import import_object
 from engine.types.errors import ContractError, DriverImportError
-from engine.types.importing import import_object
 
 if TYPE_CHECKING:
     from engine.plugin.card import Card

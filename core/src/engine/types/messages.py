@@ -1,4 +1,4 @@
-"""What the frontend and the core's process say to each other, over two one-way sockets, through `engine.types.wire`."""
+"""What the frontend and the core's process say to each other, by `engine.process`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,7 @@ import msgspec
 
 from engine.types.outputs import CoreOutputs
 from engine.types.request import EngineRequest
-from engine.types.start import CoreStart, WorkerReady
-
-
-class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and only message on the pipe to a new core process, whose argument is the directory where the sockets
-    lie. The pipe then stays open: its end means that the parent has died, and the process removes the directory.
-
-    Args:
-        core: how to build the engine core.
-        requests: the address that the process reads from (the frontend binds it).
-        outputs: the address that it writes to (the frontend binds it).
-    """
-
-    core: CoreStart
-    requests: str
-    outputs: str
+from engine.types.start import WorkerReady
 
 
 class Add(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
@@ -58,7 +43,7 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
 
     Args:
         client: its number, from 1 on, which nobody had before.
-        requests, outputs: addresses, as in `ProcessStart`.
+        requests: the address that the core reads from; outputs: the one that it writes to.
     """
 
     client: int

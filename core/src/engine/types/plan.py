@@ -2,7 +2,7 @@
 
 A plan names work by *slot*: the place in the runner's preallocated buffers that a request keeps while it runs. The
 runner remembers each slot's tokens, parameters and block table, so a plan carries only what changed. Arrays are
-numpy; in another process they travel through `engine.types.wire`.
+numpy; in another process they travel through `engine.process.wire`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.types import wire
+from engine.process import wire
 from engine.types.messages import Outputs
 from engine.types.outputs import CoreOutputs
 from engine.types.params import SamplingParams

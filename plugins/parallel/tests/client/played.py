@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -41,8 +42,7 @@ class Played:
         self.num_others = 0
         self.answers = True
         self.on_news: Callable[[Sequence[CoreOutputs]], None] | None = None
-        self._read, self._write = os.pipe()
-        self._ends = [self._read, self._write]
+        self._read, self._write = socket.socketpair()
 
     @property
     def worker(self) -> WorkerReady:
@@ -92,8 +92,8 @@ class Played:
     def _tell(self, news: CoreOutputs | EngineError) -> None:
         if self.on_news is None:
             self.heard.append(news)
-            if self._ends:
-                os.write(self._write, b"x")
+            with contextlib.suppress(OSError):  # it was shut down
+                self._write.send(b"x")
         else:
             self._take(news)
 
@@ -119,7 +119,7 @@ class Played:
         if self.error is not None:
             raise self.error
         while self.heard:
-            os.read(self._read, 1)
+            self._read.recv(1)
             self._take(news := self.heard.popleft())
             if isinstance(news, EngineError):
                 raise news
@@ -136,7 +136,7 @@ class Played:
         self.on_news, self.on_death = on_news, on_death
 
     def fileno(self) -> int:
-        return self._read
+        return self._read.fileno()
 
     def has_work(self) -> bool:
         return bool(self.unfinished)
@@ -160,8 +160,8 @@ class Played:
 
     def shutdown(self) -> None:
         self.left.set()
-        while self._ends:
-            os.close(self._ends.pop())
+        self._read.close()
+        self._write.close()
 
 
 class Scripted:

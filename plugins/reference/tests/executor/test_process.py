@@ -24,7 +24,7 @@ from schedules import Settings
 
 from engine.interfaces.context import CoreContext
 from engine.interfaces.executor import ExecutorNeed
-from engine.types import wire
+from engine.process import wire
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError
 from engine.types.params import SamplingParams
 from engine.types.plan import Masks, NewBlocks, NewSlot, StepPlan

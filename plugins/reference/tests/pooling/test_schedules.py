@@ -13,9 +13,9 @@ import torch
 from pooling_models import Oracle, pooled, prompts, unit
 
 from engine import EngineArgs, LLMEngine, PoolingParams
+from engine.process.wire import decoder, encode
 from engine.types.errors import EngineDeadError
 from engine.types.plan import PooledRows, StepResult
-from engine.types.wire import decoder, encode
 
 WISHES = (
     PoolingParams(),

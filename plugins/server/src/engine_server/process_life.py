@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 
 from engine.embedding import ServerConfig, show
-from engine.types.json_log import logs_json, tell
+from engine.process.logs import logs_json, tell
 from engine_server.keys import KeyRing
 
 BACKLOG = 2048

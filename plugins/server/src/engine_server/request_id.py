@@ -12,7 +12,7 @@ from typing import cast
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.types.json_log import REQUEST_ID
+from engine.process.logs import REQUEST_ID
 from engine_server.error_shape import speaks_anthropic
 from engine_server.lifecycle import ACCESS_LOG, ENDED_AS
 

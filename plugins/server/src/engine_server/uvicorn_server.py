@@ -10,7 +10,7 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
 from engine.embedding import AsyncLLM, ServerConfig
-from engine.types.json_log import logs_json
+from engine.process.logs import logs_json
 from engine_server.app import Shared, create_app
 from engine_server.drain import FAREWELL_SECONDS
 from engine_server.http import bounded_protocol

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.interfaces.kv_connector import SwapUsage
-from engine.types import wire
+from engine.process import wire
 from engine_reference.connector_host.metadata import Copies
 
 if TYPE_CHECKING:

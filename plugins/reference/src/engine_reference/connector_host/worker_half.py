@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine.interfaces.kv_connector import KVTransferResult
-from engine.types import wire
+from engine.process import wire
 from engine.types.errors import KVCacheTooSmallError
 from engine_reference.connector_host.metadata import Copies
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from engine.process.importing import import_object
 from engine.types.errors import EngineDeadError
-from engine.types.importing import import_object
 
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext

@@ -1,4 +1,4 @@
-"""What the executor and its ranks say to each other, through `engine.types.wire`."""
+"""What the executor and its ranks say to each other, through `engine.process.wire`."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ import msgspec
 import psutil
 import zmq
 
-from engine.types import wire
+from engine.process import wire
+from engine.process.child import make_private_directory
 from engine.types.errors import EngineDeadError
-from engine.types.private_directory import make_private_directory
 from engine.types.start import WorkerStart
 from engine_reference.executor_process.messages import News, Order, RankStart, Stop
 
@@ -33,7 +33,7 @@ class Ranks:
         self.size = len(starts)
         self._owner = os.getpid()
         self._closed = False
-        self.directory = make_private_directory("engine-ranks-", len("orders-12345"), f"{self.size} ranks")
+        self.directory = make_private_directory("engine-ranks-", f"{self.size} ranks")
         self._context = zmq.Context()
         self._decode = wire.decoder(News).decode
         self._processes: list[subprocess.Popen[bytes]] = []

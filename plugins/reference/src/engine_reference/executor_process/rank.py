@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from engine.types import wire
-from engine.types.child_process import take_start
+from engine.process import wire
+from engine.process.importing import import_object
+from engine.process.logs import log_as
+from engine.process.run import take_start
 from engine.types.errors import EngineDeadError, EngineError
-from engine.types.importing import import_object
-from engine.types.json_log import log_as
 from engine.types.plan import StepPlan
 from engine_reference.executor_process.messages import (
     Answer,

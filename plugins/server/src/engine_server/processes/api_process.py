@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from engine.types import wire
+from engine.process import wire
+from engine.process.child import make_private_directory
 from engine.types.errors import EngineDeadError, EngineError
-from engine.types.private_directory import make_private_directory
 from engine_server.processes.channel import Channel, Handler
 from engine_server.processes.gathering import Snapshot, Told
 from engine_server.processes.signs_of_life import until_silent
@@ -63,7 +63,7 @@ class ApiProcess:
         self._gone = False
         own = {name: self._bound(handler) for name, handler in handlers.items()}
         self.channel = Channel(own, lambda: on_end(self))
-        self.directory = make_private_directory("engine-api-", len("requests-000-000000"), "an API process")
+        self.directory = make_private_directory("engine-api-", "an API process")
         self._process: subprocess.Popen[bytes] | None = None
 
     def _bound(self, handler: Handler) -> Handler:

@@ -6,17 +6,15 @@ goes between this process and the core, without a detour.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable
+import time
 
 import msgspec
-import zmq
 
-from engine.embedding import OSProcesses, ProcessClient
-from engine.types import wire
+from engine.embedding import ProcessClient
+from engine.process.link import Inbox, Outbox
 from engine.types.errors import EngineDeadError, EngineError
-from engine.types.messages import FromCore, ToCore
+from engine.types.messages import FromCore, Ready, ToCore
 from engine.types.start import CoreStart, WorkerReady
 
 POLL_SECONDS = 0.1
@@ -28,8 +26,8 @@ class CorePlace(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         dp_rank: its data-parallel rank.
         pid: of its process.
-        requests, outputs: addresses, which the client binds.
-        worker: what it told when it was ready.
+        requests: the address that the core reads from; outputs: the one that it writes to.
+        worker: what was told when it was ready.
     """
 
     dp_rank: int
@@ -40,27 +38,21 @@ class CorePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttachedCore:
-    """One of them. See `engine.frontend.process_client.Link`.
+    """One of them, as `engine.process.child.Child` is of a core that this process has started. Whether it hangs is
+    found out by whoever started it.
 
-    `attach` and `died` are called by whoever hears the process that started the core, in any thread; `wait_ready`
-    waits for the former.
+    `attach` and `died` are called by whoever hears that process, in any thread.
     """
 
-    def __init__(self, client: int) -> None:
-        self.client = client
-        self.decode: Callable[[bytes], FromCore] = wire.decoder(FromCore).decode
+    def __init__(self) -> None:
         self.stopping = threading.Event()
+        self.failed = False
         self._place: CorePlace | None = None
-        self._placed, self._closed = threading.Event(), False
-        self._closing = threading.Lock()
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._placed = threading.Event()
+        self._inbox: Inbox[FromCore] | None = None
+        self._outbox: Outbox | None = None
         self._error: EngineError | None = None
-        self._family: OSProcesses | None = None
-
-    @property
-    def pid(self) -> int:
-        """Of its process; 0 while it is not known."""
-        return 0 if self._place is None else self._place.pid
+        self._heard = time.monotonic()
 
     def attach(self, place: CorePlace) -> None:
         """The core is ready, and can be reached there."""
@@ -72,78 +64,91 @@ class AttachedCore:
         self._error = error
         self._placed.set()
 
-    def wait_ready(self) -> WorkerReady:
-        """Wait until the core is ready and connected. Raises EngineError where it died, or `shutdown` was called."""
-        self._placed.wait()
-        with self._closing:
-            if self._error is not None or self._closed or self._place is None:
-                raise self._error or EngineDeadError("reach the engine core", "it was given up while it started")
-            self._context = zmq.Context()
-            self._requests = self._bound(zmq.PUSH, self._place.requests)
-            self.outputs = self._bound(zmq.PULL, self._place.outputs)
-            # A message sent before the core's end of the socket is connected would be dropped, as if it were dead.
-            while not self._requests.poll(round(POLL_SECONDS * 1000), zmq.POLLOUT):
-                if self.ended():
-                    raise self.why_ended()
-                if self.stopping.is_set():
-                    raise EngineDeadError("reach the engine core", "it was given up while it started")
-            self._family = OSProcesses(self._place.pid)
-        return self._place.worker
+    @property
+    def pid(self) -> int:
+        """Of its process; 0 while it is not known."""
+        return 0 if self._place is None else self._place.pid
 
-    def send(self, message: ToCore) -> None:
-        """Queue a message; never blocks. A dead core swallows it."""
-        with contextlib.suppress(zmq.Again):
-            self._requests.send(wire.encode(message), zmq.NOBLOCK)
-
+    @property
     def alive(self) -> bool:
         """False once it has ended."""
         return self._error is None
 
-    def stopped(self) -> bool:
-        """Whether the system has it, or a worker of its, stopped."""
-        return self._family is not None and self._family.stopped()
+    @property
+    def silence(self) -> float:
+        """Seconds without a message: one that has nothing to do says nothing here."""
+        return time.monotonic() - self._heard
 
-    def ended(self) -> bool:
-        """Whether whoever started it said that it has."""
+    def send(self, message: ToCore) -> None:
+        """Queue a message; never blocks. A dead core swallows it."""
+        assert self._outbox is not None
+        self._outbox.put(message)
+
+    def fileno(self) -> int:
+        """For event loops."""
+        assert self._inbox is not None
+        return self._inbox.fileno()
+
+    def take(self) -> FromCore | None:
+        """The next message, if one is there: the first is that it is ready."""
+        if self._inbox is None:
+            if self._place is None or self._error is not None:
+                return None
+            self._outbox = Outbox(self._place.requests)
+            self._inbox = Inbox(FromCore, self._place.outputs)
+            return Ready(self._place.worker)
+        try:
+            message = self._inbox.take()
+        except msgspec.DecodeError as error:  # for this process it is dead
+            remedy = "use the same version of Engine in all processes, and report this"
+            self._error = EngineDeadError("read what the engine core sent", str(error), remedy)
+            self.failed = True
+            return None
+        if message is not None:
+            self._heard = time.monotonic()
+        return message
+
+    def receive(self, timeout: float) -> FromCore | None:
+        """The next message, waited for so many seconds; None where none comes. Raises `death()` where it is lost."""
+        deadline = time.monotonic() + timeout
+        while True:
+            if (message := self.take()) is not None:
+                return message
+            if self.lost():
+                raise self.death()
+            left = deadline - time.monotonic()
+            if left <= 0 or self.stopping.is_set():
+                return None
+            if self._inbox is None:
+                self._placed.wait(left)
+            else:
+                self._inbox.wait(min(left, POLL_SECONDS))
+
+    def lost(self) -> bool:
+        """Whether whoever started it said that it has ended."""
         return self._error is not None
 
-    def why_ended(self) -> EngineError:
+    def death(self) -> EngineError:
         """What it ended with."""
         assert self._error is not None
         return self._error
 
-    def end_hung(self) -> EngineError:
-        """Never asked for: there is no time limit here."""
-        raise AssertionError("whoever started a core finds out whether it hangs")
-
-    def end_unreadable(self, error: Exception) -> EngineError:
-        """The core sends what cannot be read: for this process it is dead."""
-        return EngineDeadError(
-            "read what the engine core sent",
-            str(error),
-            "use the same version of Engine in all processes, and report this",
-        )
-
     def ask_to_stop(self) -> None:
-        """Give the connection up; the core goes on. Does not wait. Idempotent."""
+        """Give the connection up; the core goes on. Idempotent."""
         self.stopping.set()
         self._placed.set()
 
-    def shutdown(self) -> None:
-        """The same, and free the sockets. Idempotent."""
-        self._closed = True
+    def end(self, grace: float) -> int:
+        """The same."""
         self.ask_to_stop()
-        with self._closing:
-            if self._context is not None:
-                self._context.destroy(linger=0)
-                self._context = None
+        return 0
 
-    def _bound(self, kind: int, address: str) -> zmq.Socket[bytes]:
-        assert self._context is not None
-        socket = self._context.socket(kind)
-        socket.set_hwm(0)
-        socket.bind(address)
-        return socket
+    def close(self) -> None:
+        """Free the sockets. Idempotent."""
+        if self._inbox is not None and self._outbox is not None:
+            self._inbox.close()
+            self._outbox.drop()
+            self._inbox = self._outbox = None
 
 
 class AttachedCores:
@@ -162,19 +167,19 @@ class AttachedCores:
 
     def connect(self, start: CoreStart) -> ProcessClient:
         """The client of this rank's core; again where one has died: of the next that stands."""
-        dp_rank, core = start.worker.data_parallel_rank, AttachedCore(self._client)
+        dp_rank, core = start.worker.data_parallel_rank, AttachedCore()
         with self._lock:
             self._cores[dp_rank] = core
             place, self._places[dp_rank] = self._places[dp_rank], None
         if place is not None:
             core.attach(place)
-        return ProcessClient(core, dp_rank)
+        return ProcessClient(core, dp_rank, self._client)
 
     def ready(self, place: CorePlace) -> None:
         """A core stands, the first of its rank or one in the place of a dead one."""
         with self._lock:
             core = self._cores[place.dp_rank]
-            if core is None or core.pid or core.ended():
+            if core is None or core.pid or core.lost():
                 self._places[place.dp_rank] = place
                 return
         core.attach(place)

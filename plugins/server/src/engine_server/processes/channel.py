@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
-from engine.types import wire
+from engine.process import wire
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
 
 log = logging.getLogger("engine.server")

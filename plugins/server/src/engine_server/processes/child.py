@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from engine.embedding import AsyncLLM, Attached, EngineConfig, ServerConfig
-from engine.types import wire
-from engine.types.child_process import PARENT_DIED, take_start
+from engine.process import wire
+from engine.process.logs import log_as
+from engine.process.run import PARENT_DIED, take_start
 from engine.types.errors import EngineError, rebuild_error
-from engine.types.json_log import log_as
 from engine_server.app import Shared
 from engine_server.certificate import CertificateWatch, tls_context
 from engine_server.drain import drain, spare_the_collector

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.types.json_log import REQUEST_ID, JSONFormatter
+from engine.process.logs import REQUEST_ID, JSONFormatter
 
 
 def formatted(message: Any, *args: Any, **more: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_what_follows_bearer_is_hidden(header: str) -> None:
 
 PROGRAM = """
 import logging, threading, warnings
-from engine.types.json_log import log_as, tell
+from engine.process.logs import log_as, tell
 log_as("text")
 tell("a", "not this", "plain")
 log_as("json")

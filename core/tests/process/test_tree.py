@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from engine.frontend.os_processes import OSProcesses
+from engine.process.child import ProcessTree
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no signals that stop")
 
@@ -33,7 +33,7 @@ def soon(found: Callable[[], bool]) -> bool:
 
 def test_stopped_and_continued(parent: psutil.Process) -> None:
     assert soon(lambda: bool(parent.children()))
-    looked_at = OSProcesses(parent.pid)
+    looked_at = ProcessTree(parent.pid)
     assert not looked_at.stopped()
     for one in (parent, *parent.children()):
         one.suspend()
@@ -44,7 +44,7 @@ def test_stopped_and_continued(parent: psutil.Process) -> None:
 
 def test_one_that_works_or_has_ended_is_not_stopped() -> None:
     with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as busy:
-        looked_at = OSProcesses(busy.pid)
+        looked_at = ProcessTree(busy.pid)
         assert not any(looked_at.stopped() for _ in range(20))  # however long its step takes
         busy.kill()
-    assert not looked_at.stopped() and not OSProcesses(busy.pid).stopped()
+    assert not looked_at.stopped() and not ProcessTree(busy.pid).stopped()

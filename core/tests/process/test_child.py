@@ -1,0 +1,188 @@
+"""A child process as its parent sees it, against scripts that play children: every way to live, to die and to hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from engine.process import child as child_module
+from engine.process.child import Child
+from engine.process.run import PARENT_DIED
+from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets and signals")
+
+
+class Start(msgspec.Struct, frozen=True):
+    text: str = ""
+
+
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    text: str
+
+
+PLAYED = """
+import os, signal, subprocess, sys, time
+import msgspec
+from engine.process.run import run
+from engine.types.errors import EngineDeadError, InvalidRequestError
+from engine.types.messages import Beat, Shutdown
+
+class Start(msgspec.Struct, frozen=True):
+    text: str = ""
+
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    text: str
+
+def main(start, parent):
+    parent.at_end.callback(print, "the end", flush=True)
+{body}
+    return 0
+
+if __name__ == "__main__":
+    run("the player", Start, Said | Shutdown, main)
+"""
+
+ECHO = """
+    parent.send(Said(start.text))
+    while isinstance(message := parent.receive(), Said):
+        parent.send(message)
+"""
+
+Make = Callable[..., Child[Said]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Start a child whose `main` has this body."""
+    made: list[Child[Said]] = []
+
+    def make(body: str, **options: float) -> Child[Said]:
+        (tmp_path / "played_child.py").write_text(PLAYED.format(body=body))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        made.append(Child("played_child", Start("hello"), Said, what="the player", **options))
+        return made[-1]
+
+    yield make
+    for child in made:
+        child.end(0)
+        child.close()
+        assert not Path(child.directory).exists()
+
+
+def hear(child: Child[Said]) -> str:
+    while (message := child.receive(20.0)) is None:
+        pass
+    return message.text
+
+
+def death(child: Child[Said]) -> EngineError:
+    with pytest.raises(EngineError) as caught:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            child.receive(1.0)
+    return caught.value
+
+
+def test_both_hear_each_other_until_it_is_asked_to_stop(play: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    child = play(ECHO)
+    child.send(Said("before it listened"))
+    assert not child.ready and [hear(child), hear(child)] == ["hello", "before it listened"] and child.ready
+    child.send(Said("x" * 10_000_000))
+    assert len(hear(child)) == 10_000_000 and child.alive
+    assert child.receive(0.01) is None
+    assert child.end(20) == 0 and child.end(20) == 0 and not child.alive
+    assert "the end" in capfd.readouterr().out
+
+
+def test_a_child_that_starts_leaves_at_once(play: Make) -> None:
+    child = play("    time.sleep(60)")
+    began = time.monotonic()
+    assert child.end(30) == PARENT_DIED and time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("    os.kill(os.getpid(), 11)", "the player's process ended while starting; signal 11"),
+        ("    os._exit(7)", "the player's process ended while starting; exit code 7"),
+        ("    parent.send(Said('up')); time.sleep(0.2); os._exit(7)", "ended while running; exit code 7"),
+        ("    raise ValueError('odd')", "run the player; ValueError: odd"),
+        ("    raise InvalidRequestError('asked', 'found', 'do')", "asked; found; do"),
+        ("    parent.send(object())", "tell another process; NotImplementedError"),
+        ("    parent.outbox.put_encoded(b'nonsense'); time.sleep(60)", "read what the player sent"),
+        ("    parent.send(Start()); time.sleep(60)", "read what the player sent"),
+    ],
+)
+def test_who_is_to_blame(play: Make, body: str, found: str) -> None:
+    child = play(body)
+    error = death(child)
+    assert (found in str(error) and not child.ready) or "running" in found
+    assert type(error) is (InvalidRequestError if "asked" in found else EngineDeadError)
+    assert child.lost() and child.death() is error
+    child.end(20)
+    assert not child.alive
+
+
+def test_out_of_memory_is_said(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = play(ECHO)
+    hear(child)
+    monkeypatch.setattr(child_module, "_out_of_memory_kills", lambda: 10**9)
+    os.kill(child.pid, signal.SIGKILL)
+    assert "signal 9, and the system has run out of memory" in str(death(child))
+
+
+def test_a_silent_child_is_hung_and_its_children_end_too(play: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    body = """
+    one = subprocess.Popen(["sleep", "60"])
+    parent.send(Said(str(one.pid)))
+    for _ in range(8):
+        parent.send(Beat())
+        time.sleep(0.2)
+    time.sleep(60)
+"""
+    child = play(body, silence=1.0)
+    left = psutil.Process(int(hear(child)))
+    began = time.monotonic()
+    assert "no sign of life for 1 s" in str(death(child)) and time.monotonic() - began > 1.2
+    assert not child.alive
+    psutil.wait_procs([left], 20)
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+    assert "in main" in capfd.readouterr().err, "it writes where it hangs"
+
+
+def test_a_parent_that_was_stopped_has_not_listened(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = play(ECHO, silence=3.0)
+    hear(child)
+    assert not child.lost()
+    now = time.monotonic()
+    monkeypatch.setattr(child_module.time, "monotonic", lambda: now + 3600)
+    assert not child.lost() and not child.lost()
+    monkeypatch.setattr(child_module.time, "monotonic", lambda: now + 7200)
+    assert child.lost()
+
+
+@pytest.mark.parametrize("given", [subprocess.DEVNULL, subprocess.PIPE])
+def test_a_child_whose_parent_dies_leaves(play: Make, tmp_path: Path, given: int) -> None:
+    """Before it has its start message; and while it works."""
+    play("    time.sleep(60)").end(0)
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    start = msgspec.msgpack.encode(Start())
+    process = subprocess.Popen([sys.executable, "-m", "played_child", str(folder)], stdin=given)
+    if process.stdin is not None:
+        process.stdin.write(len(start).to_bytes(8, "little") + start)
+        process.stdin.flush()
+        while not (folder / "requests").exists():
+            time.sleep(0.05)
+        process.stdin.close()
+    assert process.wait(20) == PARENT_DIED and not folder.exists()
