@@ -135,9 +135,9 @@ class ProcessClient:
         self._unfinished.update(dict.fromkeys(request.request_id for request in requests))
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        known = [name for name in request_ids if name in self._unfinished]
+        known = [name for name in dict.fromkeys(request_ids) if name in self._unfinished]
         for name in known:
-            self._unfinished.pop(name, None)
+            del self._unfinished[name]
         if known:
             self._core.send(Abort(known, self._client))
 
