@@ -54,14 +54,17 @@ class Run(NamedTuple):
 
 def run(llm: LLM, params: list[SamplingParams], *, drafts: bool = False, jumps: bool = False) -> Run:
     scheduler = llm.llm_engine.client._core.scheduler
-    speculation, jump_ahead = scheduler.speculation, scheduler.jump_ahead
-    learned = jump_ahead.learned
+    speculation, jump_forward = scheduler.drafts.speculation, scheduler.drafts.jump_forward
+    learned = jump_forward.learned
     before, accepted, jumped = llm.llm_engine.stats().step_id, speculation.num_accepted, learned.num_accepted
-    scheduler.speculation, scheduler.jump_ahead = speculation if drafts else None, jump_ahead if jumps else None
+    scheduler.drafts.speculation, scheduler.drafts.jump_forward = (
+        speculation if drafts else None,
+        jump_forward if jumps else None,
+    )
     try:
         found = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
     finally:
-        scheduler.speculation, scheduler.jump_ahead = speculation, jump_ahead
+        scheduler.drafts.speculation, scheduler.drafts.jump_forward = speculation, jump_forward
     outputs = [
         (done.text, done.token_ids, done.finish_reason, done.logprobs is None or len(done.logprobs))
         for output in found
@@ -127,8 +130,8 @@ def test_a_jump_takes_one_step(llm: LLM) -> None:
 
 
 def test_it_can_be_turned_off() -> None:
-    with LLM("tiny", enable_jump_ahead=False, num_kv_pages=100) as model:
-        assert model.llm_engine.client._core.scheduler.jump_ahead is None
+    with LLM("tiny", enable_jump_forward=False, num_kv_pages=100) as model:
+        assert model.llm_engine.client._core.scheduler.drafts.jump_forward is None
 
 
 @pytest.mark.slow
@@ -144,7 +147,7 @@ def test_ranks_in_processes_of_their_own(more: dict[str, Any]) -> None:
     ]
     common: dict[str, Any] = {"dtype": "float64", "num_kv_pages": 200, "max_model_len": 256, "grammar": "choice"}
     found = []
-    for settings in ({"enable_jump_ahead": False}, {"drafter": "ngram", "drafter.min_match": 1, **more}):
+    for settings in ({"enable_jump_forward": False}, {"drafter": "ngram", "drafter.min_match": 1, **more}):
         with LLM("tiny", **common, **settings) as model:
             outputs = model.generate(["la la la la"] * 3, params, use_tqdm=False)
             found.append([output.outputs[0].token_ids for output in outputs])

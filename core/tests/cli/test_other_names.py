@@ -84,7 +84,7 @@ def test_the_lines_are_told(program, monkeypatch: pytest.MonkeyPatch, tmp_path) 
         (["--distributed_executor_backend", "ray"], "pass --executor"),
         (["--max-logprobs", "5"], "requests may ask for up to 64"),
         (["--no-enable-chunked-prefill"], "--max-num-batched-tokens"),
-        (["--no-enable-auto-tool-choice"], "did you mean"),
+        (["--no-enable-auto-tool-choice"], "there is no such flag"),
         (["--task"], "expected one argument"),
     ],
 )

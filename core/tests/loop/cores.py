@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import drafting
-from masking import jump_ahead
+from masking import jump_forward
 from paged_worker import VOCAB, HoldingExecutor, PagedWorker, make_grammar
 from schedules import Settings
 
@@ -14,10 +14,10 @@ from engine.interfaces.scheduling_policy import SchedulingPolicy
 from engine.kv.layout import make_layout
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
-from engine.scheduling.constraints import Constraints
+from engine.scheduling.preemption import Swapping
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.speculation import Speculation
-from engine.scheduling.swapping import Swapping
+from engine.scheduling.speculative import Speculation
+from engine.scheduling.structured import Constraints
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import WorkerStart
@@ -144,8 +144,8 @@ def make_core(
         swapping=swapping(kv, context, policy(context)),
         constraints=Constraints(grammar or make_grammar(), VOCAB, takes_drafts=settings.drafts_under_masks),
     )
-    if settings.jump_ahead and settings.drafts_under_masks:
-        scheduler.jump_ahead = jump_ahead(settings.max_num_seqs, VOCAB)
+    if settings.jump_forward and settings.drafts_under_masks:
+        scheduler.drafts.jump_forward = jump_forward(settings.max_num_seqs, VOCAB)
     ready = executor.start(message)
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
     return core, executor

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from schedules import Schedule
 
-from engine.scheduling.jump_ahead import JumpAhead
+from engine.scheduling.jump_forward import JumpForward
 from engine.types.errors import InvalidRequestError
 from engine.types.params import SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
@@ -93,9 +93,9 @@ class ScriptedGrammar:
             out[row] = matcher.row()
 
 
-def jump_ahead(num_slots: int, vocab: int) -> JumpAhead:
+def jump_forward(num_slots: int, vocab: int) -> JumpForward:
     """Over what scripts force."""
-    return JumpAhead(num_slots, lambda: [bytes([token]) for token in range(vocab)], lambda text: list(text.encode()))
+    return JumpForward(num_slots, lambda: [bytes([token]) for token in range(vocab)], lambda text: list(text.encode()))
 
 
 def constrained(params: SamplingParams, seed: str, start_after: list[int] | None = None) -> SamplingParams:

@@ -34,7 +34,7 @@ class Settings:
         swap_pages: of the swap tier; 0: preempted requests are computed again.
         failing_loads: the share of pages that a test worker does not load.
         drafter: its kind, "" for none; num_drafts: the most for a request; adaptive: whether that follows acceptance.
-        drafts_under_masks: the grammar's matchers can roll back. jump_ahead: over what they force.
+        drafts_under_masks: the grammar's matchers can roll back. jump_forward: over what they force.
     """
 
     num_pages: int
@@ -51,7 +51,7 @@ class Settings:
     swap_pages: int = 0
     failing_loads: float = 0.0
     drafts_under_masks: bool = True
-    jump_ahead: bool = False
+    jump_forward: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ def schedules(
             drafter=rng.choice(drafters),
             num_drafts=rng.choice([1, 2, 4, 4, 7]),
             adaptive=rng.random() < 0.5,
-            jump_ahead=rng.random() < 0.5,
+            jump_forward=rng.random() < 0.5,
             long_prefill_token_threshold=rng.choice([0, 0, 1, 3, 8]),
             swap_pages=rng.choice([0, 0, rng.randint(1, pages), 10 * pages]),
         ),
@@ -265,7 +265,7 @@ def run_schedule(core: EngineCore, schedule: Schedule, most_steps: int = 5000) -
     outcomes = {request.request_id: Outcome() for request in schedule.requests}
     arrivals, step = list(schedule.requests), 0
     latest: dict[str, float] = {}
-    core.scheduler.deadlines.clock = lambda: float(step)
+    core.scheduler.states.deadlines.clock = lambda: float(step)
     while arrivals or core.has_work():
         assert step < most_steps, f"no end after {step} steps: {core.stats()}"
         if not core.has_work():

@@ -247,7 +247,7 @@ def test_a_matcher_that_gives_up_on_a_draft_ends_its_request_alone() -> None:
 
 
 # -- jumping ahead -----------------------------------------------------------------------------------------------------
-JUMPING = replace(PLAIN, jump_ahead=True, max_model_len=120)
+JUMPING = replace(PLAIN, jump_forward=True, max_model_len=120)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -268,7 +268,7 @@ def test_jumps_take_fewer_steps_for_the_same_tokens(in_flight: int, drafter: str
 
 def test_nobody_jumps_who_may_not() -> None:
     """Without a constraint, with a driver that cannot tell, or where it is turned off."""
-    for settings in (replace(JUMPING, drafts_under_masks=False), replace(JUMPING, jump_ahead=False)):
+    for settings in (replace(JUMPING, drafts_under_masks=False), replace(JUMPING, jump_forward=False)):
         _, executor, _ = run_drafted(settings, planned("a", "jump 1"), planned("free"))
         assert executor.worker.num_given == 0
     _, executor, _ = run_drafted(JUMPING, planned("free"))
@@ -394,7 +394,7 @@ def test_a_token_that_the_matcher_refuses_ends_the_request_with_an_error() -> No
 
 def test_an_engine_without_a_grammar_refuses() -> None:
     core, _ = make_core(LAYOUTS["full"], PLAIN)
-    core.scheduler.constraints = None
+    core.scheduler.states.constraints = None
     with pytest.raises(ValueError, match="no grammar driver"):
         core.add_request(planned("a", "1").to_request())
     assert not core.has_work()

@@ -55,7 +55,7 @@ class Core(RuleBasedStateMachine):
         )
         self.now = 0
         self.core, self.executor = make_core(LAYOUTS[layout], chosen)
-        self.core.scheduler.deadlines.clock = lambda: float(self.now)
+        self.core.scheduler.states.deadlines.clock = lambda: float(self.now)
         self.rng = random.Random(seed)
         self.shared = [self.rng.randrange(VOCAB) for _ in range(16)]
         self.requests: dict[str, Planned] = {}

@@ -18,7 +18,7 @@ from engine.runner.pooling import StepPooler
 from engine.runner.results import FailedStep
 from engine.runner.worker import Worker
 from engine.types.params import SamplingParams
-from engine.types.plan import GivenDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
+from engine.types.plan import ForcedDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
 from engine.types.pooling import PoolingParams
 
 CANDIDATES = (
@@ -66,7 +66,7 @@ class Steps:
         decodes = not (num_tokens > 1).any()
         if given:
             tokens = np.zeros((given, int(num_tokens[:given].max()) - 1), np.int32)
-            fields["given_drafts"] = GivenDrafts(row=np.arange(given, dtype=np.int32), tokens=tokens)
+            fields["forced_drafts"] = ForcedDrafts(row=np.arange(given, dtype=np.int32), tokens=tokens)
         plan = StepPlan(
             step_id=self.step_id,
             slot_of_row=np.arange(ROWS, dtype=np.int32),

@@ -127,7 +127,7 @@ def test_told_when_it_is_gone(layout: str, how: str) -> None:
     if how == "aborted":
         scheduler.abort(["a"])
     else:
-        scheduler._preempt(scheduler.requests["a"])
+        scheduler.states.preempt(scheduler.requests["a"])
     assert len(scheduler.kv.index)
     break_rows(scheduler)
     assert not scheduler.requests

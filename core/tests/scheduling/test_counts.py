@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from steps import finish, make_scheduler, plan, request, run
 
-from engine.scheduling import request as request_module
-from engine.scheduling import scheduler as scheduler_module
+from engine.scheduling import admission as admission_module
+from engine.scheduling import slots as slots_module
 from engine.scheduling import update as update_module
 
 
@@ -35,7 +35,7 @@ def test_a_preempted_request_counts_its_prompt_once() -> None:
 
 def test_times_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    for module in (request_module, scheduler_module, update_module):
+    for module in (slots_module, admission_module, update_module):
         monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     scheduler = make_scheduler(max_num_seqs=1)
     scheduler.add(request("a", 5, max_tokens=1))

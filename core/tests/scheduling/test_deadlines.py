@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from steps import finish, make_scheduler, plan, request, run
 
-from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.states import Deadlines
 from engine.types.outputs import CoreOutput
 from engine.types.request import EngineRequest
 
@@ -21,7 +21,7 @@ def limited(name: str, prompt: int | list[int] = 5, timeout: float | None = 1.0,
 def with_clock(**changes: int) -> tuple[Scheduler, list[float]]:
     """A scheduler, and the time that it goes by."""
     scheduler, now = make_scheduler(**changes), [100.0]
-    scheduler.deadlines.clock = lambda: now[0]
+    scheduler.states.deadlines.clock = lambda: now[0]
     return scheduler, now
 
 
@@ -33,7 +33,7 @@ def drained(scheduler: Scheduler) -> None:
     while scheduler.outstanding:
         finish(scheduler)
     scheduler.check_integrity()
-    assert scheduler.kv.pool.num_held == 0 and not scheduler.requests and not scheduler.deadlines
+    assert scheduler.kv.pool.num_held == 0 and not scheduler.requests and not scheduler.states.deadlines
 
 
 def test_a_waiting_a_held_and_a_running_request() -> None:
@@ -43,7 +43,7 @@ def test_a_waiting_a_held_and_a_running_request() -> None:
     scheduler.add(limited("held", [1] * 40, parent="p"))
     scheduler.add(limited("waiting", [9] * 5))
     plan(scheduler)
-    assert len(scheduler.siblings) == 1 and scheduler.num_waiting == 2
+    assert len(scheduler.states.groups) == 1 and scheduler.num_waiting == 2
     now[0] = 100.9
     plan(scheduler)
     finish(scheduler)
@@ -61,10 +61,10 @@ def test_a_draining_request() -> None:
     scheduler.add(request("a", [1] * 8))
     scheduler.add(limited("b", [2] * 7))
     plan(scheduler)
-    assert scheduler.schedule() is None and scheduler.draining, "b was preempted while a step names it"
+    assert scheduler.schedule() is None and scheduler.states.draining, "b was preempted while a step names it"
     now[0] = 200.0
     assert scheduler.schedule() is None
-    assert errors(scheduler.take_notices()) == {"b": "request_timeout"} and not scheduler.draining
+    assert errors(scheduler.take_notices()) == {"b": "request_timeout"} and not scheduler.states.draining
     assert [o.request_id for o in finish(scheduler)] == ["a"], "its token is surplus"
     run(scheduler)
     drained(scheduler)
@@ -76,7 +76,7 @@ def test_a_request_that_ends_in_time_leaves_nothing_behind() -> None:
     scheduler.add(limited("too long a prompt for the cache", [3] * 60, timeout=5.0))
     assert not errors(run(scheduler))
     now[0] = 1e9
-    assert not scheduler.deadlines and not scheduler.take_notices()
+    assert not scheduler.states.deadlines and not scheduler.take_notices()
 
 
 def test_who_has_no_deadline_never_asks_for_the_time() -> None:
@@ -84,7 +84,7 @@ def test_who_has_no_deadline_never_asks_for_the_time() -> None:
     scheduler.add(request("a", 5, max_tokens=20))
     plan(scheduler)
     finish(scheduler)
-    scheduler.deadlines.clock = lambda: 1 / 0
+    scheduler.states.deadlines.clock = lambda: 1 / 0
     plan(scheduler)
 
 
@@ -104,5 +104,5 @@ def test_the_heap_forgets_requests_that_ended() -> None:
     for i in range(1000):
         scheduler.add(limited(f"r{i}", timeout=1e5))
         scheduler.abort([f"r{i}"])
-    deadlines: Deadlines = scheduler.deadlines
+    deadlines: Deadlines = scheduler.states.deadlines
     assert len(deadlines) == 1 and len(deadlines._heap) < 100

@@ -10,9 +10,7 @@ import pytest
 
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import MAX_ROLLBACK, Matcher
-from engine.scheduling.constraints import Constraints
-from engine.scheduling.deferred import Deferred
-from engine.scheduling.draft_masks import DraftedRow, draft_masks
+from engine.scheduling.structured import Constraints, DraftedRow, ReasoningGate, draft_masks
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_reference.grammar_choice.body import Choice
@@ -30,7 +28,7 @@ def fill(matchers: Any, rows: np.ndarray, bits: np.ndarray) -> None:
 def behind(tokens: list[int], start: list[int] | None) -> Matcher:
     matcher = GRAMMAR.compile(StructuredOutputsParams(choice=TEXTS), (END,))
     if start is not None:
-        matcher = Deferred(matcher, start)
+        matcher = ReasoningGate(matcher, start)
     assert matcher.accept(tokens) == len(tokens)
     return matcher
 
@@ -107,7 +105,7 @@ def test_a_matcher_that_gives_up_on_the_way() -> None:
 def test_a_deferred_constraint_rolls_back_over_its_beginning(start: list[int], seed: int) -> None:
     rng = random.Random(seed)
     matcher, tokens = behind([], start), []
-    assert isinstance(matcher, Deferred)
+    assert isinstance(matcher, ReasoningGate)
     for _ in range(60):
         for token in rng.choices([2, 2, 3, 3, *range(END)], k=rng.randint(0, 9)):
             if matcher.accept([token]):
@@ -117,5 +115,5 @@ def test_a_deferred_constraint_rolls_back_over_its_beginning(start: list[int], s
             matcher.rollback(back)
             del tokens[-back:]
         fresh = behind(tokens, start)
-        assert isinstance(fresh, Deferred)
+        assert isinstance(fresh, ReasoningGate)
         assert (matcher.started, matcher.finished, mask(matcher)) == (fresh.started, fresh.finished, mask(fresh))

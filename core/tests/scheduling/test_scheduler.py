@@ -133,7 +133,7 @@ def test_a_preempted_request_keeps_the_tokens_that_return() -> None:
     plan(scheduler)  # step 1: both prompts
     assert scheduler.schedule() is None  # a wants a third page: b's are taken, and pending
     b = scheduler.requests["b"]
-    assert b in scheduler.draining and b.slot >= 0  # step 1 names it
+    assert b in scheduler.states.draining and b.slot >= 0  # step 1 names it
     outputs = {output.request_id: output for output in finish(scheduler)}
     assert outputs["b"].new_token_ids == [7]
     assert b.slot == -1 and b.token_ids.tolist() == [*[2] * 7, 7]
@@ -208,7 +208,7 @@ def test_a_prefix_is_found_to_the_token_and_never_the_whole_prompt() -> None:
     assert made.copies is not None and made.copies.source.size == 1
     outputs = {output.request_id: output for output in finish(scheduler)}
     assert (outputs["b"].num_cached_tokens, outputs["c"].num_cached_tokens) == (15, 16)
-    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (16 + 16 + 18, 15 + 16)
+    assert (scheduler.admission.prefix_queries, scheduler.admission.prefix_hits) == (16 + 16 + 18, 15 + 16)
 
 
 def test_salts_share_nothing() -> None:
@@ -216,7 +216,7 @@ def test_salts_share_nothing() -> None:
     for name, salt in (("a", None), ("b", "x"), ("c", "y"), ("d", "x")):
         scheduler.add(request(name, 9, cache_salt=salt))
         plan(scheduler)
-    assert scheduler.prefix_hits == 8  # d finds b's
+    assert scheduler.admission.prefix_hits == 8  # d finds b's
 
 
 def test_requests_of_one_step_share_what_the_first_of_them_computes() -> None:
@@ -245,7 +245,7 @@ def test_without_prefix_caching_nothing_is_found_or_kept() -> None:
         scheduler.add(request(name, 16, max_tokens=1))
         assert plan(scheduler).num_tokens.tolist() == [16]
         finish(scheduler)
-    assert len(scheduler.kv.index) == scheduler.prefix_queries == scheduler.kv.pool.num_candidates == 0
+    assert len(scheduler.kv.index) == scheduler.admission.prefix_queries == scheduler.kv.pool.num_candidates == 0
 
 
 def test_a_reset_forgets_what_running_requests_hold_too() -> None:
@@ -256,7 +256,7 @@ def test_a_reset_forgets_what_running_requests_hold_too() -> None:
     scheduler.check_integrity()
     scheduler.add(request("b", 13))
     plan(scheduler)
-    assert scheduler.prefix_hits == 0
+    assert scheduler.admission.prefix_hits == 0
     while scheduler.has_work:
         finish(scheduler)
         scheduler.schedule()
@@ -273,7 +273,7 @@ def test_siblings_wait_for_the_first_and_share_its_pages() -> None:
     assert rows(made) == [(1, 12, 2, True), (0, 8, 6, True)]
     made = plan(scheduler)
     assert {new.request_id for new in made.new_slots} == {"p-2", "other"}
-    assert scheduler.prefix_hits == 12 + 13  # the last one copies what the leader's last block holds
+    assert scheduler.admission.prefix_hits == 12 + 13  # the last one copies what the leader's last block holds
 
 
 def test_an_aborted_leader_hands_over() -> None:

@@ -10,8 +10,8 @@ from cores import LAYOUTS
 from steps import finish, make_scheduler, plan, request, rows, run
 
 from engine.process import wire
-from engine.scheduling.request import Status
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.slots import Status
 from engine.types.plan import StepPlan
 from engine_reference.connector_host.metadata import Copies
 
@@ -44,7 +44,7 @@ def test_pages_are_copied_out_by_the_plan_that_may_overwrite_them() -> None:
     assert done is not None and done.out_page.size == 3 and not done.in_page.size
     assert rows(made) == [(0, 12, 1, True)] and scheduler.num_swapped == 1
     assert scheduler.requests["b"].status is Status.SWAPPED and used(scheduler) == 3
-    assert (scheduler.num_preemptions, scheduler.preemptions.num_swapped) == (1, 1)
+    assert (scheduler.num_preemptions, scheduler.states.preemptions.num_swapped) == (1, 1)
 
 
 def test_it_comes_back_before_anybody_new_and_goes_on_where_it_was() -> None:
@@ -133,7 +133,7 @@ def test_a_deadline_while_swapped() -> None:
     scheduler, _ = swapped_out()
     b = scheduler.requests["b"]
     b.timeout = 0.0
-    scheduler.deadlines.add(b, 0.0)
+    scheduler.states.deadlines.add(b, 0.0)
     scheduler.schedule()
     (late,) = scheduler.take_notices()
     assert late.error is not None and late.error[0] == "request_timeout"
@@ -145,7 +145,7 @@ def test_a_full_swap_space_falls_back_to_recompute(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         scheduler, made = swapped_out(swap_pages=2)
     assert copies(made) is None and scheduler.requests["b"].status is Status.WAITING
-    counts = scheduler.preemptions
+    counts = scheduler.states.preemptions
     assert (counts.num_swapped, counts.num_recomputed, counts.num_swap_full) == (0, 1, 1)
     assert "request b is preempted by mode recompute" in caplog.text and "the swap space is full" in caplog.text
     ends = [output.request_id for output in run(scheduler) if output.finish_reason is not None]
@@ -171,7 +171,7 @@ def test_only_what_a_window_still_sees_is_kept(layout: str) -> None:
     kv, b = scheduler.kv, scheduler.requests["b"]
     computed = int(scheduler.slots.computed[b.slot])
     wanted = sum(t.blocks(computed) - t.first_needed(computed) for t in kv.growing)
-    scheduler._preempt(b)
+    scheduler.states.preempt(b)
     assert used(scheduler) == wanted
     done = copies(plan(scheduler))  # it comes back at once: there is room
     assert done is not None and done.out_page.size == wanted
@@ -182,7 +182,7 @@ def test_the_warning_comes_first_and_then_every_fiftieth_time(caplog: pytest.Log
     scheduler = make_scheduler()
     with caplog.at_level(logging.WARNING):
         for i in range(101):
-            scheduler.preemptions.count(f"r{i}", swapped=bool(i % 2))
+            scheduler.states.preemptions.count(f"r{i}", swapped=bool(i % 2))
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 3 and "Cumulative preemptions: 1" in told[0] and told[1].endswith(": 51")
     assert "by mode recompute" in told[0]

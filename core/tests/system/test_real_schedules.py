@@ -16,7 +16,7 @@ from harness import ALL_PROCESSORS, VOCAB, choice, layout, registry, start_messa
 from hypothesis import HealthCheck, event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from masking import ScriptedGrammar, constrained, jump_ahead
+from masking import ScriptedGrammar, constrained, jump_forward
 from paged_worker import HoldingExecutor
 from schedules import Outcome, Planned, Schedule, Settings, run_schedule, schedules
 
@@ -25,9 +25,9 @@ from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.runner.buffers import StepBuffers, StepInputBuffers
 from engine.runner.worker import Worker
-from engine.scheduling.constraints import Constraints
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.speculation import Speculation
+from engine.scheduling.speculative import Speculation
+from engine.scheduling.structured import Constraints
 from engine.types.errors import EngineError
 from engine.types.outputs import StepStats
 from engine.types.params import SamplingParams
@@ -69,7 +69,7 @@ def worker_for(settings: Settings, buckets: bool = False) -> tuple[Worker, Worke
 def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, HoldingExecutor]:
     """An engine core with the real worker behind an executor that holds results back."""
     like = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False, num_drafts=0, adaptive=True)
-    like = replace(like, long_prefill_token_threshold=0, jump_ahead=False)
+    like = replace(like, long_prefill_token_threshold=0, jump_forward=False)
     worker, ready = worker_for(like, buckets)
     drafter = worker._runner._drafting._drafter  # type: ignore[union-attr]
     if isinstance(drafter, drafters.KnowingBody):
@@ -103,7 +103,7 @@ def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, Ho
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         swapping=swapping(kv, context, FCFS(context)),
         constraints=Constraints(ScriptedGrammar(VOCAB, VOCAB - 2), VOCAB, takes_drafts=True),
-        jump_ahead=jump_ahead(settings.max_num_seqs, VOCAB) if settings.jump_ahead else None,
+        jump_forward=jump_forward(settings.max_num_seqs, VOCAB) if settings.jump_forward else None,
     )
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
     return core, executor

@@ -120,7 +120,7 @@ SETTINGS: tuple[Setting, ...] = (
         "hash function that names cached blocks; sha256 where users must not forge each other's",
         choices=("xxhash", "sha256"),
     ),
-    Setting("enable_jump_ahead", "boolean", True, "compute what a constraint forces together, as drafts"),
+    Setting("enable_jump_forward", "boolean", True, "compute what a constraint forces together, as drafts"),
     Setting("in_flight", "integer", None, "steps under way at once; 1 overlaps nothing (default: 2)"),
     Setting(
         "grammar_warm_up",

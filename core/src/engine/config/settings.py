@@ -84,7 +84,7 @@ class EngineConfig(BaseModel):
     memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: Literal["xxhash", "sha256"] = "xxhash"
-    enable_jump_ahead: bool = True
+    enable_jump_forward: bool = True
     in_flight: Positive | None = None
     grammar_warm_up: bool = False
     step_timeout: Annotated[float, Field(ge=2, allow_inf_nan=False)] | None = None

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.interfaces.client import CoreState, OneCore
-from engine.plugin.discovery import Candidate, Registry, duplicate
-from engine.plugin.known import how_to_install
+from engine.plugin.candidate import Candidate
+from engine.plugin.discovery import Registry, duplicate
+from engine.plugin.hints import how_to_install
 from engine.plugin.points import CLIENT
 from engine.types.errors import DriverNotFoundError
 

@@ -42,7 +42,7 @@ class DrafterOptions(BaseModel):
     Args:
         num_tokens: the most drafts for a request in one step.
         acceptance: see the module.
-        adaptive: let the number of drafts follow what was accepted (`engine.scheduling.speculation` has the rule);
+        adaptive: let the number of drafts follow what was accepted (`engine.scheduling.speculative` has the rule);
             False: always `num_tokens`.
     """
 

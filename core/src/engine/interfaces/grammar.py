@@ -64,7 +64,7 @@ class GrammarCard(Card):
 
     rollback: ClassVar[bool] = False
     """Its matchers have `Matcher.rollback` and `Matcher.forced_bytes`. Without it requests under its constraints are
-    not drafted for, and do not jump ahead."""
+    not drafted for, and do not jump forward."""
 
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:

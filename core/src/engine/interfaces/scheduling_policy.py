@@ -6,7 +6,7 @@ Major 1. Bodies of major 0, whose `victim` knows of no pages, are served through
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from engine.plugin import Card
 
@@ -43,32 +43,35 @@ class Schedulable(Protocol):
         ...
 
 
-class SchedulingPolicy(Protocol):
+RequestT = TypeVar("RequestT", bound=Schedulable)
+
+
+class SchedulingPolicy(Protocol[RequestT]):
     """The waiting queue in some order. Every method's cost must not grow with the queue's length (log n is fine)."""
 
     def __init__(self, context: CoreContext) -> None: ...
 
-    def push(self, request: Schedulable) -> None:
+    def push(self, request: RequestT) -> None:
         """A new request arrives."""
         ...
 
-    def push_front(self, request: Schedulable) -> None:
+    def push_front(self, request: RequestT) -> None:
         """A request that was preempted, or that could not be placed, goes back before those that came after it."""
         ...
 
-    def peek(self) -> Schedulable | None:
+    def peek(self) -> RequestT | None:
         """The next request, which stays in the queue; None when it is empty."""
         ...
 
-    def pop(self) -> Schedulable:
+    def pop(self) -> RequestT:
         """Take the request that `peek` shows. Raises IndexError when the queue is empty."""
         ...
 
-    def remove(self, request: Schedulable) -> None:
+    def remove(self, request: RequestT) -> None:
         """Take out a request that was aborted. Raises KeyError where it is not queued."""
         ...
 
-    def victim(self, running: Sequence[Schedulable], pages: Sequence[int]) -> Schedulable:
+    def victim(self, running: Sequence[RequestT], pages: Sequence[int]) -> RequestT:
         """The running request to preempt.
 
         Args:
@@ -80,6 +83,6 @@ class SchedulingPolicy(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[Schedulable]:
+    def __iter__(self) -> Iterator[RequestT]:
         """All waiting requests, in no stated order."""
         ...

@@ -18,11 +18,11 @@ from engine.loop.grammars import GrammarDriver, Grammars, warm_up
 from engine.loop.vocabulary import Vocabulary
 from engine.plugin import Candidate, HookRelay, Manifest, PluginList, Registry
 from engine.plugin.manifest import check_hooks, restore_choice
-from engine.scheduling.constraints import Constraints
-from engine.scheduling.jump_ahead import JumpAhead
+from engine.scheduling.jump_forward import JumpForward
+from engine.scheduling.preemption import Swapping
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.speculation import Speculation
-from engine.scheduling.swapping import Swapping
+from engine.scheduling.speculative import Speculation
+from engine.scheduling.structured import Constraints
 from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError, PluginError
 from engine.types.start import CoreStart
 
@@ -93,7 +93,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             long_prefill_token_threshold=start.long_prefill_token_threshold,
             swapping=_swapping(start, registry, context, kv),
             constraints=constraints,
-            jump_ahead=_jump_ahead(start, constraints, vocabulary),
+            jump_forward=_jump_forward(start, constraints, vocabulary),
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
         )
@@ -126,11 +126,11 @@ def _speculation(start: CoreStart, registry: Registry) -> Speculation | None:
     return Speculation(start.worker.max_num_seqs, options.num_tokens, options.adaptive)
 
 
-def _jump_ahead(start: CoreStart, constraints: Constraints | None, vocabulary: Vocabulary) -> JumpAhead | None:
+def _jump_forward(start: CoreStart, constraints: Constraints | None, vocabulary: Vocabulary) -> JumpForward | None:
     """Over what constraints force; None where the user does not want it, or no grammar driver at work can tell."""
-    if constraints is None or not constraints.takes_drafts or not start.enable_jump_ahead:
+    if constraints is None or not constraints.takes_drafts or not start.enable_jump_forward:
         return None
-    return JumpAhead(start.worker.max_num_seqs, vocabulary, vocabulary.encode)
+    return JumpForward(start.worker.max_num_seqs, vocabulary, vocabulary.encode)
 
 
 def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary) -> Constraints | None:

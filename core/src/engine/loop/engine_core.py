@@ -110,8 +110,8 @@ class EngineCore:
                 if plan.masks_follow:
                     self._unmasked = plan
                     self._send_masks()
-            elif not self._futures and self.scheduler.constraints is not None:
-                self.scheduler.constraints.wait(COMPILE_WAIT_SECONDS)
+            elif not self._futures and self.scheduler.states.constraints is not None:
+                self.scheduler.states.constraints.wait(COMPILE_WAIT_SECONDS)
             if self._futures and (plan is None or len(self._futures) >= self.in_flight):
                 self._take_oldest()
             self._take_finished()
@@ -145,9 +145,9 @@ class EngineCore:
 
     def _send_masks(self) -> None:
         """Let the last step draw, if all tokens that its masks depend on are known."""
-        assert self._unmasked is not None and self.scheduler.constraints is not None
+        assert self._unmasked is not None and self.scheduler.states.constraints is not None
         drafts = partial(self._drafts, self._unmasked.step_id)
-        masks = self.scheduler.constraints.masks(self._unmasked, self.scheduler.slots, drafts)
+        masks = self.scheduler.states.constraints.masks(self._unmasked, self.scheduler.slots, drafts)
         if masks is not None:
             step_id, self._unmasked = self._unmasked.step_id, None
             self.executor.sample(step_id, masks)
@@ -182,18 +182,19 @@ class EngineCore:
     def stats(self) -> StepStats:
         """Counts as of now."""
         scheduler = self.scheduler
-        pool, speculation = scheduler.kv.pool, scheduler.speculation
-        jumps = None if scheduler.jump_ahead is None else scheduler.jump_ahead.learned
+        pool, speculation = scheduler.kv.pool, scheduler.drafts.speculation
+        jump_forward, preemptions = scheduler.drafts.jump_forward, scheduler.states.preemptions
+        jumps = None if jump_forward is None else jump_forward.learned
         swap = NO_SWAP if scheduler.swapping is None else scheduler.swapping.connector.usage()
         return StepStats(
-            step_id=scheduler.done_step,
+            step_id=scheduler.states.done_step,
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
             num_tokens=self._num_tokens,
             pages_used=pool.num_held,
             pages_total=pool.num_usable,
-            prefix_queries=scheduler.prefix_queries,
-            prefix_hits=scheduler.prefix_hits,
+            prefix_queries=scheduler.admission.prefix_queries,
+            prefix_hits=scheduler.admission.prefix_hits,
             num_preemptions=scheduler.num_preemptions,
             prompt_tokens=scheduler.prompt_tokens,
             generation_tokens=scheduler.generation_tokens,
@@ -202,8 +203,8 @@ class EngineCore:
             num_jump_tokens=0 if jumps is None else jumps.num_drafts,
             num_accepted_jump_tokens=0 if jumps is None else jumps.num_accepted,
             num_swapped=scheduler.num_swapped,
-            num_swap_preemptions=scheduler.preemptions.num_swapped,
-            num_swap_full=scheduler.preemptions.num_swap_full,
+            num_swap_preemptions=preemptions.num_swapped,
+            num_swap_full=preemptions.num_swap_full,
             swap_pages_used=swap.used,
             swap_pages_total=swap.total,
             hook_failures=self._hooks.failures.told() if self._hooks is not None and self._hooks.failures else (),
@@ -273,6 +274,6 @@ class EngineCore:
     def shutdown(self) -> None:
         """Stop the executor. Idempotent."""
         self._futures.clear()
-        if self.scheduler.constraints is not None:
-            self.scheduler.constraints.shutdown()
+        if self.scheduler.states.constraints is not None:
+            self.scheduler.states.constraints.shutdown()
         self.executor.shutdown()

@@ -42,8 +42,8 @@ def serve(start: CoreStart, parent: Parent[ToCore]) -> int:
     gc.collect()
     gc.freeze()  # what stands now stands until the end: collections in mid-service need not look at it
     parent.send(Ready(core.worker_ready))
-    if start.grammar_warm_up and core.scheduler.constraints is not None:
-        core.scheduler.constraints.warm_up()
+    if start.grammar_warm_up and core.scheduler.states.constraints is not None:
+        core.scheduler.states.constraints.warm_up()
     step_loop(core, parent)
     return 0
 

@@ -21,7 +21,7 @@ from engine.interfaces.platform import Fetch, Platform
 from engine.sampling.packed import send
 from engine.sampling.sampler import SampledDrafts
 from engine.types.errors import ContractError
-from engine.types.plan import GivenDrafts, LeftSlots, NewSlot, StepPlan
+from engine.types.plan import ForcedDrafts, LeftSlots, NewSlot, StepPlan
 
 
 class ChosenDrafter(NamedTuple):
@@ -150,7 +150,7 @@ class Drafting:
         assert plan.num_drafts is not None
         place = np.flatnonzero(plan.num_drafts)
         rows = _rows(plan, place)
-        given = plan.given_drafts
+        given = plan.forced_drafts
         asked_place = place if given is None else np.setdiff1d(place, given.row)
         asked, drafts = None, None
         if len(asked_place):
@@ -190,7 +190,7 @@ class Drafting:
         return drafts._replace(counts=counts)
 
     def _merged(
-        self, proposed: Drafts | None, at: np.ndarray, given: GivenDrafts, rows: DraftRows, place: np.ndarray
+        self, proposed: Drafts | None, at: np.ndarray, given: ForcedDrafts, rows: DraftRows, place: np.ndarray
     ) -> Drafts:
         """What the drafter proposed, which goes to the rows `at`, and what came with the plan: that is certain."""
         m, k, device = len(place), int(rows.num_drafts.max()), self._tokens.device

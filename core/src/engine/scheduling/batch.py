@@ -9,10 +9,9 @@ import numpy as np
 
 from engine.kv.manager import KVManager, NewEntries
 from engine.kv.matching import Hit
-from engine.scheduling.request import Request
-from engine.scheduling.slots import SlotTable
-from engine.scheduling.swapping import Return, Swapping
-from engine.types.plan import GivenDrafts, HostTokens, NewBlocks, NewSlot, StepPlan
+from engine.scheduling.preemption import Return, Swapping
+from engine.scheduling.slots import Request, SlotTable
+from engine.types.plan import ForcedDrafts, HostTokens, NewBlocks, NewSlot, StepPlan
 
 _NO_SLOTS = np.empty(0, np.int32)
 
@@ -46,7 +45,7 @@ class Batch:
         decodes: int32 [d]; slots that compute one token each, at `positions`, int32 [d].
         need: as `KVManager.decode_need` gives it, bool [groups, d]. With drafts as `extend_need` does, int [groups, d].
         drafts: int32 [d]; tokens that are proposed and computed after it. None: nowhere any.
-        given: of these, by the decode's place: tokens that are not asked of the drafter.
+        forced: of these, by the decode's place: tokens that are not asked of the drafter.
         chunks: in the order in which they were chosen.
         left_out: a running request found no page, or less than it wanted: nobody new is admitted.
         reserved: pages that the chunks' requests will want in later steps.
@@ -57,7 +56,7 @@ class Batch:
     positions: np.ndarray = field(default_factory=_NO_SLOTS.copy)
     need: np.ndarray | None = None
     drafts: np.ndarray | None = None
-    given: Mapping[int, list[int]] = field(default_factory=dict)
+    forced: Mapping[int, list[int]] = field(default_factory=dict)
     chunks: list[Chunk] = field(default_factory=list)
     left_out: bool = False
     reserved: int = 0
@@ -102,7 +101,7 @@ def build_plan(
         num_computed = np.append(num_computed, np.array([chunk.start for chunk in rows], np.int32))
         num_tokens = np.append(num_tokens, np.array([chunk.size for chunk in rows], np.int32))
         samples = np.append(samples, [chunk.samples for chunk in rows])
-    num_drafts = given_drafts = None
+    num_drafts = forced_drafts = None
     if batch.drafts is not None:
         num_drafts = np.zeros(slot_of_row.size, np.int32)
         num_drafts[:d] = batch.drafts
@@ -110,14 +109,14 @@ def build_plan(
         # Decodes, then extends: rows with drafts among chunks of their size. A chunk of one token is no decode.
         size = np.where(num_drafts > 0, num_tokens, 0)
         size[batch.decodes.size :] = num_tokens[batch.decodes.size :]
-        given = batch.given
+        forced = batch.forced
         if np.count_nonzero(size[1:] < size[:-1]):
             place = np.argsort(size, kind="stable")
-            if given:
-                given = {row: given[old] for row, old in enumerate(place.tolist()) if old in given}
+            if forced:
+                forced = {row: forced[old] for row, old in enumerate(place.tolist()) if old in forced}
             slot_of_row, num_computed, num_tokens = slot_of_row[place], num_computed[place], num_tokens[place]
             samples, num_drafts = samples[place], num_drafts[place]
-        given_drafts = _given(given) if given else None
+        forced_drafts = _forced(forced) if forced else None
     slots.last_step[slot_of_row] = step_id
     masks_follow = slots.num_matched > 0 and bool((slots.matched[slot_of_row] & samples).any())
     return StepPlan(
@@ -130,7 +129,7 @@ def build_plan(
         new_slots=new_slots,
         new_blocks=[_new_blocks(of_group) for of_group in entries],
         num_drafts=num_drafts,
-        given_drafts=given_drafts,
+        forced_drafts=forced_drafts,
         left_slots=slots.take_left(),
         host_tokens=_host_tokens(batch.decodes, slots),
         copies=kv.take_copies(step_id),
@@ -146,12 +145,12 @@ def _all(value: int, n: int, dtype: type) -> np.ndarray:
     return array
 
 
-def _given(tokens: Mapping[int, list[int]]) -> GivenDrafts:
+def _forced(tokens: Mapping[int, list[int]]) -> ForcedDrafts:
     """By row of the plan."""
     rows = sorted(tokens)
     width = max(map(len, tokens.values()))
     padded = [[*tokens[row], *[-1] * (width - len(tokens[row]))] for row in rows]
-    return GivenDrafts(row=np.array(rows, np.int32), tokens=np.array(padded, np.int32))
+    return ForcedDrafts(row=np.array(rows, np.int32), tokens=np.array(padded, np.int32))
 
 
 def _host_tokens(decodes: np.ndarray, slots: SlotTable) -> HostTokens | None:

@@ -1,18 +1,18 @@
-"""Which decodes compute drafts in a step, how many, and where these come from."""
+"""Where the drafts of decodes come from: some are forced by a constraint, the others are the drafter's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from engine.scheduling.constraints import Constraints
-    from engine.scheduling.jump_ahead import JumpAhead
-    from engine.scheduling.slots import SlotTable
-    from engine.scheduling.speculation import Speculation
+from engine.scheduling.jump_forward import JumpForward
+from engine.scheduling.slots import SlotTable
+from engine.scheduling.speculative import Speculation
+from engine.scheduling.structured import Constraints
+from engine.types.plan import StepPlan
 
 
 class ChosenDrafts(NamedTuple):
@@ -20,44 +20,82 @@ class ChosenDrafts(NamedTuple):
 
     Args:
         counts: int32 [n]; None for none at all.
-        given: by the decode's place: tokens that a constraint forces. The other rows' are the drafter's.
+        forced: by the decode's place: tokens that a constraint forces. The other rows' are the drafter's.
     """
 
     counts: np.ndarray | None
-    given: Mapping[int, list[int]]
+    forced: Mapping[int, list[int]]
 
 
 NO_DRAFTS = ChosenDrafts(None, MappingProxyType({}))
 
 
-def choose_drafts(
-    ready: np.ndarray,
-    slots: SlotTable,
-    room: int,
-    shared: bool,
-    speculation: Speculation | None,
-    jump_ahead: JumpAhead | None,
-    constraints: Constraints | None,
-) -> ChosenDrafts:
-    """Rows jump ahead where they can, others are drafted for.
+class Drafts:
+    """Both sources.
 
     Args:
-        ready: int [n]; slots that compute one token.
-        room: tokens that the decodes leave of the budget.
-        shared: prompts wait, and get half of it.
-        speculation, jump_ahead, constraints: None where there are none.
+        speculation: how many the drafter is asked for; None where there is no drafter.
+        jump_forward: over what constraints force; None: token by token.
+        constraints: None where there is no grammar driver.
     """
-    if speculation is None and jump_ahead is None:
-        return NO_DRAFTS
-    room = room // 2 if shared else room
-    given: dict[int, list[int]] = {}
-    if jump_ahead is not None and slots.num_matched:
-        given = jump_ahead.choose(ready, slots, room)
-        room -= sum(map(len, given.values()))
-    counts = None
-    if speculation is not None:
-        counts = speculation.choose(ready, slots, room, constraints is not None and constraints.takes_drafts)
-    if given:
-        counts = np.zeros(ready.size, np.int32) if counts is None else counts
-        counts[list(given)] = [len(tokens) for tokens in given.values()]
-    return ChosenDrafts(counts, given)
+
+    def __init__(
+        self, speculation: Speculation | None, jump_forward: JumpForward | None, constraints: Constraints | None
+    ) -> None:
+        self.speculation = speculation
+        self.jump_forward = jump_forward
+        self._constraints = constraints
+
+    @property
+    def possible(self) -> bool:
+        """Whether a row may have any."""
+        return self.speculation is not None or self.jump_forward is not None
+
+    def enter(self, slot: int) -> None:
+        """A request enters this slot: nothing is known of it."""
+        if self.speculation is not None:
+            self.speculation.enter(slot)
+        if self.jump_forward is not None:
+            self.jump_forward.enter(slot)
+
+    def leave(self, slot: int, slots: SlotTable) -> None:
+        """The slot's request ends."""
+        if self.jump_forward is not None:
+            self.jump_forward.leave(slot, slots)
+
+    def choose(self, ready: np.ndarray, slots: SlotTable, room: int, shared: bool) -> ChosenDrafts:
+        """Rows jump forward where they can, others are drafted for.
+
+        Args:
+            ready: int [n]; slots that compute one token.
+            room: tokens that the decodes leave of the budget.
+            shared: prompts wait, and get half of it.
+        """
+        if not self.possible:
+            return NO_DRAFTS
+        room = room // 2 if shared else room
+        forced: dict[int, list[int]] = {}
+        if self.jump_forward is not None and slots.num_matched:
+            forced = self.jump_forward.choose(ready, slots, room)
+            room -= sum(map(len, forced.values()))
+        counts = None
+        if self.speculation is not None:
+            constrained = self._constraints is not None and self._constraints.takes_drafts
+            counts = self.speculation.choose(ready, slots, room, constrained)
+        if forced:
+            counts = np.zeros(ready.size, np.int32) if counts is None else counts
+            counts[list(forced)] = [len(tokens) for tokens in forced.values()]
+        return ChosenDrafts(counts, forced)
+
+    def tried(self, plan: StepPlan, rows: np.ndarray) -> list[tuple[Speculation, np.ndarray]]:
+        """Which of these rows, bool [n], had drafts of each source, and who learns from what became of them."""
+        assert plan.num_drafts is not None
+        tried, found = plan.num_drafts[rows] > 0, []
+        if plan.forced_drafts is not None:
+            assert self.jump_forward is not None
+            forced = np.isin(rows, plan.forced_drafts.row)
+            found.append((self.jump_forward.learned, tried & forced))
+            tried = tried & ~forced
+        if self.speculation is not None:
+            found.append((self.speculation, tried))
+        return found

@@ -1,10 +1,27 @@
-"""Where pages are short: who goes on, how often somebody was preempted, and the warning that users of vLLM know."""
+"""Where pages are short: who goes on, who is preempted, and what becomes of the pages.
+
+A preempted request is computed again, or the swap tier keeps its pages until there is room for them. The queue of the
+swapped ones has the policy's order. A request leaves its pages when it is preempted and enters that queue when no step
+under way names it any more; its tokens that return meanwhile are kept, as with every preempted request.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from engine.kv import restoring
+from engine.kv.manager import KVManager, NewEntries
+from engine.kv.restoring import Outline, Restored
+from engine.scheduling.slots import Request, SlotTable, Status
+
+if TYPE_CHECKING:
+    from engine.interfaces.kv_connector import KVConnectorScheduler
+    from engine.interfaces.scheduling_policy import SchedulingPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -22,21 +39,27 @@ class Preemptions:
     """
 
     def __init__(self) -> None:
-        self.num_swapped = self.num_recomputed = self.num_swap_full = 0
+        self.num_swapped = 0
+        self.num_recomputed = 0
+        self.num_swap_full = 0
+
+    @property
+    def total(self) -> int:
+        """Since start, by all modes."""
+        return self.num_swapped + self.num_recomputed
 
     def count(self, request_id: str, swapped: bool, swap_full: bool = False) -> None:
         """A request was preempted; `swap_full`: it should have been swapped, and there was no room."""
         self.num_swapped += swapped
         self.num_recomputed += not swapped
         self.num_swap_full += swap_full
-        total = self.num_swapped + self.num_recomputed
-        if total % WARN_EVERY == 1:
+        if self.total % WARN_EVERY == 1:
             logger.warning(
                 "request %s is preempted by mode %s because there is not enough KV cache space; this costs throughput. "
                 "Raise --kv-cache-memory, or lower --max-num-seqs. Cumulative preemptions: %d",
                 request_id,
                 "swap" if swapped else "recompute",
-                total,
+                self.total,
             )
         if swap_full and self.num_swap_full % WARN_EVERY == 1:
             logger.warning(
@@ -59,3 +82,153 @@ def oldest_that_fit(order: np.ndarray, need: np.ndarray, available: int) -> np.n
     keep = np.empty(order.size, bool)
     keep[oldest] = (np.cumsum(pages) <= available) | (pages == 0)
     return keep
+
+
+@dataclass(slots=True)
+class Return:
+    """A swapped request that may come back in the step that is being planned, its missing pages promised."""
+
+    request: Request
+    restored: Restored
+
+
+class Swapping:
+    """The swap tier in the scheduler's hands.
+
+    Args:
+        kv: the pages.
+        connector: the scheduler half of a connector that swaps.
+        name: of its driver: under it its metadata travel.
+        queue: a policy of its own, for the swapped requests alone.
+    """
+
+    def __init__(
+        self, kv: KVManager, connector: KVConnectorScheduler, name: str, queue: SchedulingPolicy[Request]
+    ) -> None:
+        self.kv = kv
+        self.connector = connector
+        self.name = name
+        self.queue = queue
+        self._outlines: dict[str, Outline] = {}
+        self._distrusted: set[str] = set()
+
+    def __len__(self) -> int:
+        """Requests that wait in the queue."""
+        return len(self.queue)
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+    def may(self, request: Request) -> bool:
+        """Whether a request is swapped when it is preempted: not where a load failed it, or it might never get on; nor
+        where it pools, since what the worker has summed up of its hidden states lies in no page."""
+        return request.pooling is None and request.request_id not in self._distrusted
+
+    def distrust(self, request: Request) -> None:
+        """What was loaded for the request was of no use: give up what is kept of it, and compute it again each time."""
+        self._distrusted.add(request.request_id)
+        self._forget(request)
+
+    def swap_out(self, request: Request, slots: SlotTable) -> bool:
+        """Keep a running request's pages, which are then given back. False where the tier has no room."""
+        slot = request.slot
+        assert not slots.drafts[slot], "how much of it is computed is not known yet"
+        outline, pages = restoring.take_out(self.kv, slot, int(slots.computed[slot]))
+        if not self.connector.swap_out(request.request_id, pages):
+            return False
+        self._outlines[request.request_id] = outline
+        return True
+
+    def enqueue(self, request: Request) -> bool:
+        """Queue a preempted request that no step names any more; False where it was not swapped out."""
+        if request.request_id not in self._outlines:
+            return False
+        request.status = Status.SWAPPED
+        self.queue.push_front(request)
+        return True
+
+    def ended(self, request: Request) -> None:
+        """The request ended, in whatever state."""
+        if request.status is Status.SWAPPED:
+            self.queue.remove(request)
+        self._distrusted.discard(request.request_id)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        if self._outlines.pop(request.request_id, None) is not None:
+            self.connector.forget(request.request_id)
+
+    # -- back ---------------------------------------------------------------------------------------------------------
+    def prepare(self, request: Request) -> Return:
+        """What the first of the queue would need; its missing pages are promised until `put_back`."""
+        outline = self._outlines[request.request_id]
+        restored = restoring.find(self.kv, outline, request.sequence(request.token_ids))
+        self.kv.promise_pages(restored.missing)
+        return Return(request, restored)
+
+    def put_back(self, back: Return) -> None:
+        """It does not come back in this step."""
+        self.kv.promise_pages([-pages for pages in back.restored.missing])
+
+    def take(self, back: Return) -> None:
+        """It comes back: it leaves the queue."""
+        popped = self.queue.pop()
+        assert popped is back.request
+
+    def open_slot(self, back: Return, end: int, last: bool) -> list[list[NewEntries]]:
+        """Give its slot the pages for `end` tokens, and have what is missing loaded into them before this step
+        computes: the new entries of block tables, for each group.
+
+        last: no known token lies behind these.
+        """
+        kv, slot, request = self.kv, back.request.slot, back.request
+        entries, to_load = restoring.open_slot(kv, slot, back.restored, request.sequence(request.token_ids))
+        more = kv.place_chunk(slot, end, last)
+        places, pages = restoring.copies_in(kv, slot, back.restored, to_load)
+        self.connector.swap_in(back.request.request_id, places, pages)
+        del self._outlines[back.request.request_id]
+        return [entries, more]
+
+    def plan_metadata(self) -> dict[str, bytes] | None:
+        """For the plan that was made."""
+        metadata = self.connector.plan_metadata()
+        return None if metadata is None else {self.name: metadata}
+
+    def clear(self) -> None:
+        """Forget all requests: the engine is dead."""
+        for request in list(self.queue):
+            self.queue.remove(request)
+        self._outlines.clear()
+        self._distrusted.clear()
+
+    def check_integrity(self, idle: bool) -> None:
+        """Raise AssertionError where the tier contradicts itself, or keeps something when there are no requests."""
+        self.connector.check_integrity()
+        assert not idle or not (self._outlines or self._distrusted)
+
+
+def spoilt(
+    failed_pages: np.ndarray,
+    step_id: int,
+    running: Iterable[Request],
+    draining: Iterable[Request],
+    slots: SlotTable,
+    kv: KVManager,
+) -> list[Request]:
+    """Requests that read these pages in the step `step_id` or in one after it, or pages that were computed from them.
+
+    Rather too many than too few: with a request all its pages count as spoilt, and a request that has no pages any more
+    counts where a step since then named it.
+    """
+    found = [request for request in draining if slots.last_step[request.slot] >= step_id]
+    bad = np.zeros(kv.pool.num_pages, bool)
+    bad[failed_pages] = True
+    left = {request: _pages(request.slot, kv) for request in running}
+    while more := [request for request, pages in left.items() if bad[pages].any()]:
+        for request in more:
+            bad[left.pop(request)] = True
+        found += more
+    return found
+
+
+def _pages(slot: int, kv: KVManager) -> np.ndarray:
+    """Those that left a sliding window too: entries stay in the table until they are written anew."""
+    return np.concatenate([table.pages[slot, : table.num_blocks[slot]] for table in kv.tables])

@@ -1,4 +1,8 @@
-"""Taking a step's result in: tokens to their requests, full blocks to the prefix cache, and who has ended."""
+"""Taking a step's result in: what it must be, tokens to their requests, full blocks to the prefix cache, who has ended.
+
+A worker that returns garbage ends the engine, and never gives a user a wrong answer: so everything is checked before
+any of it reaches a request.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,133 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.kv.manager import KVManager
-from engine.scheduling.constraints import Ending, follow
-from engine.scheduling.jump_ahead import JumpAhead
-from engine.scheduling.prompt_scores import take_prompt_scores
-from engine.scheduling.request import Request
-from engine.scheduling.slots import DECODE, SlotTable
-from engine.scheduling.speculation import Speculation
+from engine.scheduling.drafts import Drafts
+from engine.scheduling.slots import DECODE, Request, SlotTable
+from engine.scheduling.structured import Ending, follow
+from engine.types.errors import ContractError, InvalidLogitsError
 from engine.types.outputs import CoreOutput, TokenLogprobs
-from engine.types.plan import LogprobRows, StepPlan, StepResult
+from engine.types.plan import BROKEN, LogprobRows, PooledRows, PromptLogprobRows, StepPlan, StepResult
 from engine.types.request import FinishReason
 
 _NOWHERE = np.empty(0, np.intp)
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
+# -- what a result must be --------------------------------------------------------------------------------------------
+def check_result(
+    plan: StepPlan, result: StepResult, vocab_size: int | None = None, num_pages: int | None = None
+) -> int:
+    """Refuse what does not fit the plan: another step's result, wrong shapes and types, tokens outside the vocabulary.
+
+    Args:
+        vocab_size, num_pages: of the model, and of the pool; None where they are not known.
+
+    Returns:
+        The smallest token, or 0 where none is negative: it tells whether a row is `BROKEN`.
+
+    Raises:
+        ContractError: what is wrong with it.
+    """
+    if (fault := _form_fault(plan, result, num_pages)) is None:
+        tokens = result.tokens
+        if vocab_size is not None and _all_below(tokens, vocab_size):
+            return 0
+        lowest, highest = (int(tokens.min()), int(tokens.max())) if tokens.size else (0, 0)
+        if vocab_size is not None and highest >= vocab_size:
+            fault = f"token {highest}, where the vocabulary has {vocab_size}"
+        elif lowest < 0 and _lacks_token(plan, tokens):
+            fault = f"no token for a row that draws one: {tokens!r:.200}"
+        else:
+            return lowest
+    raise ContractError(
+        f"the result of step {plan.step_id} with {plan.num_rows} rows",
+        f"the worker returned {fault}",
+        "choose another executor or platform driver and tell its author",
+        point="executor",
+    )
+
+
+def _form_fault(plan: StepPlan, result: StepResult, num_pages: int | None) -> str | None:
+    if not isinstance(result, StepResult):
+        return f"{result!r:.200}, which is no StepResult"
+    if result.step_id != plan.step_id:
+        return f"the result of step {result.step_id!r:.50}"
+    tokens, drafted = result.tokens, plan.num_drafts is not None
+    if not _is_integers(tokens):
+        return f"tokens {tokens!r:.200}"
+    shape = tokens.shape
+    fits = shape[:1] == (plan.num_rows,) and (len(shape) == 1 or (len(shape) == 2 and shape[1] >= 1))
+    if not fits or (len(shape) == 2 and shape[1] > 1 and not drafted):
+        return f"tokens of shape {shape}"
+    if drafted and (fault := _drafts_fault(plan, result)):
+        return fault
+    if result.logprobs is not None and (fault := _scores_fault(plan, result.logprobs)):
+        return f"log probabilities {fault}"
+    if result.prompt_logprobs is not None and (fault := _scores_fault(plan, result.prompt_logprobs)):
+        return f"prompt log probabilities {fault}"
+    pages = result.failed_pages
+    if pages is not None and not _are_pages(pages, num_pages):
+        return f"failed_pages {pages!r:.200}" + ("" if num_pages is None else f" of {num_pages} pages")
+    return None
+
+
+def _are_pages(pages: object, num_pages: int | None) -> bool:
+    if not isinstance(pages, np.ndarray) or not _is_integers(pages) or pages.ndim != 1:
+        return False
+    return bool((pages >= 0).all()) and (num_pages is None or bool((pages < num_pages).all()))
+
+
+def _is_integers(array: object) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind == "i"
+
+
+def _all_below(tokens: np.ndarray, bound: int) -> bool:
+    """Whether all are in [0, bound), by one reduction: read without their sign, negative ones are the largest."""
+    return bool(np.maximum.reduce(tokens.view(_UNSIGNED[tokens.itemsize]), axis=None, initial=0) < bound)
+
+
+def _lacks_token(plan: StepPlan, tokens: np.ndarray) -> bool:
+    first = tokens if tokens.ndim == 1 else tokens[:, 0]
+    return bool(((first < 0) & (first != BROKEN) & plan.samples).any())
+
+
+def _drafts_fault(plan: StepPlan, result: StepResult) -> str:
+    """Rows give their tokens in order, at most one more than the drafts that were found."""
+    assert plan.num_drafts is not None
+    found, given = result.num_drafts, result.tokens.reshape(plan.num_rows, -1) >= 0
+    if found is None or not _is_integers(found) or found.shape != plan.num_drafts.shape:
+        return f"num_drafts {found!r:.200}"
+    if np.count_nonzero((found < 0) | (found > plan.num_drafts)):
+        return f"num_drafts {found!r:.200} for at most {plan.num_drafts!r:.200}"
+    most = np.where(plan.samples, found, given.shape[1])
+    later = given[:, 1:]
+    if np.count_nonzero(later & (np.arange(later.shape[1]) >= most[:, None])) or np.count_nonzero(
+        later > given[:, :-1]
+    ):
+        return f"tokens {result.tokens!r:.200} for drafts {found!r:.200}"
+    return ""
+
+
+def _scores_fault(plan: StepPlan, scores: LogprobRows | PromptLogprobRows) -> str:
+    row, (m, *_) = scores.row, np.shape(scores.row) or (0,)
+    shapes = [np.shape(column) for column in (row, scores.chosen, scores.rank, scores.top_ids, scores.top_values)]
+    if shapes[0] != (m,) or shapes[1:3] != [(m,), (m,)] or shapes[3] != shapes[4] or shapes[3][:1] != (m,):
+        return f"of shapes {shapes}"
+    if m and not 0 <= int(np.min(row)) <= int(np.max(row)) < plan.num_rows:
+        return f"for rows {row!r:.200}"
+    return ""
+
+
+def broken_logits(request_id: str, num_tokens: int) -> InvalidLogitsError:
+    """The error of a request whose logits are not numbers."""
+    return InvalidLogitsError(
+        f"draw a token for request {request_id!r} after {num_tokens} tokens",
+        "the model's logits are not numbers (NaN)",
+        "the model cannot compute this input in this dtype, or its weights are damaged: try --dtype float32",
+    )
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
 class Accepted(NamedTuple):
     """News of a step.
 
@@ -40,18 +158,18 @@ class Accepted(NamedTuple):
 
 
 def accept(
-    plan: StepPlan,
-    result: StepResult,
-    slots: SlotTable,
-    kv: KVManager,
-    speculation: Speculation | None = None,
-    jump_ahead: JumpAhead | None = None,
+    plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager, drafts: Drafts, *, pools: bool = False
 ) -> Accepted:
     """Accept the drawn tokens. A token of a request that has ended meanwhile is surplus and is dropped, and so is one
     behind the token that ends its request.
 
     Args:
-        result: was checked, see `engine.scheduling.contract`.
+        result: was checked by `check_result`.
+        drafts: hear what became of theirs.
+        pools: requests that pool may be among the rows.
+
+    Raises:
+        ContractError: what was pooled does not fit the plan.
     """
     rows = plan.samples.nonzero()[0]
     drawn, counts = _drawn(plan, result, rows)
@@ -75,7 +193,7 @@ def accept(
         assert result.num_drafts is not None
         _settle_drafts(plan, rows, row_slots, counts, slots, kv)
         accepted = np.minimum(counts - 1, kept)
-        for learning, tried in _tried(plan, rows, speculation, jump_ahead):
+        for learning, tried in drafts.tried(plan, rows):
             learning.learn(row_slots[tried], (positions + kept)[tried], result.num_drafts[rows][tried], accepted[tried])
     known = positions + kept
     tokens = _remember(row_slots, positions, drawn, kept, slots)
@@ -91,7 +209,7 @@ def accept(
     ]
     prompt_tokens = 0
     for i in (positions == prompts).nonzero()[0].tolist():
-        request = _request(slots, row_slots[i])
+        request = slots.request(row_slots[i])
         prompt_tokens += request.num_prompt_tokens
         outputs[i].num_cached_tokens = request.num_cached_tokens
         outputs[i].queue_time = request.admitted_at - request.queued_at
@@ -100,17 +218,17 @@ def accept(
         _add_logprobs(outputs, rows, row_slots, result.logprobs, plan.num_rows, slots)
     scores: list[CoreOutput] = []
     if result.prompt_logprobs is not None:
-        scores = take_prompt_scores(plan, result.prompt_logprobs, slots, outputs)
+        scores = _take_prompt_scores(plan, result.prompt_logprobs, slots, outputs)
 
     ended = []
     over = known >= slots.limit[row_slots]
     over[stopped] = True
     for ending in endings:
         ending.write(outputs[ending.place])
-        ended.append(_request(slots, row_slots[ending.place]))
+        ended.append(slots.request(row_slots[ending.place]))
         over[ending.place] = False
     for i in over.nonzero()[0].tolist():
-        request = _request(slots, row_slots[i])
+        request = slots.request(row_slots[i])
         token = outputs[i].new_token_ids[-1]
         if i not in by_stop:
             outputs[i].finish_reason = FinishReason.LENGTH
@@ -119,23 +237,8 @@ def accept(
             outputs[i].stop_reason = None if token in request.eos_token_ids else token
         ended.append(request)
     num_tokens = rows.size if plan.num_drafts is None and not endings else int(np.add.reduce(kept))
-    return Accepted(outputs, ended, prompt_tokens, num_tokens, scores)
-
-
-def _tried(
-    plan: StepPlan, rows: np.ndarray, speculation: Speculation | None, jump_ahead: JumpAhead | None
-) -> list[tuple[Speculation, np.ndarray]]:
-    """Who hears what became of the drafts of which rows, bool [n]: whoever they came from."""
-    assert plan.num_drafts is not None
-    tried, found = plan.num_drafts[rows] > 0, []
-    if plan.given_drafts is not None:
-        assert jump_ahead is not None
-        given = np.isin(rows, plan.given_drafts.row)
-        found.append((jump_ahead.learned, tried & given))
-        tried = tried & ~given
-    if speculation is not None:
-        found.append((speculation, tried))
-    return found
+    accepted = Accepted(outputs, ended, prompt_tokens, num_tokens, scores)
+    return _take_pooled(plan, result, slots, accepted) if pools else accepted
 
 
 def _drawn(plan: StepPlan, result: StepResult, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -177,12 +280,6 @@ def _remember(
     slots.tokens[row_slots.repeat(kept), (positions[:, None] + place)[mine]] = tokens
     flat = tokens.tolist()
     return [flat[end - n : end] for end, n in zip(kept.cumsum().tolist(), kept.tolist(), strict=True)]
-
-
-def _request(slots: SlotTable, slot: np.integer) -> Request:
-    request = slots.requests[slot]
-    assert request is not None
-    return request
 
 
 def _stops(
@@ -228,7 +325,7 @@ def _add_logprobs(
     for m, i in enumerate(place[logprobs.row].tolist()):
         if i < 0:
             continue  # surplus
-        k, entries = _request(slots, row_slots[i]).params.logprobs, outputs[i].new_logprobs or []
+        k, entries = slots.request(row_slots[i]).params.logprobs, outputs[i].new_logprobs or []
         if k is None or len(entries) == len(outputs[i].new_token_ids):
             continue
         entry = TokenLogprobs(
@@ -238,3 +335,108 @@ def _add_logprobs(
             top_values=logprobs.top_values[m, :k].tolist(),
         )
         outputs[i].new_logprobs = [*entries, entry]
+
+
+# -- prompts: log probabilities, pooled vectors -----------------------------------------------------------------------
+def _take_prompt_scores(
+    plan: StepPlan, scores: PromptLogprobRows, slots: SlotTable, outputs: list[CoreOutput]
+) -> list[CoreOutput]:
+    """Put a step's scores into the outputs of their requests. A preempted request is computed again: what it had is
+    dropped, as is what belongs to a request that has ended.
+
+    Args:
+        outputs: of the step, at most one a request; those of rows that drew a token.
+
+    Returns:
+        Further outputs, for requests that have none among these.
+    """
+    more: list[CoreOutput] = []
+    of_request = {output.request_id: output for output in outputs}
+    rows, first = np.unique(scores.row, return_index=True)
+    ends = np.append(first[1:], scores.row.size)
+    for row, start, end in zip(rows.tolist(), first.tolist(), ends.tolist(), strict=True):
+        slot = int(plan.slot_of_row[row])
+        request = slots.requests[slot]
+        if request is None or not slots.accepts[slot]:
+            continue
+        k = request.params.prompt_logprobs
+        assert k is not None, "the runner scores prompts that ask for it"
+        skip = request.num_prompt_scored + 1 - int(scores.position[start])
+        assert skip >= 0, "the scores of a prompt have a gap"
+        start = min(start + skip, end)
+        if start == end:
+            continue
+        request.num_prompt_scored += end - start
+        output = of_request.get(request.request_id)
+        if output is None:
+            output = CoreOutput(request_id=request.request_id)
+            more.append(output)
+        columns = (a[start:end].tolist() for a in (scores.chosen, scores.rank, scores.top_ids, scores.top_values))
+        output.new_prompt_logprobs = [
+            TokenLogprobs(chosen=chosen, rank=rank, top_ids=ids[:k], top_values=values[:k])
+            for chosen, rank, ids, values in zip(*columns, strict=True)
+        ]
+    return more
+
+
+def _take_pooled(plan: StepPlan, result: StepResult, slots: SlotTable, accepted: Accepted) -> Accepted:
+    """Add what a step pooled to its news. What belongs to a request that has ended is dropped. A preempted request is
+    computed again: vectors of tokens that it had sent are dropped, and a result that still comes is its result.
+
+    Raises:
+        ContractError: a row whose prompt is computed has no result, or the results do not fit the plan.
+    """
+    outputs: list[CoreOutput] = []
+    ended: list[Request] = []
+    given = _by_row(result.pooled)
+    for row, (slot, end) in enumerate(
+        zip(plan.slot_of_row.tolist(), (plan.num_computed + plan.num_tokens).tolist(), strict=True)
+    ):
+        request = slots.requests[slot]
+        if request is None or request.pooling is None or not slots.accepts[slot]:
+            continue
+        start, data = given.get(row, (0, None))
+        done = end == request.num_prompt_tokens
+        if data is None:
+            if done or request.pooling.task == "token_embed":
+                raise _misfit(plan, row)
+            continue
+        if request.pooling.task == "token_embed":
+            if data.ndim != 2 or start + len(data) != end or start > request.num_pooled:
+                raise _misfit(plan, row)
+            data = data[request.num_pooled - start :]
+            request.num_pooled += len(data)
+        elif not done or data.ndim != 1:
+            raise _misfit(plan, row)
+        output = CoreOutput(request_id=request.request_id, pooled=data)
+        outputs.append(output)
+        if done:
+            output.finish_reason = FinishReason.STOP
+            output.num_cached_tokens = request.num_cached_tokens
+            output.queue_time = request.admitted_at - request.queued_at
+            output.prefill_time = time.monotonic() - request.admitted_at
+            ended.append(request)
+    return accepted._replace(
+        outputs=accepted.outputs + outputs,
+        ended=accepted.ended + ended,
+        prompt_tokens=accepted.prompt_tokens + sum(request.num_prompt_tokens for request in ended),
+    )
+
+
+def _by_row(pooled: PooledRows | None) -> dict[int, tuple[int, np.ndarray]]:
+    """For each row that has something: (start, data)."""
+    if pooled is None:
+        return {}
+    return {
+        row: (start, data)
+        for row, start, data in zip(pooled.row.tolist(), pooled.start.tolist(), pooled.data, strict=True)
+    }
+
+
+def _misfit(plan: StepPlan, row: int) -> ContractError:
+    return ContractError(
+        f"what step {plan.step_id} pooled",
+        f"row {row} has no result, or one of another form than its request asked for",
+        "choose another executor or platform driver and tell its author",
+        point="executor",
+    )

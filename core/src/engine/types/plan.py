@@ -100,7 +100,7 @@ class HostTokens(msgspec.Struct, kw_only=True):
     token: Int32
 
 
-class GivenDrafts(msgspec.Struct, kw_only=True):
+class ForcedDrafts(msgspec.Struct, kw_only=True):
     """Drafts that the drafter is not asked for: a constraint forces them.
 
     Args:
@@ -137,7 +137,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
         left_slots: those that requests have left; None where there are none.
         new_blocks: one entry for each KV group.
         num_drafts: int32 [R]; the drafts among `num_tokens`; None where no row has any.
-        given_drafts: those that come with the plan; None where there are none.
+        forced_drafts: those that come with the plan; None where there are none.
         host_tokens: None where no slot of this step needs them.
         copies: of pages; None where there are none. A source may be a page that a row of this step writes to: it is
             read before.
@@ -157,7 +157,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     new_slots: list[NewSlot]
     new_blocks: list[NewBlocks]
     num_drafts: Int32 | None = None
-    given_drafts: GivenDrafts | None = None
+    forced_drafts: ForcedDrafts | None = None
     left_slots: LeftSlots | None = None
     host_tokens: HostTokens | None = None
     copies: PageCopies | None = None

@@ -149,7 +149,7 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
         worker: for rank 0; executors replace `rank` for the others.
         worker_class: "pkg.mod:Class" of the worker.
         enable_prefix_caching: look prompts up in, and commit full blocks to, the prefix cache.
-        enable_jump_ahead: compute together what constraints force.
+        enable_jump_forward: compute together what constraints force.
         in_flight: most steps under way at once.
         prefix_caching_hash_algo: the hash function that names cached blocks, "xxhash" or "sha256".
         preemption_mode: "recompute" or "swap"; for the latter `worker.choices` names a connector.
@@ -162,7 +162,7 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerStart
     worker_class: str
     enable_prefix_caching: bool = True
-    enable_jump_ahead: bool = True
+    enable_jump_forward: bool = True
     in_flight: int = 2
     prefix_caching_hash_algo: str = "xxhash"
     long_prefill_token_threshold: int = 0

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import Grammar
-from engine.plugin import Registry, select_in_turn
-from engine.scheduling.constraints import Constraints
+from engine.plugin import Registry, choose
+from engine.plugin.points import GRAMMAR
+from engine.scheduling.structured import Constraints
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
 from engine.types.structured_outputs import StructuredOutputsParams
@@ -68,7 +69,7 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
     core.executor = DeviceExecutor(options.step_ms / 1e3, core.worker_ready.num_pages)
     rng = random.Random(0)
     constraint = StructuredOutputsParams(choice=["".join(rng.choices("abcdefgh", k=most)) for _ in range(TEXTS)])
-    core.scheduler.constraints, grammar = _constraints(config, constraint)
+    core.scheduler.states.constraints, grammar = _constraints(config, constraint)
     try:
         _begin(core, options, most, constraint)
         rounds = [_measure(core, options.steps) for _ in range(options.rounds)]
@@ -84,7 +85,7 @@ def _constraints(config: EngineConfig, constraint: StructuredOutputsParams) -> t
     compiled the constraint once, so that the requests under it do not begin when the others have ended."""
     registry = Registry.discover(plugins=config.plugin_list)
     asked, options = config.asked("grammar"), config.options_for("grammar")
-    chosen, *_ = select_in_turn(registry, "grammar", None, ("choice",), asked, options)
+    chosen, *_ = choose(registry, GRAMMAR, {"choice": None}, asked, options)
     vocabulary = [bytes([token]) if token < 256 else None for token in range(VOCABULARY)]
     context = GrammarContext(vocab_size=VOCABULARY, vocabulary=lambda: vocabulary, options=chosen.options)
     grammar: Grammar = chosen.load_body()(context)

@@ -70,7 +70,7 @@ def measure_scheduler(config: EngineConfig, options: SchedulerOptions) -> Report
     try:
         _fill_cache(core, config)
         running = _fill_queues(core, config, options)
-        pool, done, preempted = core.scheduler.kv.pool, core.scheduler.done_step, core.scheduler.num_preemptions
+        pool, done, preempted = core.scheduler.kv.pool, core.scheduler.states.done_step, core.scheduler.num_preemptions
         evicted = pool.num_candidates
         parts = _measure_parts(core, options.steps)
         evicted -= pool.num_candidates
@@ -155,7 +155,7 @@ def _measure_parts(core: EngineCore, steps: int) -> list[Parts]:
         core.step()
     measured: list[Parts] = []
     now, cpu = time.perf_counter, time.thread_time
-    under_way = [] if scheduler.speculation is not None else [executor.execute(_planned(scheduler))]
+    under_way = [] if scheduler.drafts.speculation is not None else [executor.execute(_planned(scheduler))]
     while len(measured) < steps:
         cpu_began, began = cpu(), now()
         plan = scheduler.schedule()

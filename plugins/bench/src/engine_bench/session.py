@@ -65,7 +65,7 @@ class Session:
     @property
     def tokens_per_step(self) -> int:
         """The most that a request gets in one step: more than one where there is a drafter."""
-        speculation = self.core.scheduler.speculation
+        speculation = self.core.scheduler.drafts.speculation
         return 1 if speculation is None else 1 + speculation.num_tokens
 
     def figures(self) -> dict[str, Figure]:

@@ -8,7 +8,7 @@ from engine import EngineArgs
 from engine.frontend.assemble import start_in_process
 from engine.frontend.launch import launch
 from engine.plugin import Registry
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 from engine.types.errors import ConfigError, DriverNotFoundError, DuplicateDriverError, UnfitDriverError
 
 

@@ -60,7 +60,7 @@ def client_of(llm: LLM) -> ParallelClient:
     return client
 
 
-def test_both_jump_ahead_under_constraints() -> None:
+def test_both_jump_forward_under_constraints() -> None:
     """The tokens of one core that computes forced text token by token; each rank has a grammar of its own."""
     said = [
         "la la la la la la la la la la",
@@ -73,7 +73,7 @@ def test_both_jump_ahead_under_constraints() -> None:
         )
         for i in range(len(PROMPTS))
     ]
-    with LLM(**SETTINGS, grammar="choice", enable_jump_ahead=False) as plain:
+    with LLM(**SETTINGS, grammar="choice", enable_jump_forward=False) as plain:
         expected = tokens(plain.generate(PROMPTS, asked, use_tqdm=False))
         assert plain.llm_engine.stats().num_jump_tokens == 0
     with LLM(**SETTINGS, grammar="choice", data_parallel_size=2) as both:

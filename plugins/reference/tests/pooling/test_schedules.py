@@ -81,7 +81,7 @@ def test_any_schedule_gives_the_request_alone(checkpoints, architecture: str, se
                     engine.abort_request(aborted & engine.frontend.outputs._requests.keys())
                 running = list(core.scheduler.running.values())
                 if running and rng.random() < 0.5 and preempted < 3 * (seed + 1):
-                    core.scheduler._preempt(rng.choice(running))
+                    core.scheduler.states.preempt(rng.choice(running))
                     preempted += 1
                 found.update({output.request_id: output for output in engine.step()})
                 core.check_integrity()

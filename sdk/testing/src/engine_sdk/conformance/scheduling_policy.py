@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from engine.interfaces.scheduling_policy import SchedulingPolicy, SchedulingPolicyCard
+from engine.interfaces.scheduling_policy import Schedulable, SchedulingPolicy, SchedulingPolicyCard
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.core_contexts import core_context
 from engine_sdk.conformance.timing import median_seconds
@@ -70,7 +70,7 @@ class SchedulingPolicyConformance(Conformance):
         return [None]
 
     @classmethod
-    def make(cls) -> SchedulingPolicy:
+    def make(cls) -> SchedulingPolicy[Schedulable]:
         """An empty queue."""
         return cls.body()(core_context(cls.subject()))  # type: ignore[no-any-return]
 
@@ -164,7 +164,7 @@ class SchedulingPolicyConformance(Conformance):
         make = self.make
 
         class Machine(_Calls):
-            def make(self) -> SchedulingPolicy:
+            def make(self) -> SchedulingPolicy[Schedulable]:
                 return make()
 
         run_state_machine_as_test(Machine, settings=self.hypothesis_settings(60, stateful_step_count=40))
@@ -194,7 +194,7 @@ class _Calls(RuleBasedStateMachine):
         self.waiting: dict[str, Waiting] = {}
         self.count = 0
 
-    def make(self) -> SchedulingPolicy:
+    def make(self) -> SchedulingPolicy[Schedulable]:
         """An empty queue."""
         raise NotImplementedError
 

@@ -1,0 +1,62 @@
+"""Decodes: the rows of a step that compute the token drawn last, perhaps with drafts behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.scheduling.batch import Batch
+from engine.scheduling.preemption import oldest_that_fit
+from engine.scheduling.slots import DECODE, EMPTY
+from engine.scheduling.states import States
+
+
+def choose_decodes(batch: Batch, states: States) -> None:
+    """Put the slots that decode into the batch, as far as budget and pages last. Where pages are short, drafts are left
+    out, and then somebody is preempted."""
+    s, kv, drafting = states.slots, states.kv, states.drafts
+    can = (s.phase == DECODE) & (s.placed < s.limit)
+    if drafting.possible:
+        can &= s.drafts == 0
+    ready = can.nonzero()[0].astype(np.int32)
+    if not ready.size:
+        return
+    if s.num_waits:
+        now = ~s.waits[ready] | (s.known[ready] == s.placed[ready])
+        # Theirs when they come back.
+        batch.budget = max(0, batch.budget - ready.size + int(np.count_nonzero(now)))
+        ready = ready[now]
+    if ready.size > batch.budget:
+        # A request begins to decode with a token of some step's budget, so without drafts there are never more of
+        # them. While some wait for what became of their drafts, others begin: then those that wait longest go first.
+        ready = np.sort(ready[np.argsort(s.last_step[ready], kind="stable")[: batch.budget]])
+    if not ready.size:
+        return
+    positions = s.computed[ready]
+    kv.leave_window(ready, positions, s.last_step[ready])
+    shared = bool(states.prefilling or len(states.policy))
+    drafts, batch.forced = drafting.choose(ready, s, batch.budget - ready.size, shared)
+    if drafts is not None:
+        need = kv.extend_need(ready, positions + 1 + drafts)
+        if np.add.reduce(need, axis=None) > kv.num_available:
+            drafts = None
+    if drafts is None:
+        need = kv.decode_need(ready, positions)
+    while drafts is None and np.count_nonzero(need) > kv.num_available:
+        batch.left_out = True
+        # Pages come back without preemption where a step under way still names some, or computes drafts.
+        if kv.pool.num_pending or len(states.running) == 1 or s.drafts.any():
+            keep = oldest_that_fit(s.order[ready], need, kv.num_available)
+        else:
+            states.preempt_one()
+            keep = s.phase[ready] != EMPTY
+        ready, positions, need = ready[keep], positions[keep], need[:, keep]
+    s.computed[ready] = positions + 1
+    s.placed[ready] += 1
+    kv.promise_decodes(need)
+    batch.decodes = ready
+    batch.positions = positions
+    batch.need = need
+    batch.budget -= ready.size
+    if drafts is not None:
+        s.drafts[ready] = batch.drafts = drafts
+        batch.budget -= int(np.add.reduce(drafts))

@@ -1,0 +1,379 @@
+"""Where each unfinished request is, and how it gets from one place to the next.
+
+A new request waits (for its matcher, for another of its group, in the policy's queue), then runs in a slot. Where pages
+are short one is preempted: it drains until no step under way names it, and waits again, in the policy's queue or in the
+swap tier's. It may end anywhere. Admission, which gives slots, is in `engine.scheduling.admission`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.kv.manager import KVManager
+from engine.scheduling.drafts import Drafts
+from engine.scheduling.fast_path import DecodeFastPath
+from engine.scheduling.preemption import Preemptions, Swapping, spoilt
+from engine.scheduling.slots import EMPTY, Request, SlotTable, Status
+from engine.scheduling.structured import Constraints
+from engine.types.errors import EngineError, KVCacheTooSmallError, RequestTimeoutError
+from engine.types.outputs import CoreOutput
+from engine.types.request import FinishReason
+
+if TYPE_CHECKING:
+    from engine.interfaces.scheduling_policy import SchedulingPolicy
+
+logger = logging.getLogger(__name__)
+
+
+class States:
+    """All unfinished requests.
+
+    Args:
+        kv: the pages.
+        policy: the waiting queue's order, and who is preempted.
+        slots: of all running requests.
+        fast_path: is told when somebody leaves a slot.
+        drafts: is told when a request ends.
+        swapping: where preempted requests leave their pages; None: they are computed again.
+        constraints: those of requests with structured outputs; None where there is no grammar driver.
+
+    Attributes:
+        requests: all of them, by id.
+        running: requests in slots, in order of admission.
+        prefilling: those of them that still have known tokens to compute.
+        draining: preempted requests named by a step under way.
+        groups: of parallel sampling.
+        deadlines: of the requests that have one.
+        notices: outputs of requests that ended between results.
+        done_step: the last step whose result was taken in.
+    """
+
+    def __init__(
+        self,
+        kv: KVManager,
+        policy: SchedulingPolicy[Request],
+        slots: SlotTable,
+        fast_path: DecodeFastPath,
+        drafts: Drafts,
+        swapping: Swapping | None,
+        constraints: Constraints | None,
+    ) -> None:
+        self.kv = kv
+        self.policy = policy
+        self.slots = slots
+        self.fast_path = fast_path
+        self.drafts = drafts
+        self.swapping = swapping
+        self.constraints = constraints
+        self.preemptions = Preemptions()
+        self.requests: dict[str, Request] = {}
+        self.running: dict[str, Request] = {}
+        self.prefilling: dict[str, Request] = {}
+        self.draining: list[Request] = []
+        self.groups = ParallelSampling()
+        self.deadlines = Deadlines()
+        self.notices: list[CoreOutput] = []
+        self.done_step = 0
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+    def enter_queue(self, request: Request) -> None:
+        """A new request that has all it needs waits for a slot, or for another of its group."""
+        request.status = Status.HELD
+        if not self.kv.enable_prefix_caching or self.groups.join(request):
+            request.status = Status.WAITING
+            self.policy.push(request)
+
+    def requeue(self, request: Request) -> None:
+        """A request waits for a slot, before those that came after it."""
+        request.status = Status.WAITING
+        self.policy.push_front(request)
+
+    def take_compiled(self) -> None:
+        """Queue the requests whose matchers have been compiled since the last call."""
+        if self.constraints is None or not self.constraints.num_compiling:
+            return
+        for request, error in self.constraints.take_compiled():
+            if error is None:
+                self.enter_queue(request)
+            else:
+                self.fail(request, error)
+
+    def prompt_done(self, request: Request) -> None:
+        """A plan computes the last of a request's known tokens; others of its group may find them in the cache."""
+        del self.prefilling[request.request_id]
+        for held in reversed(self.groups.prompt_done(request)):
+            self.requeue(held)
+
+    # -- preempted ----------------------------------------------------------------------------------------------------
+    def preempt_one(self) -> None:
+        """Preempt the running request that the policy names."""
+        running = list(self.running.values())
+        pages = self.kv.pages_held_alone(np.array([request.slot for request in running]))
+        self.preempt(self.policy.victim(running, pages.tolist()))
+
+    def preempt(self, request: Request) -> None:
+        """Take a request's pages: the swap tier keeps what they hold, or it will be computed again. Tokens that steps
+        under way return are kept."""
+        swaps = self.swapping if self.swapping is not None and self.swapping.may(request) else None
+        swapped = swaps is not None and swaps.swap_out(request, self.slots)
+        self.preemptions.count(request.request_id, swapped, swap_full=swaps is not None and not swapped)
+        self._drain(request)
+        self.readmit_drained()
+
+    def _drain(self, request: Request) -> None:
+        self._leave_running(request)
+        self.slots.phase[request.slot] = EMPTY
+        request.status = Status.DRAINING
+        self.draining.append(request)
+
+    def readmit_drained(self) -> None:
+        """Queue the preempted requests that no step under way names any more: all their tokens are known."""
+        s = self.slots
+        for request in [r for r in self.draining if s.last_step[r.slot] <= self.done_step]:
+            self.draining.remove(request)
+            request.token_ids = s.tokens[request.slot, : s.known[request.slot]].copy()
+            s.leave(request.slot, self.done_step)
+            if self.swapping is None or not self.swapping.enqueue(request):
+                self.requeue(request)
+
+    def unblock(self) -> bool:
+        """Nothing can be planned and nothing is under way: make room. False where there is nobody to make room for."""
+        if len(self.running) > 1:
+            self.preempt_one()
+            return True
+        stuck = next(iter(self.running.values()), None)
+        if stuck is None and self.swapping is not None:
+            stuck = self.swapping.queue.peek()
+        if stuck is None:
+            stuck = self.policy.peek()
+        if stuck is not None:
+            self.fail_too_small(stuck)
+        return stuck is not None
+
+    def compute_again(self, failed_pages: np.ndarray, step_id: int) -> None:
+        """Pages that this step should have found filled hold nothing. What they spoilt is dropped, also what steps
+        under way still return of it, and computed again from the tokens that are known."""
+        self.kv.reset_prefix_cache()  # blocks computed from these pages may have been committed by now
+        self.fast_path.end()
+        found = spoilt(failed_pages, step_id, self.running.values(), self.draining, self.slots, self.kv)
+        logger.warning("%d pages could not be loaded: %d requests are computed again", failed_pages.size, len(found))
+        for request in found:
+            self.slots.accepts[request.slot] = False
+            if self.swapping is not None:
+                self.swapping.distrust(request)
+            if request.status is Status.RUNNING:
+                self._drain(request)
+
+    # -- ended --------------------------------------------------------------------------------------------------------
+    def end(self, request: Request) -> None:
+        """The request is over, whatever its state."""
+        if request.status is Status.WAITING:
+            self.policy.remove(request)
+        elif request.status is Status.RUNNING:
+            self._leave_running(request)
+        elif request.status is Status.DRAINING:
+            self.draining.remove(request)
+        elif request.status is Status.COMPILING and self.constraints is not None:
+            self.constraints.forget(request)
+        if self.swapping is not None:
+            self.swapping.ended(request)
+        if request.slot >= 0:
+            self.drafts.leave(request.slot, self.slots)
+            self.slots.leave(request.slot, self.done_step)
+        request.status = Status.FINISHED
+        del self.requests[request.request_id]
+        if request.timeout is not None:
+            self.deadlines.ended()
+        for leader in self.groups.ended(request):
+            self.requeue(leader)
+
+    def _leave_running(self, request: Request) -> None:
+        self.fast_path.end()
+        s, slot = self.slots, request.slot
+        filled = int(min(s.known[slot], s.computed[slot]))
+        self.kv.free_slot(slot, int(s.last_step[slot]), filled, s.requests, s.tokens)
+        del self.running[request.request_id]
+        self.prefilling.pop(request.request_id, None)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests in whatever state they are; ids that are not (or no longer) known are ignored."""
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is not None:
+                self.notices.append(CoreOutput(request_id=request_id, finish_reason=FinishReason.ABORT))
+                self.end(request)
+
+    def fail(self, request: Request, error: EngineError) -> None:
+        """End a request with an error."""
+        self.notices.append(_error_output(request.request_id, error))
+        self.end(request)
+
+    def fail_too_small(self, request: Request) -> None:
+        """End a request that the KV cache could not hold if it were alone."""
+        n, usable = request.num_tokens, self.kv.pool.num_usable
+        pages = max(self.kv.pages_at_least(n, request.encoder), usable + 1)
+        error = KVCacheTooSmallError(
+            f"compute request {request.request_id!r} of {n} tokens",
+            f"it needs at least {pages} KV pages, the cache has {usable}",
+            "raise --kv-cache-memory or --num-kv-pages, or send a shorter prompt or a smaller max_tokens",
+        )
+        self.fail(request, error)
+
+    def fail_late(self) -> None:
+        """End the requests whose deadline has passed."""
+        for request in self.deadlines.late():
+            done = max(0, request.num_tokens - request.num_prompt_tokens)
+            error = RequestTimeoutError(
+                f"finish request {request.request_id!r} in {request.timeout:g} s",
+                f"after that time {done} of its output tokens were there",
+                "give it more time, or ask for fewer tokens; where it waited, the engine has more work than it can do",
+            )
+            self.fail(request, error)
+
+    def fail_all(self, error: EngineError) -> None:
+        """End all requests with an error: the engine is dead, and pages and slots no longer matter."""
+        self.notices += [_error_output(request_id, error) for request_id in self.requests]
+        for of_state in (self.requests, self.running, self.prefilling, self.draining):
+            of_state.clear()
+        self.deadlines.clear()
+        if self.swapping is not None:
+            self.swapping.clear()
+        if self.constraints is not None:
+            self.constraints.shutdown()
+
+    # -- integrity ----------------------------------------------------------------------------------------------------
+    def check_integrity(self) -> None:
+        """Raise AssertionError where requests, slots, pages and queues contradict each other."""
+        self.slots.check_integrity()
+        self.kv.check_integrity()
+        by_status: dict[Status, int] = dict.fromkeys(Status, 0)
+        for request in self.requests.values():
+            by_status[request.status] += 1
+            assert (request.slot >= 0) == (request.status in (Status.RUNNING, Status.DRAINING)), request
+        assert by_status[Status.RUNNING] == len(self.running)
+        assert by_status[Status.DRAINING] == len(self.draining)
+        assert by_status[Status.WAITING] == len(self.policy)
+        assert by_status[Status.HELD] == len(self.groups)
+        assert by_status[Status.SWAPPED] == (0 if self.swapping is None else len(self.swapping))
+        if self.swapping is not None:
+            self.swapping.check_integrity(idle=not self.requests)
+        assert by_status[Status.COMPILING] == (0 if self.constraints is None else self.constraints.num_compiling)
+        assert self.prefilling.keys() <= self.running.keys()
+        for request in self.running.values():
+            end = int(self.slots.computed[request.slot] + self.slots.drafts[request.slot])
+            self.kv.check_slot(request.slot, end, request.encoder)
+
+
+def _error_output(request_id: str, error: EngineError) -> CoreOutput:
+    return CoreOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=error.parts)
+
+
+class ParallelSampling:
+    """The requests of one prompt (n > 1) are a group: one of them leads and computes the prompt, the others are held
+    and find its pages in the cache.
+
+    They are queued when the plan that ends the prompt is made, and may enter that very plan: they share its whole
+    blocks and compute the few tokens after them. Waiting for the next plan, in which the page with these tokens could
+    be copied, saved as much as the further step cost (the bundled model, n from 4 to 16), so nobody waits.
+    """
+
+    def __init__(self) -> None:
+        self._leaders: dict[str, Request] = {}
+        self._held: dict[str, dict[str, Request]] = {}
+
+    def __len__(self) -> int:
+        """Requests that are held."""
+        return sum(len(held) for held in self._held.values())
+
+    def join(self, request: Request) -> bool:
+        """True where the request may be queued: it leads, or nobody of its group waits. False: it is held."""
+        parent = request.parent
+        if parent is None:
+            return True
+        if parent not in self._leaders:
+            self._leaders[parent] = request
+            return True
+        self._held.setdefault(parent, {})[request.request_id] = request
+        return False
+
+    def prompt_done(self, request: Request) -> list[Request]:
+        """The request's prompt is in the cache: if it led, those that may be queued now, in their order."""
+        parent = request.parent
+        if parent is None or self._leaders.get(parent) is not request:
+            return []
+        del self._leaders[parent]
+        return list(self._held.pop(parent, {}).values())
+
+    def ended(self, request: Request) -> list[Request]:
+        """The request ended: if it led, who leads from now on (none or one), to be queued."""
+        parent = request.parent
+        if parent is None:
+            return []
+        held = self._held.get(parent, {})
+        held.pop(request.request_id, None)
+        if not held:
+            self._held.pop(parent, None)
+        if self._leaders.get(parent) is not request:
+            return []
+        if not held:
+            del self._leaders[parent]
+            return []
+        leader = held.pop(next(iter(held)))
+        if not held:
+            del self._held[parent]
+        self._leaders[parent] = leader
+        return [leader]
+
+
+class Deadlines:
+    """Which requests have run out of time; costs nothing while no request has a deadline. A heap, whose entries die
+    with their requests; dead ones are swept out when they are the greater part.
+
+    Args:
+        clock: seconds that only grow, so that setting the machine's time forward or back ends nobody.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._heap: list[tuple[float, int, Request]] = []
+        self._count = 0
+        self._alive = 0
+
+    def __len__(self) -> int:
+        """Unfinished requests with a deadline."""
+        return self._alive
+
+    def add(self, request: Request, timeout: float) -> None:
+        """The request has to end in so many seconds."""
+        self._count += 1
+        self._alive += 1
+        heappush(self._heap, (self.clock() + timeout, self._count, request))
+
+    def ended(self) -> None:
+        """A request with a deadline is FINISHED."""
+        self._alive -= 1
+        if not self._alive:
+            self._heap.clear()
+        elif len(self._heap) > 2 * self._alive + 64:
+            self._heap = [entry for entry in self._heap if entry[2].status is not Status.FINISHED]
+            heapify(self._heap)
+
+    def late(self) -> list[Request]:
+        """Unfinished requests whose deadline has passed; the caller ends them."""
+        late, now = [], self.clock()
+        while self._heap and self._heap[0][0] <= now:
+            _, _, request = heappop(self._heap)
+            if request.status is not Status.FINISHED:
+                late.append(request)
+        return late
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._heap.clear()
+        self._alive = 0
