@@ -120,7 +120,9 @@ class ProcessClient:
             try:
                 message = self._core.receive(POLL_SECONDS)
             except EngineError as error:
-                return error
+                if not self._core.stopping.is_set():
+                    return error
+                break
             if isinstance(message, Ready):
                 self._tree = ProcessTree(self._core.pid)
                 self._worker = message.worker

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from engine.interfaces.router import RankLoad
 from engine.types.errors import ConfigError, ContractError, EngineDeadError, EngineError, RankDeadError
+from engine.types.kv import PageMap
 from engine.types.outputs import CoreOutputs
-from engine.types.page_map import PageMap
 from engine.types.request import FinishReason
 from engine_parallel import client as module
 from engine_parallel import restarts
