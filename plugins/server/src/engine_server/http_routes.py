@@ -33,7 +33,7 @@ class EngineView:
         Raises:
             EngineDeadError: the last core has died.
         """
-        return msgspec.convert(await self._llm.call("page_map"), list[PageMap])
+        return msgspec.convert(await self._llm.call("page_maps"), list[PageMap])
 
 
 def without_key(endpoint: Endpoint) -> Endpoint:
