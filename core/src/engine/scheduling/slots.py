@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.kv.hashing import MediaSpan
-from engine.kv.tails import Sequence
+from engine.kv.matching import Sequence
 from engine.types.params import SamplingParams
 from engine.types.plan import LeftSlots
 from engine.types.request import EngineRequest

@@ -1,86 +1,45 @@
 """Partly filled last blocks: of sequences that have ended, and of those that run.
 
-A hit in whole blocks goes on with a tail where cached tokens follow that share a beginning with the request's: in a
+A hit in whole blocks goes on within a block where cached tokens follow that share a beginning with the request's: in a
 block that goes on otherwise, in the partly filled last block of a sequence that has ended, or in that of one that runs.
 The request gets fresh pages, and the step copies the content into them before it does anything else.
 
-The rule where groups have blocks of different lengths: a tail begins where blocks of all groups end, every group holds
-all its tokens, and every group copies all its pages that hold some of them. So a tail is shorter than the match unit.
-A model with a "state" group has no tails: of a block's tokens it keeps the state after the last one only.
+The rule where groups have blocks of different lengths: a partial block begins where blocks of all groups end, every
+group holds all its tokens, and every group copies all its pages that hold some of them. So a partial block is shorter
+than the match unit. A model with a "state" group has none: of a block's tokens it keeps the state after the last one.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from engine.kv.branches import Branch
-from engine.kv.hashing import Digest, Hashed, MediaSpan, first_media, tail_hash
-from engine.kv.index import PrefixIndex
-from engine.kv.matching import Hit, Tail
+from engine.kv.hashing import Digest, Hashed, first_media, partial_hash
+from engine.kv.index import PrefixIndex, RadixChild
+from engine.kv.matching import Hit, PartialBlock, RunningTokens, Sequence
 from engine.kv.pool import PagePool
 from engine.kv.tables import BlockTable
 from engine.types.kv import NULL_PAGE
-from engine.types.request import EncoderInput
 
-NO_TIP = b""
-"""The tip of a slot that nobody may copy from."""
-
-
-class Sequence(NamedTuple):
-    """A request, as the prefix cache reads it.
-
-    Args:
-        hashes: of its full hash units, as far as they are needed.
-        root: the hash before its first block.
-        tokens: int32 [n]; its ids.
-        lora_id: of the adapter, for events; `root` covers it.
-        media: spans of tokens that stand for media. Tails hold none: equal ids are not equal content there.
-        encoder: the encoder input; `root` covers it.
-    """
-
-    hashes: list[bytes]
-    root: bytes
-    tokens: np.ndarray
-    media: tuple[MediaSpan, ...] = ()
-    lora_id: str | None = None
-    encoder: EncoderInput | None = None
-
-    def before(self, units: int) -> bytes:
-        """The hash that stands after so many hash units."""
-        return self.hashes[units - 1] if units else self.root
+NO_TAIL = b""
+"""The tail hash of a slot that nobody may copy from."""
 
 
-class RunningTokens(NamedTuple):
-    """The ids of all slots, as the scheduler keeps them.
-
-    Args:
-        tokens: int32 [num_slots, max_model_len].
-        known: int32 [num_slots]; how many of them are valid. The keys and values of the last one may be computed by the
-            plan under construction; those before it are there when that plan begins.
-    """
-
-    tokens: np.ndarray
-    known: np.ndarray
-
-
-class Tails:
-    """Finds tails, and keeps those of sequences that end.
+class PartialBlocks:
+    """Finds partial blocks, and keeps those of sequences that end.
 
     Args:
         index, pool: the manager's.
         tables: of the groups that grow with the sequence. Pages of others are shared whole, never copied.
         block_size: tokens of the hash unit.
-        unit: tokens; tails begin at multiples of it.
+        unit: tokens; partial blocks begin at multiples of it.
         digest: the hash function.
         num_slots: slots.
 
     Attributes:
         unit: as it was given.
-        tips: for each slot the hash after its last committed unit; `NO_TIP` where it may not be copied from.
-        limits: int32 [num_slots]; while the slot's prompt is under way, its tokens that plans already made compute;
-            then more than it will ever have.
+        tail_hash: for each slot the hash after its last committed unit; `NO_TAIL` where it may not be copied from.
+        computed_limit: int32 [num_slots]; while the slot's prompt is under way, its tokens that plans already made
+            compute; then more than it will ever have.
     """
 
     def __init__(
@@ -93,15 +52,19 @@ class Tails:
         digest: Digest,
         num_slots: int,
     ) -> None:
-        self._index, self._pool, self._tables, self._digest = index, pool, tables, digest
-        self._block_size, self.unit = block_size, unit
+        self.unit = unit
+        self._index = index
+        self._pool = pool
+        self._tables = tables
+        self._block_size = block_size
+        self._digest = digest
         self._any = all(table.group.kind != "state" for table in tables)
-        self.tips = [NO_TIP] * num_slots
-        self.limits = np.zeros(num_slots, np.int32)
+        self.tail_hash = [NO_TAIL] * num_slots
+        self.computed_limit = np.zeros(num_slots, np.int32)
 
     # -- finding ------------------------------------------------------------------------------------------------------
     def extend(self, hit: Hit, sequence: Sequence, max_tokens: int, running: RunningTokens | None) -> Hit:
-        """The hit with the longest tail that can be had, of at most `max_tokens` tokens in all."""
+        """The hit with the longest partial block that can be had, of at most `max_tokens` tokens in all."""
         start = hit.num_tokens
         most = min(self.unit, max_tokens - start) if self._any else 0
         if sequence.media:
@@ -110,22 +73,22 @@ class Tails:
             return hit
         parent = sequence.before(start // self._block_size)
         wanted = sequence.tokens[start : start + most]
-        tail = self._cached(parent, wanted, start)
+        partial = self._cached(parent, wanted, start)
         if running is not None:
-            tail = self._running(parent, wanted, start, running, tail)
-        return hit if tail is None else Hit(start + tail.num_tokens, hit.groups, tail)
+            partial = self._running(parent, wanted, start, running, partial)
+        return hit if partial is None else Hit(start + partial.num_tokens, hit.groups, partial)
 
-    def _cached(self, parent: bytes, wanted: np.ndarray, start: int) -> Tail | None:
-        for n, branch in self._index.branches.nearest(parent, wanted.tobytes()):
-            sources = [self._pages(branch, n, table) for table in self._tables]
+    def _cached(self, parent: bytes, wanted: np.ndarray, start: int) -> PartialBlock | None:
+        for n, child in self._index.children.nearest(parent, wanted.tobytes()):
+            sources = [self._pages(child, n, table) for table in self._tables]
             if all(pages.size for pages in sources):
-                return Tail(n, tuple(sources), cached=True)
+                return PartialBlock(n, tuple(sources), cached=True)
         return None
 
-    def _pages(self, branch: Branch, num_tokens: int, table: BlockTable) -> np.ndarray:
-        """The pages of a group that hold the branch's first tokens; empty where one is gone."""
+    def _pages(self, child: RadixChild, num_tokens: int, table: BlockTable) -> np.ndarray:
+        """The pages of a group that hold the child's first tokens; empty where one is gone."""
         size, group = table.tokens_per_block, table.group.index
-        length, hashes = len(branch[0]) // 4, branch[1]
+        length, hashes = len(child.tokens) // 4, child.hashes
         pages = np.empty(table.blocks(num_tokens), np.int32)
         for block in range(pages.size):
             end = (block + 1) * size
@@ -137,19 +100,19 @@ class Tails:
         return pages
 
     def _running(
-        self, parent: bytes, wanted: np.ndarray, start: int, running: RunningTokens, best: Tail | None
-    ) -> Tail | None:
+        self, parent: bytes, wanted: np.ndarray, start: int, running: RunningTokens, best: PartialBlock | None
+    ) -> PartialBlock | None:
         slots = []
         slot = -1
         try:
             while True:
-                slot = self.tips.index(parent, slot + 1)
+                slot = self.tail_hash.index(parent, slot + 1)
                 slots.append(slot)
         except ValueError:
             pass
         if not slots:
             return best
-        there = np.minimum(self.limits[slots], running.known[slots] - 1) - start
+        there = np.minimum(self.computed_limit[slots], running.known[slots] - 1) - start
         same = running.tokens[slots, start : start + wanted.size] == wanted
         same &= np.arange(wanted.size) < there[:, None]
         lengths = np.where(same.all(axis=1), wanted.size, same.argmin(axis=1))
@@ -162,7 +125,7 @@ class Tails:
                     table.pages[slot, start // table.tokens_per_block : table.blocks(start + n)].copy()
                     for table in self._tables
                 )
-                return Tail(n, sources, cached=False)
+                return PartialBlock(n, sources, cached=False)
         return best
 
     def hashes_of(self, sequence: Sequence) -> set[bytes]:
@@ -170,8 +133,8 @@ class Tails:
         size, found = self._block_size, set(sequence.hashes)
         for start in range(0, min(sequence.tokens.size, len(sequence.hashes) * size + 1), self.unit):
             tokens = sequence.tokens[start : start + self.unit].tobytes()
-            for branch in self._index.branches.beginnings(sequence.before(start // size), tokens):
-                found.update(branch[1])
+            for child in self._index.children.beginnings(sequence.before(start // size), tokens):
+                found.update(child.hashes)
         return found
 
     # -- keeping ------------------------------------------------------------------------------------------------------
@@ -185,7 +148,7 @@ class Tails:
             return
         parent = hashes[start // size - 1] if start else held.root
         of_unit = tuple(hashes[start // size : end // size])
-        self._index.branches.add((tokens, of_unit, parent, page))
+        self._index.children.add(RadixChild(tokens, of_unit, parent, page))
 
     def keep(self, slot: int, sequence: Sequence) -> None:
         """Put the slot's tokens after its last whole unit into the prefix cache; its pages are given back next.
@@ -203,7 +166,10 @@ class Tails:
         whole = length // size
         hashes = sequence.hashes[start // size : whole]
         if whole * size < length:
-            hashes = [*hashes, tail_hash(sequence.before(whole), sequence.tokens[whole * size :], digest=self._digest)]
+            hashes = [
+                *hashes,
+                partial_hash(sequence.before(whole), sequence.tokens[whole * size :], digest=self._digest),
+            ]
         index, pool = self._index, self._pool
         first_page = NULL_PAGE
         for table in self._tables:
@@ -222,7 +188,7 @@ class Tails:
                 first_page = page
         if pool.committed[first_page]:
             parent = sequence.before(start // size)
-            index.branches.add((sequence.tokens[start:].tobytes(), tuple(hashes), parent, first_page))
+            index.children.add(RadixChild(sequence.tokens[start:].tobytes(), tuple(hashes), parent, first_page))
 
 
 def _one(page: int) -> np.ndarray:

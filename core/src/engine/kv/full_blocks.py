@@ -1,4 +1,4 @@
-"""Commits: full blocks into the prefix cache, once their tokens are known and a plan that computes them is made."""
+"""Full blocks on their way into the prefix cache, once their tokens are known and a plan that computes them is made."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 
 from engine.kv.hashing import Digest, Hashed, extend_hashes
 from engine.kv.index import PrefixIndex
+from engine.kv.partial_blocks import NO_TAIL, PartialBlocks
 from engine.kv.pool import PagePool
 from engine.kv.tables import BlockTable, spans
-from engine.kv.tails import NO_TIP, Tails
 from engine.types.kv import NULL_PAGE
 
 _NEVER = np.iinfo(np.int32).max
 
 
-class Commits:
-    """Names pages in the index, and tells the evictor, the tails and who listens of it. No block is offered twice.
+class FullBlocks:
+    """Names pages in the index, and tells the evictor, the partial blocks and who listens. No block is offered twice.
 
     Args:
-        index, pool, tails: the manager's.
+        index, pool, partial_blocks: the manager's.
         tables: of the groups that grow with the sequence.
         block_size: tokens of the hash unit.
         digest: the hash function.
@@ -31,39 +31,45 @@ class Commits:
         self,
         index: PrefixIndex,
         pool: PagePool,
-        tails: Tails,
+        partial_blocks: PartialBlocks,
         tables: tuple[BlockTable, ...],
         block_size: int,
         digest: Digest,
         num_slots: int,
     ) -> None:
-        self._index, self._pool, self._tails, self._tables = index, pool, tails, tables
-        self._block_size, self._unit, self._digest = block_size, tails.unit, digest
+        self._index = index
+        self._pool = pool
+        self._partial_blocks = partial_blocks
+        self._tables = tables
+        self._block_size = block_size
+        self._unit = partial_blocks.unit
+        self._digest = digest
         # Hash units of each slot that were offered to the index.
-        self._num_committed = np.full(num_slots, _NEVER, np.int32)
+        self._num_cached = np.full(num_slots, _NEVER, np.int32)
         self._unit_hashes = self._unit // block_size
-        self._block_places, self._unit_places = (np.arange(n, 0, -1) for n in (block_size, self._unit))
+        self._block_places = np.arange(block_size, 0, -1)
+        self._unit_places = np.arange(self._unit, 0, -1)
 
     # -- which slots --------------------------------------------------------------------------------------------------
     def begin(self, slot: int, num_tokens: int) -> None:
-        """A slot's blocks are to be committed from now on; those of its first tokens are."""
-        self._num_committed[slot] = num_tokens // self._block_size
+        """A slot's blocks are cached from now on; those of its first tokens are already."""
+        self._num_cached[slot] = num_tokens // self._block_size
 
-    def wants(self, slot: int) -> bool:
-        """Whether the slot's blocks are committed."""
-        return bool(self._num_committed[slot] != _NEVER)
+    def caches(self, slot: int) -> bool:
+        """Whether the slot's blocks are cached."""
+        return bool(self._num_cached[slot] != _NEVER)
 
     def end(self, slot: int) -> None:
-        """The slot commits nothing more."""
-        self._num_committed[slot] = _NEVER
+        """Nothing more of the slot is cached."""
+        self._num_cached[slot] = _NEVER
 
     def end_all(self) -> None:
-        """No slot that is running commits anything more, nor are tails copied from it."""
-        self._num_committed[:] = _NEVER
-        self._tails.tips[:] = [NO_TIP] * len(self._tails.tips)
+        """Nothing more of any running slot is cached, nor are partial blocks copied from it."""
+        self._num_cached[:] = _NEVER
+        self._partial_blocks.tail_hash[:] = [NO_TAIL] * len(self._partial_blocks.tail_hash)
 
-    # -- commits ------------------------------------------------------------------------------------------------------
-    def commit(
+    # -- caching ------------------------------------------------------------------------------------------------------
+    def cache_full_blocks(
         self, slots: np.ndarray, filled: np.ndarray, sequences: Sequences[Hashed | None], tokens: np.ndarray
     ) -> None:
         """Put the full blocks of slots into the prefix cache.
@@ -75,12 +81,12 @@ class Commits:
             tokens: int32 [num_slots, max_model_len].
         """
         size = self._block_size
-        start, end = self._num_committed[slots], filled // size
+        start, end = self._num_cached[slots], filled // size
         late = (end > start).nonzero()[0]
         if not late.size:
             return
         slots, start, end = slots[late], start[late], end[late]
-        self._num_committed[slots] = end
+        self._num_cached[slots] = end
         mine: list[Hashed] = []
         # What decodes do: one block more. Their tokens are gathered at once.
         digest, data = self._digest, tokens[slots[:, None], (end * size)[:, None] - self._block_places].tobytes()
@@ -96,7 +102,7 @@ class Commits:
             mine.append(held)
             if not media:
                 units = blocks // self._unit_hashes * self._unit_hashes
-                self._tails.tips[slot] = hashes[units - 1] if units else held.root
+                self._partial_blocks.tail_hash[slot] = hashes[units - 1] if units else held.root
         for group, table in enumerate(self._tables):
             step = table.tokens_per_block // size
             first = np.maximum(start // step, table.first_block[slots])
@@ -106,9 +112,9 @@ class Commits:
             # The page before, where the slot still holds it and the index names that one.
             parents = table.pages[of_row, block - 1]
             parents[(block == table.first_block[of_row]) | ~self._pool.committed[parents]] = NULL_PAGE
-            self._commit_blocks(group, step, mine, slots, tokens, row, block, table.pages[of_row, block], parents)
+            self._cache_blocks(group, step, mine, slots, tokens, row, block, table.pages[of_row, block], parents)
 
-    def _commit_blocks(
+    def _cache_blocks(
         self,
         group: int,
         step: int,
@@ -155,7 +161,7 @@ class Commits:
         blocks: np.ndarray,
         pages: np.ndarray,
     ) -> None:
-        """New blocks of the first group, as for `_commit_blocks`: tells of those that end a unit."""
+        """New blocks of the first group, as for `_cache_blocks`: tells of those that end a unit."""
         ends = (blocks + 1) * self._tables[0].tokens_per_block
         last = ends % self._unit == 0
         if np.count_nonzero(last) < last.size:
@@ -163,7 +169,7 @@ class Commits:
         data, size = tokens[slots[rows, None], ends[:, None] - self._unit_places].tobytes(), 4 * self._unit
         places = range(0, len(data), size)
         for row, end, page, i in zip(rows.tolist(), ends.tolist(), pages.tolist(), places, strict=True):
-            self._tails.add_unit(end, sequences[row], data[i : i + size], page)
+            self._partial_blocks.add_unit(end, sequences[row], data[i : i + size], page)
 
     def _tell_stored(
         self,
