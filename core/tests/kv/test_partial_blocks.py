@@ -12,7 +12,7 @@ from outcomes import check_outcome
 from schedules import Planned, Schedule, Settings, run_schedule
 
 from engine.kv.hashing import extend_hashes, root_hash
-from engine.kv.index import RadixChild, RadixChildren, common_tokens
+from engine.kv.index import RadixChildren, common_tokens
 from engine.kv.manager import KVManager
 from engine.kv.matching import Sequence
 from engine.kv.reservation import Reservation
@@ -176,7 +176,7 @@ def test_radix_children_find_the_nearest(data: st.DataObject) -> None:
         tokens = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=5))
         if tokens in known.values():
             continue
-        children.add(RadixChild(np.array(tokens, np.int32).tobytes(), (), b"p", page))
+        children.add((np.array(tokens, np.int32).tobytes(), (), b"p", page))
         known[page] = tokens
     for page in data.draw(st.sets(st.sampled_from(sorted(known)))) if known else ():
         children.forget([page])

@@ -4,7 +4,8 @@ A step gets its pages by `engine.kv.reservation.Reservation`; here is what lasts
 
 A block counts as cached once its tokens are known and a plan that computes it is made: steps run in order and write a
 layer's keys and values before they read any, so whoever finds it in the same plan or a later one reads it whole. A hit
-may end within a block (`engine.kv.partial_blocks`): then the plan copies pages, whose sources are held until then.
+may end within a block (`engine.kv.cached_blocks`): then the plan copies pages, whose sources are held until its step is
+done.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.kv.full_blocks import FullBlocks
+from engine.kv.cached_blocks import CachedBlocks
 from engine.kv.hashing import HASH_FUNCTIONS, Hashed, extend_hashes, root_hash
 from engine.kv.index import BlockKey, KVEventLog, PrefixIndex
 from engine.kv.layout import match_unit
 from engine.kv.matching import CrossGroups, Hit, RunningTokens, Sequence, match, no_hit
-from engine.kv.partial_blocks import NO_TAIL, PartialBlocks
 from engine.kv.pool import PagePool
 from engine.kv.tables import BlockTable, spans
 from engine.types.kv import KVLayout
@@ -74,11 +74,8 @@ class KVManager:
         self.num_resets = 0
         self.digest = HASH_FUNCTIONS[hash_algo]
         self.cross = CrossGroups(cross, self.index, self.pool, self.digest, max_encoder_len)
-        self.partial_blocks = PartialBlocks(
+        self.blocks = CachedBlocks(
             self.index, self.pool, self.growing, self.block_size, self.unit, self.digest, max_num_seqs
-        )
-        self.full_blocks = FullBlocks(
-            self.index, self.pool, self.partial_blocks, self.growing, self.block_size, self.digest, max_num_seqs
         )
 
     # -- questions ----------------------------------------------------------------------------------------------------
@@ -89,10 +86,6 @@ class KVManager:
     def pages_at_least(self, num_tokens: int, encoder: EncoderInput | None = None) -> int:
         """Pages that a request of this length needs, computed one token at a time."""
         return sum(table.most_live(num_tokens, 1) for table in self.growing) + self.cross.pages(encoder)
-
-    def check_encoder(self, encoder: EncoderInput | None) -> None:
-        """Raise InvalidRequestError where no request of this model can have such an input."""
-        self.cross.check(encoder)
 
     def root_hash(
         self, cache_salt: str | None, lora_id: str | None = None, encoder: EncoderInput | None = None
@@ -108,7 +101,7 @@ class KVManager:
         planned: Set[BlockKey] = frozenset(),
     ) -> Hit:
         """The longest cached prefix: whole blocks (`engine.kv.matching.match`), then a partial block
-        (`engine.kv.partial_blocks`). Where blocks of its encoder input are not cached, nothing is found.
+        (`engine.kv.cached_blocks`). Where blocks of its encoder input are not cached, nothing is found.
 
         Args:
             sequence: its hashes are extended in place where more are needed.
@@ -138,7 +131,7 @@ class KVManager:
                 unit=self.unit,
                 max_tokens=max_tokens,
             )
-        return self.partial_blocks.extend(hit, sequence, max_tokens, running)
+        return self.blocks.extend(hit, sequence, max_tokens, running)
 
     def pages_for_prompt(self, num_tokens: int, chunk: int, hit: Hit) -> int:
         """Pages that admitting a request takes from those available: its new pages until all `num_tokens` tokens are
@@ -189,12 +182,6 @@ class KVManager:
         return np.stack([np.maximum(all_of - n, 0) for all_of, n in zip(blocks, have, strict=True)])
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
-    def cache_full_blocks(
-        self, slots: np.ndarray, filled: np.ndarray, sequences: Sequences[Hashed | None], tokens: np.ndarray
-    ) -> None:
-        """Put the full blocks of slots into the prefix cache, see `engine.kv.full_blocks`."""
-        self.full_blocks.cache_full_blocks(slots, filled, sequences, tokens)
-
     def record_events(self) -> None:
         """Write down from now on what happens to the prefix cache; `index.events.take()` gives it."""
         self.index.events = KVEventLog(self.pool.num_pages)
@@ -226,21 +213,20 @@ class KVManager:
 
         Args:
             last_step: the last step that names it.
-            filled, sequences, tokens: as for `cache_full_blocks`; the slot's last block is cached too where it is
-                filled in part. 0 caches nothing.
+            filled, sequences, tokens: as for `CachedBlocks.cache_full_blocks`; the slot's last block is cached too
+                where it is filled in part. 0 caches nothing.
         """
-        if filled and self.full_blocks.caches(slot):
+        if filled and self.blocks.caches(slot):
             assert tokens is not None
-            self.cache_full_blocks(np.array([slot]), np.array([filled]), sequences, tokens)
+            self.blocks.cache_full_blocks(np.array([slot]), np.array([filled]), sequences, tokens)
             held = sequences[slot]
             assert held is not None
-            self.partial_blocks.keep(
+            self.blocks.cache_partial_block(
                 slot, Sequence(held.hashes, held.root, tokens[slot, :filled], held.media, held.lora_id)
             )
-        self.partial_blocks.tail_hash[slot] = NO_TAIL
         for table in self.tables:
             self.pool.release(table.clear(slot), last_step)
-        self.full_blocks.end(slot)
+        self.blocks.end(slot)
 
     def distrust(self, slot: int, sequence: Sequence) -> None:
         """Some keys or values of a slot's sequence are not numbers, and nobody knows which: nothing more of the slot
@@ -248,9 +234,8 @@ class KVManager:
 
         sequence: all its known tokens.
         """
-        self.full_blocks.end(slot)
-        self.partial_blocks.tail_hash[slot] = NO_TAIL
-        hashes = self.partial_blocks.hashes_of(sequence)
+        self.blocks.end(slot)
+        hashes = self.blocks.hashes_of(sequence)
         keys = [self.index.key(hashed, table.group.index) for table in self.growing for hashed in hashes]
         keys += [key for table in self.cross.tables for key in self.cross.keys(sequence, table)]
         pages = {page for key in keys if (page := self.index.page_of(key)) is not None}
@@ -261,11 +246,11 @@ class KVManager:
         self.pool.step_done(step_id)
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached content. Requests that are running commit nothing more."""
+        """Forget all cached content. Of requests that are running nothing more is cached."""
         self.num_resets += 1
         self.index.clear()
         self.pool.forget_content()
-        self.full_blocks.end_all()
+        self.blocks.end_all()
 
     def check_integrity(self) -> None:
         """Raise AssertionError where block tables, counts, index and evictor contradict each other."""

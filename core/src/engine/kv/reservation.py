@@ -112,10 +112,10 @@ class Reservation:
         if swap_in is not None:
             self._counts = [n + more for n, more in zip(self._counts, swap_in.missing, strict=True)]
         if not kv.enable_prefix_caching or (swap_in is not None and not swap_in.cached):
-            kv.full_blocks.end(slot)
+            kv.blocks.end(slot)
         else:
             # Of a swapped one from the start: blocks that were given up meanwhile enter the cache again.
-            kv.full_blocks.begin(slot, hit.num_whole if swap_in is None else 0)
+            kv.blocks.begin(slot, hit.num_whole if swap_in is None else 0)
 
     def chunk(self, slot: int, start: int, size: int, hashes: list[bytes], last: bool = True) -> int:
         """Pages for known tokens of a slot, as many as `fit_chunk` allowed; later rows of this plan find its blocks.
@@ -130,7 +130,7 @@ class Reservation:
         kv, end = self._kv, start + size
         entering = self._entering.get(slot)
         hit = None if entering is None else entering.hit
-        caches = kv.full_blocks.caches(slot)
+        caches = kv.blocks.caches(slot)
         self._chunks.append((slot, end, last))
         if hit is not None:
             for group, pages in enumerate(kv.missing_cross(hit), len(kv.growing)):
@@ -152,7 +152,7 @@ class Reservation:
     def allocate(self, step_id: int, sequences: Sequences[Hashed | None], tokens: np.ndarray) -> StepPages:
         """Take all reserved pages, put them into the block tables, and cache the blocks that the step's chunks fill.
 
-        sequences, tokens: as for `KVManager.cache_full_blocks`.
+        sequences, tokens: as for `CachedBlocks.cache_full_blocks`.
         """
         kv = self._kv
         self._pages = kv.pool.take(self._counts)
@@ -164,8 +164,8 @@ class Reservation:
             self._place_chunk(slot, end, None if entering is None else entering.hit.partial)
             if entering is not None and entering.swap_in is not None:
                 _say_what_is_loaded(kv, slot, entering.swap_in, loaded)
-            kv.partial_blocks.computed_limit[slot] = _NO_LIMIT if last else end
-            kv.cache_full_blocks(np.array([slot]), np.array([end]), sequences, tokens)
+            kv.blocks.computed_limit[slot] = _NO_LIMIT if last else end
+            kv.blocks.cache_full_blocks(np.array([slot]), np.array([end]), sequences, tokens)
         return StepPages([_new_blocks(of_group) for of_group in self._entries], self._page_copies(step_id))
 
     def _place_decodes(self, slots: np.ndarray, need: np.ndarray) -> None:
@@ -195,10 +195,10 @@ class Reservation:
             For each group the pages that wait to be loaded, NULL_PAGE standing for those that do not.
         """
         kv, (sequence, hit, swap_in) = self._kv, entering
-        caches, loaded = kv.full_blocks.caches(slot), []
-        kv.partial_blocks.computed_limit[slot] = 0
+        caches, loaded = kv.blocks.caches(slot), []
+        kv.blocks.computed_limit[slot] = 0
         if caches and not sequence.media:  # others may copy from its last block
-            kv.partial_blocks.tail_hash[slot] = sequence.before(hit.num_whole // kv.unit * kv.unit // kv.block_size)
+            kv.blocks.tail_hash[slot] = sequence.before(hit.num_whole // kv.unit * kv.unit // kv.block_size)
         for table, group in zip(kv.tables, hit.groups, strict=True):
             if swap_in is None:
                 pages = self._pages_of_hit(table, group, caches)

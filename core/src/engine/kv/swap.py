@@ -63,7 +63,7 @@ def swap_out(kv: KVManager, slot: int, num_tokens: int) -> tuple[SwapRecord, np.
         first_block.append(first)
         pages.append(table.pages[slot, first : table.blocks(num_tokens)])
     pages += [table.live(slot) for table in kv.cross.tables]
-    record = SwapRecord(num_tokens, tuple(first_block), kv.full_blocks.caches(slot), kv.num_resets)
+    record = SwapRecord(num_tokens, tuple(first_block), kv.blocks.caches(slot), kv.num_resets)
     return record, np.concatenate(pages)
 
 

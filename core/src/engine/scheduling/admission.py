@@ -74,7 +74,7 @@ class Admission:
         if request.params.structured_outputs is not None and self._states.constraints is None:
             asked += " with structured_outputs"
             raise InvalidRequestError(asked, "this engine has no grammar driver", "start it with --grammar DRIVER")
-        self._states.kv.check_encoder(request.encoder)
+        self._states.kv.cross.check(request.encoder)
 
     # -- into slots ---------------------------------------------------------------------------------------------------
     def resume(self, batch: Batch) -> bool:

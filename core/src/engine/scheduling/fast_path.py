@@ -131,7 +131,7 @@ class DecodeFastPath:
 
     def _cache_full_blocks(self) -> None:
         s, rows = self._slots, self._rows
-        self._kv.cache_full_blocks(rows, np.minimum(s.known[rows], s.computed[rows]), s.requests, s.tokens)
+        self._kv.blocks.cache_full_blocks(rows, np.minimum(s.known[rows], s.computed[rows]), s.requests, s.tokens)
         self._count_to_cache()
 
     def _count_to_cache(self) -> None:

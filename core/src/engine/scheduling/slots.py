@@ -71,37 +71,6 @@ class Request:
         num_pooled: prompt tokens whose own vectors were sent.
     """
 
-    __slots__ = (
-        "admitted_at",
-        "arrival_time",
-        "cache_salt",
-        "encoder",
-        "eos_token_ids",
-        "hashes",
-        "host_tokens",
-        "limit",
-        "lora_id",
-        "matcher",
-        "media",
-        "num_cached_tokens",
-        "num_pooled",
-        "num_prompt_scored",
-        "num_prompt_tokens",
-        "params",
-        "parent",
-        "pooling",
-        "priority",
-        "queued_at",
-        "request_id",
-        "root",
-        "slot",
-        "status",
-        "stop_token_ids",
-        "table",
-        "timeout",
-        "token_ids",
-    )
-
     def __init__(self, request: EngineRequest, table: SlotTable, limit: int, root: bytes) -> None:
         self.request_id = request.request_id
         self.arrival_time = request.arrival_time
