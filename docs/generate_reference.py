@@ -25,7 +25,7 @@ from reference_source import arguments, cell, class_docstrings, code, escape, pr
 
 from engine.config.declaration import SERVER_SETTINGS, SETTINGS, Setting
 from engine.plugin import POINTS, Card, Command, Registry
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 from engine.plugin.hookspecs import HOOKSPECS, kind_of
 from engine.plugin.points import HOOK_MAJORS
 from engine.types.errors import EngineError
@@ -50,11 +50,11 @@ EXTRA_MODULES = (
 """Modules beside the interfaces that plugin authors and users meet by name."""
 
 REQUEST_MODULES = (
-    "engine_server.protocol",
-    "engine_server.responses_protocol",
-    "engine_server.messages_protocol",
-    "engine_server.pooling_protocol",
-    "engine_server.tokenization_protocol",
+    "engine_server.openai.bodies",
+    "engine_server.responses.bodies",
+    "engine_server.anthropic.bodies",
+    "engine_server.pooling.bodies",
+    "engine_server.tokenization.routes",
 )
 """Where the bodies of requests are declared."""
 
@@ -324,13 +324,15 @@ def _with_subparsers(parser: argparse.ArgumentParser) -> Iterator[argparse.Argum
 
 def requests_page() -> str:
     """The fields of the server's request bodies, inherited ones included."""
+    from engine_server.bodies import Body
+
     modules = [importlib.import_module(name) for name in REQUEST_MODULES]
     meanings: dict[str, str] = arguments(class_docstrings("engine.types.params")["SamplingParams"])
     lines = ["# Requests", "", prose(modules[0].__doc__), ""]
     bodies = {getattr(m, name): text for m in modules for name, text in class_docstrings(m.__name__).items()}
     for body, docstring in bodies.items():
         name, own = body.__name__, dict(meanings)
-        if name in ("Body", "SamplingBody", "PoolingBody", "InputBody"):
+        if name in ("SamplingBody", "PoolingBody", "InputBody") or not issubclass(body, Body):
             continue
         for base in reversed(body.__mro__):
             own |= arguments(bodies.get(base))
@@ -354,7 +356,7 @@ def requests_page() -> str:
 def metrics_page() -> str:
     """What the server's own exposition says of an engine that has done nothing yet."""
     from engine.frontend.measures import Measures
-    from engine_server.prometheus import Exposition
+    from engine_server.metrics.exposition import Exposition
 
     idle: Any = SimpleNamespace(
         ranks=[],

@@ -11,7 +11,7 @@ import pytest
 
 from engine import LLM, EngineArgs, SamplingParams
 from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.clock import SteadyClock
+from engine.frontend.input_processor import SteadyClock
 
 from ..serving.conftest import Server
 from .conftest import HERE, Faulty

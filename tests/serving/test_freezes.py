@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.config.server import ServerConfig
-from engine_server.body import MOST
+from engine_server.body_limit import MOST
 
 from .conftest import Server
 

@@ -26,39 +26,42 @@ from openai.types.responses import response_create_params, response_text_config_
 from openai.types.shared_params import reasoning
 from pydantic import BaseModel, ValidationError
 
-from engine_server import messages_protocol, pooling_protocol, protocol, responses_protocol
+from engine_server.anthropic import bodies as anthropic_bodies
+from engine_server.openai import bodies as openai_bodies
+from engine_server.pooling import bodies as pooling_bodies
+from engine_server.responses import bodies as responses_bodies
 
 from .conftest import Server
 
 USER = [{"role": "user", "content": "Hello"}]
 ROUTES: dict[str, tuple[Any, type[BaseModel], dict[str, Any]]] = {
-    "/v1/chat/completions": (chat_params.CompletionCreateParamsStreaming, protocol.ChatBody, {"messages": USER}),
+    "/v1/chat/completions": (chat_params.CompletionCreateParamsStreaming, openai_bodies.ChatBody, {"messages": USER}),
     "/v1/completions": (
-        completion_create_params.CompletionCreateParamsStreaming, protocol.CompletionBody, {"prompt": "a"},
+        completion_create_params.CompletionCreateParamsStreaming, openai_bodies.CompletionBody, {"prompt": "a"},
     ),
     "/v1/responses": (
-        response_create_params.ResponseCreateParamsStreaming, responses_protocol.ResponsesBody, {"input": "a"},
+        response_create_params.ResponseCreateParamsStreaming, responses_bodies.ResponsesBody, {"input": "a"},
     ),
-    "/v1/embeddings": (embedding_create_params.EmbeddingCreateParams, pooling_protocol.EmbeddingsBody, {"input": "a"}),
+    "/v1/embeddings": (embedding_create_params.EmbeddingCreateParams, pooling_bodies.EmbeddingsBody, {"input": "a"}),
     "/v1/messages": (
-        message_create_params.MessageCreateParamsStreaming, messages_protocol.MessagesBody,
+        message_create_params.MessageCreateParamsStreaming, anthropic_bodies.MessagesBody,
         {"messages": USER, "max_tokens": 1},
     ),
     "/v1/messages/count_tokens": (
-        message_count_tokens_params.MessageCountTokensParams, messages_protocol.CountTokensBody, {"messages": USER},
+        message_count_tokens_params.MessageCountTokensParams, anthropic_bodies.CountTokensBody, {"messages": USER},
     ),
 }  # fmt: skip
 NESTED: list[tuple[Any, type[BaseModel]]] = [
-    (chat_completion_stream_options_param.ChatCompletionStreamOptionsParam, protocol.StreamOptions),
-    (response_create_params.StreamOptions, responses_protocol.ResponseStreamOptions),
-    (response_text_config_param.ResponseTextConfigParam, responses_protocol.TextConfig),
-    (reasoning.Reasoning, responses_protocol.Reasoning),
-    (metadata_param.MetadataParam, messages_protocol.Metadata),
-    (output_config_param.OutputConfigParam, messages_protocol.OutputConfig),
-    (thinking_config_adaptive_param.ThinkingConfigAdaptiveParam, messages_protocol.Thinking),
-    (tool_choice_auto_param.ToolChoiceAutoParam, messages_protocol.ToolChoice),
-    (tool_choice_any_param.ToolChoiceAnyParam, messages_protocol.ToolChoice),
-    (tool_choice_tool_param.ToolChoiceToolParam, messages_protocol.ToolChoice),
+    (chat_completion_stream_options_param.ChatCompletionStreamOptionsParam, openai_bodies.StreamOptions),
+    (response_create_params.StreamOptions, responses_bodies.ResponseStreamOptions),
+    (response_text_config_param.ResponseTextConfigParam, responses_bodies.TextConfig),
+    (reasoning.Reasoning, responses_bodies.Reasoning),
+    (metadata_param.MetadataParam, anthropic_bodies.Metadata),
+    (output_config_param.OutputConfigParam, anthropic_bodies.OutputConfig),
+    (thinking_config_adaptive_param.ThinkingConfigAdaptiveParam, anthropic_bodies.Thinking),
+    (tool_choice_auto_param.ToolChoiceAutoParam, anthropic_bodies.ToolChoice),
+    (tool_choice_any_param.ToolChoiceAnyParam, anthropic_bodies.ToolChoice),
+    (tool_choice_tool_param.ToolChoiceToolParam, anthropic_bodies.ToolChoice),
 ]
 IN_HEADERS = {"betas"}
 """What the client sends as a header."""

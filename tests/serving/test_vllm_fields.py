@@ -15,15 +15,15 @@ import openai
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from engine_server.pooling_protocol import (
+from engine_server.openai.bodies import ChatBody, CompletionBody, StreamOptions, StructuredOutputsBody
+from engine_server.pooling.bodies import (
     ClassifyBody,
     EmbeddingsBody,
     PoolBody,
     RerankBody,
     ScoreBody,
 )
-from engine_server.protocol import ChatBody, CompletionBody, StreamOptions, StructuredOutputsBody
-from engine_server.tokenization_protocol import DetokenizeBody, TokenizeBody
+from engine_server.tokenization.routes import DetokenizeBody, TokenizeBody
 
 from .conftest import Server
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from engine.types.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from engine.types.outputs import CompletionOutput, RequestOutput
     from engine.types.params import SamplingParams
-    from engine.types.pooled import (
+    from engine.types.pooling import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
+        PoolingParams,
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
-    from engine.types.pooling import PoolingParams
     from engine.types.structured_outputs import StructuredOutputsParams
 
 __all__ = [
@@ -62,10 +62,10 @@ _HOMES = {
     "RequestOutput": "engine.types.outputs",
     "CompletionOutput": "engine.types.outputs",
     "PoolingParams": "engine.types.pooling",
-    "PoolingRequestOutput": "engine.types.pooled",
-    "EmbeddingRequestOutput": "engine.types.pooled",
-    "ClassificationRequestOutput": "engine.types.pooled",
-    "ScoringRequestOutput": "engine.types.pooled",
+    "PoolingRequestOutput": "engine.types.pooling",
+    "EmbeddingRequestOutput": "engine.types.pooling",
+    "ClassificationRequestOutput": "engine.types.pooling",
+    "ScoringRequestOutput": "engine.types.pooling",
 }
 
 

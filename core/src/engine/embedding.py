@@ -37,28 +37,27 @@ if TYPE_CHECKING:
     from engine.frontend.banner import capacity as capacity
     from engine.frontend.banner import greeting as greeting
     from engine.frontend.banner import show as show
-    from engine.frontend.banner import why as why
     from engine.frontend.constraint_check import ConstraintCheck as ConstraintCheck
     from engine.frontend.core_ranks import CoreRanks as CoreRanks
     from engine.frontend.core_ranks import RankNews as RankNews
     from engine.frontend.core_ranks import Revived as Revived
+    from engine.frontend.input_processor import check_task as check_task
     from engine.frontend.interrupt import DeferredInterrupt as DeferredInterrupt
     from engine.frontend.launch import Launch as Launch
     from engine.frontend.launch import launch as launch
-    from engine.frontend.long_prompts import LONG as LONG
     from engine.frontend.measures import Histogram as Histogram
     from engine.frontend.measures import Measured as Measured
     from engine.frontend.measures import Measures as Measures
     from engine.frontend.merged_stats import merge_ready as merge_ready
     from engine.frontend.plugin_record import record_start as record_start
-    from engine.frontend.pooling_inputs import check_task as check_task
+    from engine.frontend.pooling import data_of as data_of
+    from engine.frontend.prompts import LONG as LONG
     from engine.frontend.prompts import Prompt as Prompt
     from engine.frontend.prompts import TextPrompt as TextPrompt
     from engine.frontend.rank_starts import rank_starts as rank_starts
     from engine.frontend.request_state import OutputKind as OutputKind
     from engine.frontend.request_state import RequestState as RequestState
     from engine.frontend.request_state import RequestStream as RequestStream
-    from engine.frontend.score_plan import data_of as data_of
     from engine.frontend.statistics import NOTHING as NOTHING
     from engine.frontend.statistics import StatisticsLog as StatisticsLog
     from engine.llm import LLM as LLM
@@ -69,7 +68,7 @@ NAMES = {
     "llm": ("LLM", "LLMEngine"),
     "frontend.async_llm": ("AsyncLLM",),
     "frontend.request_state": ("OutputKind", "RequestState", "RequestStream"),
-    "frontend.prompts": ("Prompt", "TextPrompt"),
+    "frontend.prompts": ("LONG", "Prompt", "TextPrompt"),
     "config.settings": ("EngineConfig",),
     # commands and their settings
     "cli.flags": (
@@ -88,16 +87,15 @@ NAMES = {
     "config.sources": ("Merged",),
     "frontend.interrupt": ("DeferredInterrupt",),
     # what was chosen at the start, and how it goes
-    "frontend.banner": ("broken_plugins", "capacity", "greeting", "show", "why"),
+    "frontend.banner": ("broken_plugins", "capacity", "greeting", "show"),
     "frontend.launch": ("Launch", "launch"),
     "frontend.measures": ("Histogram", "Measured", "Measures"),
     "frontend.plugin_record": ("record_start",),
     "frontend.statistics": ("NOTHING", "StatisticsLog"),
     # requests, before they are sent
     "frontend.constraint_check": ("ConstraintCheck",),
-    "frontend.long_prompts": ("LONG",),
-    "frontend.pooling_inputs": ("check_task",),
-    "frontend.score_plan": ("data_of",),
+    "frontend.input_processor": ("check_task",),
+    "frontend.pooling": ("data_of",),
     # several processes in front of several cores
     "frontend.assemble": ("build_router",),
     "frontend.attached": ("Attached", "CorePlace"),

@@ -18,12 +18,12 @@ from engine.frontend.client import EngineClient
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.interrupt import DeferredInterrupt
 from engine.frontend.launch import Launch, launch
-from engine.frontend.lifecycle_hooks import LifecycleHooks
 from engine.frontend.output_processor import refusal
-from engine.frontend.pooling_calls import PoolingCalls
+from engine.frontend.pooling import PoolingCalls
 from engine.frontend.progress import Progress
 from engine.frontend.prompts import Prompt, as_prompts
 from engine.frontend.request_state import OutputKind, RequestState
+from engine.frontend.statistics import LifecycleHooks
 from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.types.outputs import CompletionOutput, Logprob, RequestOutput, StepStats
@@ -373,7 +373,7 @@ class LLM(PoolingCalls):
         conversations: Sequence[Any] = [messages] if one else messages
 
         def rendered(conversation: Any) -> Any:
-            return self.llm_engine.frontend.inputs.render_chat(
+            return self.llm_engine.frontend.inputs.chat.render(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,

@@ -180,24 +180,24 @@ def test_hook_hears_each_request(doubles: ModuleType) -> None:
 @pytest.mark.parametrize("name", ["self", "messages", "tools", "add_generation_prompt", "template"])
 def test_template_variables_replace_no_argument(inputs: InputProcessor, name: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"'{name}'"):
-        inputs.render_chat([{"role": "user", "content": "hi"}], variables={name: []})
+        inputs.chat.render([{"role": "user", "content": "hi"}], variables={name: []})
 
 
 def test_chat(inputs: InputProcessor) -> None:
-    prompt = inputs.render_chat([{"role": "u", "content": "a"}])
+    prompt = inputs.chat.render([{"role": "u", "content": "a"}])
     processed = inputs.process("chat", prompt, SamplingParams())
     assert processed.prompt == "u:a;!"
     assert processed.prompt_token_ids == [ord(c) for c in "u:a;!"]  # no BOS: it is the template's
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert inputs.render_chat([{"role": "u", "content": parts}], add_generation_prompt=False)["prompt"] == "u:a\nb;"
+    assert inputs.chat.render([{"role": "u", "content": parts}], add_generation_prompt=False)["prompt"] == "u:a\nb;"
     with pytest.raises(InvalidRequestError, match="type 'image_url'"):
-        inputs.render_chat([{"role": "u", "content": [{"type": "image_url", "image_url": {}}]}])
+        inputs.chat.render([{"role": "u", "content": [{"type": "image_url", "image_url": {}}]}])
     for bad in ([], "hi", {"role": "u"}, None):
         with pytest.raises(InvalidRequestError, match="no list of messages"):
-            inputs.render_chat(bad)  # type: ignore[arg-type]
+            inputs.chat.render(bad)  # type: ignore[arg-type]
     for message in ("hi", {}, {"role": 3}):
         with pytest.raises(InvalidRequestError, match="no role"):
-            inputs.render_chat([message])  # type: ignore[list-item]
+            inputs.chat.render([message])  # type: ignore[list-item]
 
 
 def test_hooks_decide_before_anything_is_tokenised(doubles: ModuleType) -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from engine.frontend.long_prompts import HUGE, LONG, LongPrompts
+from engine.frontend.prompts import HUGE, LONG, LongPrompts
 
 
 async def test_short_here_long_beside() -> None:

@@ -10,7 +10,7 @@ import pytest
 from cores import LAYOUTS, make_core
 from steps import SETTINGS, request, run
 
-from engine.frontend.clock import SteadyClock
+from engine.frontend.input_processor import SteadyClock
 from engine_reference.policy_priority.body import Priority
 from engine_reference.policy_priority.card import PriorityOptions
 

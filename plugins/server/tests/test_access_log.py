@@ -12,10 +12,12 @@ import pytest
 from starlette.responses import JSONResponse, StreamingResponse
 
 from engine.types.errors import RequestTimeoutError, ShuttingDownError
-from engine_server import messages_answer, responses_answer, sse
-from engine_server.blocks import Blocks
+from engine_server import stream as sse
+from engine_server.anthropic import answer as messages_answer
+from engine_server.conversation.blocks import Blocks
 from engine_server.lifecycle import ACCESS_LOG
 from engine_server.request_id import RequestIds
+from engine_server.responses import answer as responses_answer
 
 MAKER = responses_answer.ResponseMaker({"id": "r"}, Blocks(None), len, None)  # type: ignore[arg-type]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from engine_server.background import Background
+from engine_server.keys import KeyLimits, OwnUsage
 from engine_server.lifecycle import Lifecycle
-from engine_server.limits import KeyLimits, Usage
+from engine_server.responses.store import Background
 
 
 def test_it_counts_until_it_has_ended() -> None:
     async def check() -> None:
-        lifecycle, usage = Lifecycle(), Usage(KeyLimits(max_concurrent_requests=1))
+        lifecycle, usage = Lifecycle(), OwnUsage(KeyLimits(max_concurrent_requests=1))
         background, go, ended = Background(lifecycle), asyncio.Event(), asyncio.Event()
 
         async def work() -> None:

@@ -8,7 +8,7 @@ import pytest
 from gates import Echo, gate
 from starlette.types import Message
 
-from engine_server.body import MOST, BodyLimit
+from engine_server.body_limit import MOST, BodyLimit
 from engine_server.gate import OPEN_PATHS
 from engine_server.json import LARGE
 from engine_server.keys import KeyRing

@@ -10,9 +10,8 @@ import pytest
 from gates import Echo, gate
 
 from engine.types.errors import ConfigError
-from engine_server.keys import KeyRing, read_key_file
+from engine_server.keys import KeyLimits, KeyRing, OwnUsage, read_key_file
 from engine_server.lifecycle import Lifecycle, Phase
-from engine_server.limits import KeyLimits, Usage
 
 FILE = """\
 - plain
@@ -126,7 +125,7 @@ class Clock:
 
 def test_requests_a_minute() -> None:
     clock = Clock()
-    usage = Usage(KeyLimits(requests_per_minute=3), clock)
+    usage = OwnUsage(KeyLimits(requests_per_minute=3), clock)
 
     def ask() -> str | None:
         error = usage.enter()
@@ -146,7 +145,7 @@ def test_requests_a_minute() -> None:
 
 
 def test_requests_at_once() -> None:
-    usage = Usage(KeyLimits(max_concurrent_requests=2))
+    usage = OwnUsage(KeyLimits(max_concurrent_requests=2))
     assert usage.enter() is None and usage.enter() is None
     assert usage.enter() is not None and usage.active == 2
     usage.leave()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from engine_server.anthropic.bodies import CountTokensBody
+from engine_server.anthropic.input import conversation
 from engine_server.errors import APIError
-from engine_server.messages_input import conversation
-from engine_server.messages_protocol import CountTokensBody
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": "é"}}

@@ -10,13 +10,15 @@ from fastapi import FastAPI
 from prometheus_client import Counter
 
 from engine.plugin import HookRelay, Registry, hookimpl, without_key
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 from engine.types.errors import RequestRefusedError
 from engine.types.page_map import PageMap
 from engine_server import errors
-from engine_server.plugin_metrics import PluginMetrics
-from engine_server.plugins import add_routes, origin, wrap
+from engine_server.metrics.exposition import PluginMetrics
+from engine_server.middleware import wrap
 from engine_server.request_id import RequestIds
+from engine_server.routes import add_routes
+from engine_server.submission import origin
 
 
 class Good:

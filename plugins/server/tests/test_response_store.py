@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_server.response_store import ResponseStore, StoredResponse
+from engine_server.responses.store import ResponseStore, StoredResponse
 
 
 class Clock:

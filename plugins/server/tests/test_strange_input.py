@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine_server import messages_input, responses_input
+from engine_server.anthropic import input as messages_input
+from engine_server.anthropic.bodies import CountTokensBody
 from engine_server.errors import APIError
-from engine_server.messages_protocol import CountTokensBody
-from engine_server.responses_protocol import ResponsesBody
+from engine_server.responses import input as responses_input
+from engine_server.responses.bodies import ResponsesBody
 
 NAMES = (
     *("type", "role", "content", "text", "id", "call_id", "tool_use_id", "name", "input", "arguments", "output"),
@@ -43,6 +44,11 @@ SAID = st.builds(
 LISTS = st.lists(TYPED | SAID | VALUES, max_size=4)
 
 
+SLOWLY = settings(suppress_health_check=[HealthCheck.too_slow])
+"""A loaded machine draws slowly."""
+
+
+@SLOWLY
 @given(LISTS, LISTS, VALUES)
 def test_messages(messages: list[Any], tools: list[Any], choice: Any) -> None:
     with contextlib.suppress(APIError, ValidationError):
@@ -50,6 +56,7 @@ def test_messages(messages: list[Any], tools: list[Any], choice: Any) -> None:
         assert messages_input.conversation(body).messages
 
 
+@SLOWLY
 @given(LISTS, LISTS, VALUES)
 def test_items(items: list[Any], tools: list[Any], choice: Any) -> None:
     with contextlib.suppress(APIError, ValidationError):
@@ -57,6 +64,7 @@ def test_items(items: list[Any], tools: list[Any], choice: Any) -> None:
         responses_input.conversation(body, (), responses_input.items_of(body))
 
 
+@SLOWLY
 @given(LISTS)
 def test_without_tools(said: list[Any]) -> None:
     """More of them get as far as the items."""

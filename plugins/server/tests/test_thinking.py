@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine_server.documents import with_documents
+from engine_server.conversation.thinking import with_documents, with_effort, without_thoughts
+from engine_server.conversation.tools import ToolRequest
+from engine_server.conversation.turn import Conversation
 from engine_server.errors import APIError
-from engine_server.thinking import with_effort, without_thoughts
-from engine_server.tool_request import ToolRequest
-from engine_server.turn import Conversation
 
 
 def state(*takes: str, thinks: bool = True) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 from engine.frontend.request_state import OutputKind, RequestState, RequestStream
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine.types.params import SamplingParams
-from engine_server import sse
-from engine_server.token_stream import TokenStream
+from engine_server import stream as sse
+from engine_server.stream import TokenStream
+from engine_server.uvicorn_server import bounded_protocol
+
+WRITE_BODY: Any = bounded_protocol(1.0, 1.0, 1).write_body  # type: ignore[attr-defined]
 
 
 class Connection:
@@ -78,7 +82,7 @@ def stream(aborted: list[str]) -> RequestStream:
 
 
 def scope(connection: Connection, alone: bool = True) -> dict[str, Any]:
-    return {"type": "http", "state": {sse.ANSWER: connection if alone else None}}
+    return {"type": "http", "state": {sse._WRITE_BODY: functools.partial(WRITE_BODY, connection) if alone else None}}
 
 
 STEPS = st.lists(st.sampled_from(["token", "pause", "resume", "turn"]), max_size=40)

@@ -16,9 +16,9 @@ from engine.types.structured_outputs import StructuredOutputsParams
 from engine_parsers.tool_parsers.hermes import HermesParser
 from engine_parsers.tool_parsers.mistral import MistralParser
 from engine_parsers.tool_parsers.pythonic import PythonicParser
+from engine_server.conversation.tool_constraint import plan_calls
+from engine_server.conversation.tools import tool_request
 from engine_server.errors import APIError
-from engine_server.tool_constraint import plan_calls
-from engine_server.tool_request import tool_request
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from engine_server.conversation.tools import MAX_SCHEMA_DEPTH, ToolRequest, tool_request
 from engine_server.errors import APIError
-from engine_server.tool_request import MAX_SCHEMA_DEPTH, ToolRequest, tool_request
 
 
 def tool(name: Any = "f", **function: Any) -> dict[str, Any]:

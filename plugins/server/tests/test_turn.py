@@ -11,8 +11,8 @@ from engine_parsers.reasoning_parsers.card import Qwen3
 from engine_parsers.reasoning_parsers.think import Qwen3Parser
 from engine_parsers.tool_parsers.card import Hermes, Mistral
 from engine_parsers.tool_parsers.hermes import HermesText
-from engine_server.tool_constraint import Plan
-from engine_server.turn import after_thoughts, with_tools
+from engine_server.conversation.tool_constraint import Plan
+from engine_server.conversation.turn import after_thoughts, with_tools
 
 CONSTRAINT = StructuredOutputsParams(json_object=True, asked_as="tools")
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.vector_bytes import EmbedDType, vector_bytes
+from engine_server.pooling.vector_bytes import EmbedDType, vector_bytes
 
 FORMATS: dict[EmbedDType, tuple[torch.dtype, str]] = {
     "float32": (torch.float32, "f4"),

@@ -81,7 +81,7 @@ class Batch:
             if self._chat and isinstance(prompt, str):
                 messages = [{"role": "user", "content": prompt}]
             if messages is not None:
-                prompt = self._engine.frontend.inputs.render_chat(messages)
+                prompt = self._engine.frontend.inputs.chat.render(messages)
             self._engine.add_request(request_id, prompt, params, output_kind=OutputKind.FINAL)
             self._running[request_id] = index
         except EngineDeadError:

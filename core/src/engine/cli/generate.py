@@ -93,7 +93,7 @@ class Generate(Command):
 
 def as_message(engine: LLMEngine, prompt: str) -> Prompt:
     """The prompt as a user's message, by the chat template. Raises TokenizerError where there is none."""
-    return engine.frontend.inputs.render_chat([{"role": "user", "content": prompt}])
+    return engine.frontend.inputs.chat.render([{"role": "user", "content": prompt}])
 
 
 def _empty(engine: LLMEngine, ended: CompletionOutput, chat: bool) -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.frontend.banner import capacity
-from engine.frontend.chat_template import check_template
+from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.client import EngineClient, InProcessClient
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.launch import Launch
 from engine.frontend.measures import Measures
+from engine.frontend.needs import renders_tools
 from engine.frontend.output_processor import OutputProcessor
-from engine.frontend.parsers import renders_tools
 from engine.frontend.rank_starts import rank_starts
 from engine.interfaces.context import FrontContext, RouterContext
 from engine.interfaces.reasoning_parser import ReasoningParser
@@ -59,7 +59,8 @@ def assemble_frontend(plan: Launch, measures: Measures | None = None) -> Fronten
     hooks = HookRelay("frontend", plan.registry, options=plan.start.worker.hook_options)
     tokenizer = build_tokenizer(plan)
     variables = json.loads(plan.config.default_chat_template_kwargs or "{}")
-    check_template(tokenizer, plan.chat_template, variables)
+    chat = ChatTemplate(tokenizer, plan.chat_template, variables)
+    chat.check()
     inputs = InputProcessor(
         tokenizer,
         plan.model,
@@ -69,8 +70,7 @@ def assemble_frontend(plan: Launch, measures: Measures | None = None) -> Fronten
         plan.logits_processors,
         orders_by_priority=plan.orders_by_priority,
         constraints=plan.constraints,
-        chat_template=plan.chat_template,
-        template_variables=variables,
+        chat=chat,
     )
     outputs = OutputProcessor(tokenizer, hooks, plan.model_name, measures)
     return Frontend(
@@ -90,7 +90,7 @@ def build_tokenizer(plan: Launch) -> Tokenizer:
     return tokenizer
 
 
-def _built(plan: Launch, selection: Selection | None) -> Any:
+def _built(plan: Launch, selection: Selection[Any] | None) -> Any:
     """A body of the frontend's; None where nothing was chosen."""
     if selection is None:
         return None

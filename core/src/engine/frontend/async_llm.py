@@ -16,27 +16,25 @@ import msgspec
 from engine.config import EngineConfig
 from engine.frontend.assemble import assemble_frontend, build_router
 from engine.frontend.attached import Attached
+from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.core_ranks import CoreRanks, RankNews, RankState
 from engine.frontend.launch import Launch, launch
-from engine.frontend.lifecycle_hooks import LifecycleHooks
-from engine.frontend.long_prompts import LONG, LongPrompts
 from engine.frontend.measures import Measures
 from engine.frontend.merged_stats import merge_ready
 from engine.frontend.output_processor import refusal
-from engine.frontend.pooling_calls import pooling_output
-from engine.frontend.prompts import Prompt, TextPrompt
+from engine.frontend.pooling import ScorePlan, plan_scores, pooling_output
+from engine.frontend.prompts import LONG, LongPrompts, Prompt, TextPrompt
 from engine.frontend.rank_calls import RankCalls
 from engine.frontend.rank_starts import rank_starts
 from engine.frontend.request_state import OutputKind, RequestState, RequestStream
-from engine.frontend.score_plan import ScorePlan, plan_scores
+from engine.frontend.statistics import LifecycleHooks
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
 from engine.types.messages import Outputs, Reply
 from engine.types.outputs import CoreOutput, RequestOutput, StepStats
 from engine.types.params import SamplingParams
-from engine.types.pooled import PoolingRequestOutput
-from engine.types.pooling import PoolingParams
+from engine.types.pooling import PoolingParams, PoolingRequestOutput
 from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.start import WorkerReady
 
@@ -84,6 +82,11 @@ class AsyncLLM:
     def tokenizer(self) -> Tokenizer:
         """At work."""
         return self._input.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """At work."""
+        return self._input.chat
 
     @property
     def max_model_len(self) -> int:
@@ -280,7 +283,7 @@ class AsyncLLM:
         """
 
         def render() -> TextPrompt:
-            return self._input.render_chat(
+            return self._input.chat.render(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
             )
 
@@ -298,7 +301,7 @@ class AsyncLLM:
     async def plan_scores(
         self, first: Sequence[Any], second: Sequence[Any], params: PoolingParams, most: int | None = None
     ) -> ScorePlan:
-        """What to pool to score pairs of texts; many or long ones in a thread. See `engine.frontend.score_plan`.
+        """What to pool to score pairs of texts; many or long ones in a thread. See `engine.frontend.pooling`.
 
         Raises InvalidRequestError.
         """

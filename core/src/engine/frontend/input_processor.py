@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 import random
-import reprlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.frontend import truncation
-from engine.frontend.chat_template import check_variables
-from engine.frontend.clock import SteadyClock
+from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.constraint_check import ConstraintCheck
-from engine.frontend.past_calls import read_calls
-from engine.frontend.pooling_inputs import check_pooling
 from engine.frontend.processor_arguments import ProcessorArguments
-from engine.frontend.prompts import ParsedPrompt, TextPrompt, TokensPrompt, parse_prompt
+from engine.frontend.prompts import (
+    ALL_THAT_FITS,
+    ParsedPrompt,
+    TokensPrompt,
+    cut_pair,
+    cut_to_first,
+    cut_to_last,
+    parse_prompt,
+)
 from engine.frontend.request_state import RequestState
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
@@ -31,6 +35,25 @@ from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
     from engine.plugin import HookRelay
+
+
+class SteadyClock:
+    """Reads as `time.time()` did when it was made, and from then on counts with `time.monotonic()`.
+
+    Requests are put in order by when they arrived, and durations are told from it: a system clock that is set, by hours
+    or to the past, must change neither.
+    """
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since the epoch; never less than before."""
+        return self._offset + time.monotonic()
+
+    def monotonic(self, when: float) -> float:
+        """A time that `now` tells, by the monotonic clock; no later than the present."""
+        return min(when - self._offset, time.monotonic())
 
 
 class InputProcessor:
@@ -46,8 +69,7 @@ class InputProcessor:
         orders_by_priority: whether requests may name a priority.
         processors: the cards of the logits processors at work.
         constraints: refuses structured outputs that no grammar driver can enforce; None: all are refused.
-        chat_template: in place of the model's.
-        template_variables: of a chat template, where a request does not set them.
+        chat: the chat template at work; None: the model's, as it is.
     """
 
     def __init__(
@@ -61,11 +83,12 @@ class InputProcessor:
         *,
         orders_by_priority: bool = False,
         constraints: ConstraintCheck | None = None,
-        chat_template: str | None = None,
-        template_variables: Mapping[str, Any] | None = None,
+        chat: ChatTemplate | None = None,
     ) -> None:
-        self.tokenizer, self.max_model_len = tokenizer, max_model_len
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
         self.model = model
+        self.chat = ChatTemplate(tokenizer) if chat is None else chat
         self.clock = SteadyClock()
         self.vocab_size = model.vocab_size
         eos = dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids))
@@ -75,7 +98,6 @@ class InputProcessor:
         self._orders_by_priority = orders_by_priority
         self._hooks = hooks
         self._constraints = constraints or ConstraintCheck(())
-        self._chat_template, self._template_variables = chat_template, dict(template_variables or {})
         self._processors = ProcessorArguments(processors, tokenizer, model.vocab_size)
 
     def process(
@@ -172,7 +194,7 @@ class InputProcessor:
         if isinstance(params, PoolingParams):
             return self._process_pooling(request_id, prompt, params, arrival_time, priority, timeout, info)
         parsed = self._rewritten(parse_prompt(prompt), info)
-        ids = truncation.last(self._ids(parsed), parsed.truncate, self._fits(params.max_tokens))
+        ids = cut_to_last(self._ids(parsed), parsed.truncate, self._fits(params.max_tokens))
         room = self._room(ids)
         self._check_ids(ids, parsed)
         self._check_stop_ids(params.stop_token_ids)
@@ -218,7 +240,7 @@ class InputProcessor:
         ids = self._ids(parsed)
         text = parsed.text if parsed.token_ids is None and parsed.add_special_tokens else None
         bare = None if text is None else partial(self._encode, text, False)
-        ids = truncation.first(ids, parsed.truncate, self.max_model_len, bare)
+        ids = cut_to_first(ids, parsed.truncate, self.max_model_len, bare)
         if len(ids) > self.max_model_len:
             raise PromptTooLongError(
                 f"a prompt of {len(ids)} tokens",
@@ -260,7 +282,7 @@ class InputProcessor:
 
     def pair(self, first: Any, second: Any, most: int | None = None) -> tuple[TokensPrompt, int | None]:
         """Two texts as one prompt, and where the tokens of the second type begin (None: nowhere). With `most` it is cut
-        to so many tokens, see `truncation.pair`; -1: to what the model takes.
+        to so many tokens, see `cut_pair`; -1: to what the model takes.
 
         Raises InvalidRequestError where they are no texts, or the tokenizer knows no pairs.
         """
@@ -281,8 +303,8 @@ class InputProcessor:
             ids, second_start = encode_pair(first, second)
             if most is not None:
                 alone = [self.tokenizer.encode(text, add_special_tokens=False) for text in (first, second)]
-                most = self.max_model_len if most == truncation.ALL_THAT_FITS else most
-                ids, second_start = truncation.pair(ids, alone[0], alone[1], second_start, most)
+                most = self.max_model_len if most == ALL_THAT_FITS else most
+                ids, second_start = cut_pair(ids, alone[0], alone[1], second_start, most)
         except (UnicodeError, TypeError) as error:
             raise InvalidRequestError("tokenise a pair", f"it is no valid Unicode text: {error}") from error
         return TokensPrompt(prompt_token_ids=ids), second_start
@@ -292,43 +314,6 @@ class InputProcessor:
         if self._hooks is not None and (heard := self._hooks.request_received):
             for one in request.requests:
                 heard(request=one)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        template: str | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> TextPrompt:
-        """A conversation as a prompt. The template writes all special tokens itself, so none are added to it.
-
-        Raises:
-            InvalidRequestError: these are no messages, or they hold more than text.
-            TokenizerError: there is no template, or it refuses the messages.
-        """
-        if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
-            raise InvalidRequestError(
-                f"chat with messages={shown(messages)}",
-                "that is no list of messages",
-                'pass [{"role": "user", "content": "..."}]',
-            )
-        check_variables(variables or ())
-        variables = {**self._template_variables, **(variables or {})}
-        try:
-            text = self.tokenizer.render_chat(
-                [_text_message(message) for message in messages],
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                template=self._chat_template if template is None else template,
-                **variables,
-            )
-        except RecursionError as error:
-            raise InvalidRequestError(
-                f"chat with {len(messages)} messages", "the data in them is nested too deeply", "send flatter data"
-            ) from error
-        return TextPrompt(prompt=text, add_special_tokens=False)
 
     def _ids(self, parsed: ParsedPrompt) -> list[int]:
         if parsed.token_ids is None:
@@ -425,31 +410,55 @@ def _check_timeout(timeout: float | None) -> None:
         raise InvalidRequestError(f"timeout={timeout}", "it is not above 0 and finite", "pass seconds, or leave it out")
 
 
-def _text_message(message: Any) -> dict[str, Any]:
-    """A message whose content, if it is a list of text parts, has become one text: what every template can read."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InvalidRequestError(
-            f"chat with the message {reprlib.repr(message)}",
-            "it has no role",
-            'pass {"role": "user", "content": "..."}',
-        )
-    if message.get("tool_calls") is not None:
-        message = {**message, "tool_calls": read_calls(message["tool_calls"])}
-    content = message.get("content")
-    if not isinstance(content, (list, tuple)):
-        return dict(message)
-    texts: list[str] = []
-    for part in content:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise InvalidRequestError(
-                f"chat with a content part of type {kind!r}", "this engine reads text only", "send text parts"
-            )
-        texts.append(text)
-    return {**message, "content": "\n".join(texts)}
-
-
 def _text(parsed: ParsedPrompt) -> str | None:
     """The text of the prompt, to be shown; None where it was cut, so that its tokens say what is left."""
     return parsed.text if parsed.truncate is None else None
+
+
+def check_pooling(params: PoolingParams, model: ModelDescription) -> PoolingParams:
+    """Verified parameters with `task` and `pooling_type` filled in.
+
+    Raises:
+        InvalidRequestError: they make no sense, or this model cannot do what they ask.
+    """
+    params.verify()
+    pooler = model.pooler
+    task = pooler.tasks[0] if params.task is None else params.task
+    check_task(task, model)
+    complete = msgspec.structs.replace(params, task=task)
+    complete.verify()  # again: what does not go with a task that was left out
+    _check_dimensions(params.dimensions, model)
+    if task != "token_embed":
+        complete.pooling_type = params.pooling_type or pooler.pooling_type
+    return complete
+
+
+def check_task(task: Any, model: ModelDescription) -> None:
+    """Raise InvalidRequestError where this engine does not serve the task."""
+    if model.generates:
+        raise InvalidRequestError(
+            f"{task} with {model.architecture}",
+            "this engine was started to generate text",
+            'start it with runner="pooling" (--runner pooling)',
+        )
+    tasks = model.pooler.tasks
+    if task not in tasks:
+        found = "it has a classification head" if model.pooler.num_labels else "it has no classification head"
+        raise InvalidRequestError(f"{task} with {model.architecture}", found, f"ask for {' or '.join(tasks)}")
+
+
+def _check_dimensions(dimensions: int | None, model: ModelDescription) -> None:
+    listed = model.pooler.dimensions
+    if dimensions is None:
+        return
+    if dimensions > model.hidden_size:
+        raise InvalidRequestError(
+            f"dimensions={dimensions}",
+            f"this model's vectors have {model.hidden_size} elements",
+            f"ask for {model.hidden_size} or fewer",
+        )
+    if listed and dimensions not in listed and dimensions != model.hidden_size:
+        sizes = ", ".join(map(str, listed))
+        raise InvalidRequestError(
+            f"dimensions={dimensions}", f"this model was trained for {sizes}", "ask for one of these"
+        )

@@ -1,6 +1,6 @@
 """What a server's operator wants to know of its requests: counts and distributions, as plain numbers.
 
-No metrics library is imported here: `engine_server.prometheus` writes these numbers down when somebody asks.
+No metrics library is imported here: `engine_server.metrics.exposition` writes these numbers down when somebody asks.
 """
 
 from __future__ import annotations

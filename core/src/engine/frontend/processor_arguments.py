@@ -8,7 +8,7 @@ import msgspec
 
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.types.errors import InvalidRequestError, shown
 from engine.types.params import SamplingParams
 
@@ -47,7 +47,7 @@ class ProcessorArguments:
         if params.bad_words:
             ids = params.bad_words_token_ids + bad_word_ids(params.bad_words, self._tokenizer)
             params = msgspec.structs.replace(params, bad_words=[], bad_words_token_ids=ids)
-            params.verify()
+            params.verify_bad_words()
         for card in self._cards:
             if card.used_by(params):
                 card.verify(params, self._vocab_size)

@@ -164,7 +164,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
                 raise InvalidRequestError(f"best_of={self.best_of}", f"n is {self.n}", "make best_of at least n")
         self._verify_stops()
         self._verify_logit_bias()
-        self._verify_bad_words()
+        self.verify_bad_words()
         if self.allowed_token_ids is not None:
             if isinstance(self.allowed_token_ids, list) and len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:
                 raise InvalidRequestError(
@@ -223,7 +223,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
             _integer("logit_bias", token, 0, 2**31 - 1)
             _number("logit_bias", bias, -100.0, 100.0)
 
-    def _verify_bad_words(self) -> None:
+    def verify_bad_words(self) -> None:
+        """The part of `verify` that is about them, in text and in token ids."""
         if not isinstance(self.bad_words, list) or not all(isinstance(word, str) for word in self.bad_words):
             raise InvalidRequestError(f"bad_words={shown(self.bad_words)}", "it is not a list of strings")
         if any(not word.strip() for word in self.bad_words):

@@ -30,11 +30,11 @@ class EmbeddedBackend:
         self._ids = itertools.count()
         self.limited = params.max_tokens is not None
         params.verify()
-        engine.frontend.inputs.render_chat([{"role": "user", "content": "?"}])
+        engine.frontend.inputs.chat.render([{"role": "user", "content": "?"}])
 
     def answer(self, messages: Sequence[Message]) -> Iterator[Piece]:
         engine, request_id = self._engine, f"chat-{next(self._ids)}"
-        prompt = engine.frontend.inputs.render_chat(messages)
+        prompt = engine.frontend.inputs.chat.render(messages)
         with DeferredInterrupt(PATIENCE) as interrupt:
             engine.add_request(request_id, prompt, self._params, output_kind=OutputKind.DELTA)
             try:

@@ -12,32 +12,17 @@ from starlette.types import ASGIApp
 import engine
 from engine.embedding import AsyncLLM, ServerConfig
 from engine_server import errors
-from engine_server.background import Background
-from engine_server.body import MOST, BodyLimit
-from engine_server.disconnect import CLIENT_GONE, ClientGone
-from engine_server.engine_view import AsyncEngineView
+from engine_server.body_limit import MOST, BodyLimit
 from engine_server.gate import Gate
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import Lifecycle
-from engine_server.openapi import describe_api
-from engine_server.plugins import add_routes, wrap
-from engine_server.prometheus import Exposition
+from engine_server.metrics.exposition import Exposition
+from engine_server.middleware import wrap
 from engine_server.request_id import RequestIds
-from engine_server.response_store import OwnResponses, Responses, ResponseStore
-from engine_server.routes import (
-    administration,
-    chat,
-    completions,
-    messages,
-    models,
-    operations,
-    pooling,
-    responses,
-    tokenization,
-)
-from engine_server.shortcut import Shortcut
-from engine_server.sse import Direct
-from engine_server.state import Others, ServerState
+from engine_server.responses.store import Background, OwnResponses, Responses, ResponseStore
+from engine_server.routes import add_routes, describe_keys
+from engine_server.state import AsyncEngineView, Others, ServerState
+from engine_server.stream import CLIENT_GONE, ClientGone, Direct
 
 
 class Shared(NamedTuple):
@@ -87,14 +72,9 @@ def create_app(
         return Response(status_code=CLIENT_GONE)
 
     app.add_exception_handler(ClientGone, on_gone)
-    # Asked in this order for every request: those that somebody waits for come first.
-    modules = (chat, completions, messages, responses, pooling, tokenization, operations, administration, models)
-    routers = [routes.router for routes in modules]
-    for router in routers:
-        app.include_router(router)
     pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
-    describe_api(app, keys=bool(keys), administered=bool(admin))
-    inside = wrap(Direct(Shortcut(app, routers), alone=not llm.hooks.http_middleware), llm.hooks)
+    describe_keys(app, keys=bool(keys), administered=bool(admin))
+    inside = wrap(Direct(app, alone=not llm.hooks.http_middleware), llm.hooks)
     # Two prompts of token ids, as long as the model takes them, are welcome.
     most = MOST._replace(values=max(MOST.values, 2 * llm.max_model_len))
     limited = BodyLimit(inside, max_body=settings.max_body, timeout=settings.body_timeout, most=most)

@@ -8,10 +8,9 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine_server.errors import APIError
+from engine_server.errors import APIError, refuse
 from engine_server.keys import AdminKey, ApiKey, KeyRing
 from engine_server.lifecycle import Lifecycle, Phase
-from engine_server.refusal import refuse
 
 OPEN_PATHS = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 """Answered always and to everybody: what load balancers and monitors look at."""

@@ -1,4 +1,5 @@
-"""The API keys that a server knows: from flags and environment, and from a file that is read again when it changes.
+"""The API keys that a server knows, from flags and environment and from a file that is read again when it changes, and
+how much each may ask for: requests a minute, and requests at once.
 
 A key itself is never kept, nor written anywhere: only its SHA-256, and a name for logs.
 """
@@ -9,21 +10,118 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from engine.types.errors import ConfigError
-from engine_server.limits import KeyLimits, KeyUsage, Usage
+from engine_server.errors import APIError
 
 log = logging.getLogger("engine.server")
 
 LOOK_SECONDS = 2.0
 """How often it is looked whether the file has changed."""
+BUSY_RETRY_SECONDS = 1
 _FIELDS = ("key", "name", "requests_per_minute", "max_concurrent_requests")
 
 
+_SECRET_WORDS = ("auth", "cookie", "key", "token", "secret", "password", "passphrase", "credential", "signature")
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a header, or of a driver's option, of this name is shown to nobody."""
+    lower = name.lower()
+    return any(word in lower for word in _SECRET_WORDS)
+
+
+# -- how much one key may ask for --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class KeyLimits:
+    """Of one key; None: no limit.
+
+    Args:
+        requests_per_minute: at least 1. So many may come at once, too, after a minute without any.
+        max_concurrent_requests: at least 1.
+    """
+
+    requests_per_minute: int | None = None
+    max_concurrent_requests: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.requests_per_minute is not None or self.max_concurrent_requests is not None
+
+
+class KeyUsage(Protocol):
+    """What a key has used, wherever it is counted: see `OwnUsage`."""
+
+    def enter(self) -> APIError | Awaitable[APIError | None] | None:
+        """Count a request in; where it is one too many, a 429 APIError."""
+        ...
+
+    def hold(self) -> None:
+        """A request that was counted in goes on beyond its answer: `leave` is called once more."""
+        ...
+
+    def leave(self) -> None:
+        """A request that was counted in has ended."""
+        ...
+
+
+class OwnUsage:
+    """What a key has used: a token bucket (Turner, "New directions in communications", 1986) that holds a minute's
+    requests and fills steadily, and the requests in progress.
+
+    Args:
+        limits: may be exchanged while requests are in progress.
+        clock: seconds, never going back.
+    """
+
+    def __init__(self, limits: KeyLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self.active = 0
+        self._clock = clock
+        self._looked = clock()
+        self._left = float(limits.requests_per_minute or 0)
+
+    def enter(self) -> APIError | None:
+        """Count a request in; where it is one too many, a 429 APIError that says when to come back, and nothing is
+        counted."""
+        most = self.limits.max_concurrent_requests
+        if most is not None and self.active >= most:
+            return _refusal(
+                f"{self.active} requests with this API key are in progress, and no more than {most} may be",
+                BUSY_RETRY_SECONDS,
+            )
+        rate = self.limits.requests_per_minute
+        if rate is not None:
+            now = self._clock()
+            self._left, self._looked = min(rate, self._left + (now - self._looked) * rate / 60), now
+            if self._left < 1:
+                wait = math.ceil((1 - self._left) * 60 / rate)
+                return _refusal(f"this API key may send {rate} requests a minute", wait)
+            self._left -= 1
+        self.active += 1
+        return None
+
+    def hold(self) -> None:
+        """A request that was counted in goes on beyond its answer: `leave` is called once more."""
+        self.active += 1
+
+    def leave(self) -> None:
+        """A request that was counted in has ended."""
+        self.active -= 1
+
+
+def _refusal(why: str, seconds: int) -> APIError:
+    return APIError(
+        429, f"{why}; try again in {seconds} s", code="rate_limit_exceeded", headers={"Retry-After": str(seconds)}
+    )
+
+
+# -- the keys ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class ApiKey:
     """A key that fits.
@@ -92,11 +190,13 @@ class KeyRing:
         limits: KeyLimits | None = None,
         admin: AdminKey | None = None,
     ) -> None:
-        self._path, self._limits, self._admin = path, limits or KeyLimits(), admin
+        self._path = path
+        self._limits = limits or KeyLimits()
+        self._admin = admin
         self._given = [_Entry(key) for key in keys]
         self.on_change: list[Callable[[], None]] = []
         self._keys: dict[bytes, ApiKey] = {}
-        self._usages: dict[bytes, Usage] = {}
+        self._usages: dict[bytes, OwnUsage] = {}
         self._seen = self._state()
         self._take(read_key_file(path) if path is not None else [])
 
@@ -111,12 +211,12 @@ class KeyRing:
         found = [known for known in self._keys.values() if hmac.compare_digest(digest, known.digest)]
         return found[0] if found else None
 
-    def known(self) -> Iterator[tuple[ApiKey, Usage]]:
+    def known(self) -> Iterator[tuple[ApiKey, OwnUsage]]:
         """Every key, and what it has used."""
         for digest, key in self._keys.items():
             yield key, self._usages[digest]
 
-    def usage(self, digest: bytes) -> Usage | None:
+    def usage(self, digest: bytes) -> OwnUsage | None:
         """What the key with this digest has used; None where there is none."""
         return self._usages.get(digest)
 
@@ -158,17 +258,18 @@ class KeyRing:
                 "make another for administrators",
             )
         keys: dict[bytes, ApiKey] = {}
-        usages: dict[bytes, Usage] = {}
+        usages: dict[bytes, OwnUsage] = {}
         for entry in (*self._given, *entries):
             digest = _digest(entry.key.encode())
             limits = KeyLimits(
                 entry.requests_per_minute or self._limits.requests_per_minute,
                 entry.max_concurrent_requests or self._limits.max_concurrent_requests,
             )
-            usage = usages[digest] = self._usages.get(digest) or Usage(limits)
+            usage = usages[digest] = self._usages.get(digest) or OwnUsage(limits)
             usage.limits = limits
             keys[digest] = ApiKey(digest, entry.name or digest.hex()[:8], usage)
-        self._keys, self._usages = keys, usages
+        self._keys = keys
+        self._usages = usages
 
     def _state(self) -> tuple[int, int, int] | None:
         """What changes with the file; also where it is exchanged by a link, as mounted secrets are."""

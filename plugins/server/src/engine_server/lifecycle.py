@@ -1,14 +1,22 @@
-"""Where the server stands between its start and its end, and how many requests are in progress."""
+"""Where the server stands between its start and its end, and how many requests are in progress, which may finish at the
+end, for a time."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from engine.embedding import AsyncLLM
+from engine.types.errors import ShuttingDownError
 
 ACCESS_LOG = "engine.access"
 """The name of the access log."""
 ENDED_AS = "ended_as"
 """In a request's state: the status that says how an answer ended whose status had been sent before."""
+FAREWELL_SECONDS = 1
+"""How long answers that were cut off get to reach their clients."""
 
 
 class Phase(enum.Enum):
@@ -47,3 +55,33 @@ class Lifecycle:
     async def idle(self) -> None:
         """Wait until no request is in progress."""
         await self._idle.wait()
+
+
+async def drain(
+    llm: AsyncLLM, lifecycle: Lifecycle, timeout: float, at_once: asyncio.Event, say: Callable[[str], None]
+) -> None:
+    """Refuse new requests, wait for those in progress, cut off what is left.
+
+    Args:
+        llm: the engine.
+        lifecycle: of the server.
+        timeout: seconds to wait.
+        at_once: set where nobody wants to wait any longer.
+        say: tells the operator.
+    """
+    lifecycle.phase = Phase.DRAINING
+    if lifecycle.active:
+        say(f"finishing {lifecycle.active} requests, for {timeout:g} s at most; a second signal ends them at once")
+        await first(timeout, lifecycle.idle(), at_once.wait())
+    if lifecycle.active:
+        say(f"cutting off {lifecycle.active} requests")
+        llm.end_all(ShuttingDownError("a request in progress", "the server was stopped", "send it again"))
+        await first(FAREWELL_SECONDS, lifecycle.idle())
+
+
+async def first(timeout: float, *events: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of these coroutines has ended, `timeout` seconds at most; the others are cancelled."""
+    tasks = [asyncio.ensure_future(event) for event in events]
+    await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

@@ -1,8 +1,10 @@
-"""What the process that an operator started says and hears, whether it serves or has others serve."""
+"""What every process of a server does alike: what it says and hears, how many files it may open, which loop it runs."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -16,6 +18,13 @@ BACKLOG = 2048
 """Connections that may wait to be taken."""
 DEATH_NOTICE_SECONDS = 1.0
 """How long a server whose engine died goes on answering 503, so that clients learn why."""
+
+log = logging.getLogger("engine.server")
+
+OTHER_FILES = 256
+"""What a process has open beside connections, generously."""
+GARBAGE_OBJECTS = 50_000
+"""How many more objects there are when Python looks for garbage; its own 700 are made by a step of a few streams."""
 
 
 def read_keys_at_signal(loop: asyncio.AbstractEventLoop, keys: KeyRing) -> None:
@@ -57,3 +66,35 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+def spare_the_collector() -> None:
+    """What stands now stands until the end: collections need not look at it. And a step's news, which are many objects
+    and gone a moment later, are no reason for one."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_OBJECTS, 10, 10)
+
+
+def allow_connections(count: int) -> None:
+    """Raise the soft limit on open files, as far as the hard one lets, so that `count` connections find room. Says so
+    where they do not: what comes then waits in the system's queue until others have left."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    wanted = count + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if soft < wanted:
+        log.warning(
+            "this process may open %d files, %d are wanted for --max-connections %d: raise the limit (ulimit -n)",
+            soft,
+            wanted,
+            count,
+        )

@@ -1,4 +1,5 @@
-"""Every request has an id: the client's `X-Request-Id`, or one made here. It stands in the answer and in the logs."""
+"""Every request has an id, the client's `X-Request-Id` or one made here, which stands in the answer and in the logs;
+and what the access log says of it."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.process.logs import REQUEST_ID
-from engine_server.error_shape import speaks_anthropic
+from engine_server.errors import speaks_anthropic
 from engine_server.lifecycle import ACCESS_LOG, ENDED_AS
 
 HEADER = b"x-request-id"
 ANTHROPIC_HEADER = b"request-id"
+LONGEST_LABEL = 256
+"""Characters of the client's own user that are logged."""
 _VALID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
 
 log = logging.getLogger(ACCESS_LOG)
@@ -36,7 +39,8 @@ class RequestIds:
     """
 
     def __init__(self, app: ASGIApp, *, access_log: bool = False) -> None:
-        self._app, self._access_log = app, access_log
+        self._app = app
+        self._access_log = access_log
         self.responses: Counter[int] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,3 +104,13 @@ def engine_id(request: Request, prefix: str) -> str:
     """An id for the engine and for the answer's `id`, as OpenAI's look, e.g. "chatcmpl-3f2a..."; it contains the
     request's, and is used once."""
     return f"{prefix}-{request.scope['state']['unique_id']}"
+
+
+def note(request: Request, *users: str | None, cache_salt: str | None = None) -> None:
+    """Remember of a request whom the client names as its own user (the first that is given), for the access log, and
+    the salt of its prompts in the prefix cache, beside that of its API key."""
+    state = request.scope.setdefault("state", {})
+    if user := next(filter(None, users), None):
+        state["end_user"] = user[:LONGEST_LABEL]
+    if cache_salt is not None:
+        state["own_salt"] = cache_salt

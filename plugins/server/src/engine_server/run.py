@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any
 from engine.embedding import AsyncLLM, EngineConfig, ServerConfig, StatisticsLog, greeting, record_start
 from engine.types.errors import ConfigError, EngineError
 from engine_server.certificate import CertificateWatch, check_certificate, tls_context
-from engine_server.descriptors import allow_connections
-from engine_server.drain import drain, spare_the_collector
-from engine_server.keys import AdminKey, KeyRing
-from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase
-from engine_server.limits import KeyLimits
+from engine_server.keys import AdminKey, KeyLimits, KeyRing
+from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain
 from engine_server.process_life import (
     BACKLOG,
     DEATH_NOTICE_SECONDS,
     address_of,
+    allow_connections,
     greet,
     loop_factory,
     read_keys_at_signal,
     say,
+    spare_the_collector,
     statistics_writer,
 )
 

@@ -6,15 +6,17 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+import msgspec
 from fastapi import Request
 
 from engine.embedding import AsyncLLM, ServerConfig
-from engine_server.background import Background
+from engine.types.outputs import StepStats
+from engine.types.page_map import PageMap
 from engine_server.errors import APIError
 from engine_server.lifecycle import Lifecycle
+from engine_server.metrics.exposition import Exposition
 from engine_server.processes.gathering import Gathered
-from engine_server.prometheus import Exposition
-from engine_server.response_store import OwnResponses, Responses, ResponseStore
+from engine_server.responses.store import Background, OwnResponses, Responses, ResponseStore
 
 QUEUE_RETRY_SECONDS = 1
 
@@ -97,3 +99,16 @@ class ServerState:
 async def state_of(request: Request) -> ServerState:
     """The app's state, for `Depends`. A coroutine, or it would run in a thread, for every request."""
     return cast(ServerState, request.app.state.server)
+
+
+class AsyncEngineView:
+    """The engine as routes of hook plugins may look at it, `engine.interfaces.engine_view.EngineView`."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+
+    def stats(self) -> StepStats | None:
+        return self._llm.last_stats
+
+    async def page_maps(self) -> list[PageMap]:
+        return msgspec.convert(await self._llm.call("page_map"), list[PageMap])

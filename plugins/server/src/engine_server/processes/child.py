@@ -25,16 +25,15 @@ from engine.process.run import PARENT_DIED, take_start
 from engine.types.errors import EngineError, rebuild_error
 from engine_server.app import Shared
 from engine_server.certificate import CertificateWatch, tls_context
-from engine_server.drain import drain, spare_the_collector
 from engine_server.keys import AdminKey
-from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase
-from engine_server.process_life import loop_factory
+from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain
+from engine_server.metrics.exposition import Exposition
+from engine_server.process_life import loop_factory, spare_the_collector
 from engine_server.processes.channel import Channel
 from engine_server.processes.gathering import Gathered, told_of
 from engine_server.processes.limits import SharedKeys
 from engine_server.processes.responses import SharedBackground, SharedResponses
 from engine_server.processes.start import ApiStart
-from engine_server.prometheus import Exposition
 from engine_server.uvicorn_server import Server, make_server
 
 SNAPSHOT_SECONDS = 1.0

@@ -34,9 +34,8 @@ from engine.types.errors import ConfigError, EngineDeadError, EngineError, rebui
 from engine.types.messages import Attach, Detach
 from engine.types.outputs import StepStats
 from engine.types.start import WorkerReady
-from engine_server.drain import FAREWELL_SECONDS
 from engine_server.keys import AdminKey, KeyRing
-from engine_server.lifecycle import Phase
+from engine_server.lifecycle import FAREWELL_SECONDS, Phase
 from engine_server.process_life import (
     BACKLOG,
     DEATH_NOTICE_SECONDS,
@@ -51,7 +50,7 @@ from engine_server.processes.api_process import LEAVE_SECONDS, ApiProcess
 from engine_server.processes.gathering import Told, past
 from engine_server.processes.responses import KeptResponses
 from engine_server.processes.start import ApiStart
-from engine_server.response_store import ResponseStore
+from engine_server.responses.store import ResponseStore
 
 SHORT_LIFE = 10.0
 """Seconds. One that dies sooner is started again after a pause, each twice as long as the last."""

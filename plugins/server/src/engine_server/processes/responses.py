@@ -12,11 +12,9 @@ from typing import Any
 import msgspec
 import orjson
 
-from engine_server.background import Background
-from engine_server.event_log import EventLog
 from engine_server.lifecycle import Lifecycle
 from engine_server.processes.channel import Channel
-from engine_server.response_store import Events, Owner, ResponseStore, StoredResponse
+from engine_server.responses.store import Background, EventLog, Events, Owner, ResponseStore, StoredResponse
 
 LOST = "the server's process that computed this response has died; send the request again"
 
@@ -48,7 +46,7 @@ def stored(found: SentResponse, events: Events | None) -> StoredResponse:
 
 # -- in an API process -------------------------------------------------------------------------------------------------
 class SharedResponses:
-    """See `engine_server.response_store.Responses`.
+    """See `engine_server.responses.store.Responses`.
 
     Args:
         max_bytes: of all; 0: nothing is stored.
@@ -97,7 +95,7 @@ class _SharedLog(EventLog):
 
 
 class _FarLog:
-    """The events that the first process keeps. See `engine_server.response_store.Events`."""
+    """The events that the first process keeps. See `engine_server.responses.store.Events`."""
 
     def __init__(self, owner: Owner, identity: str, channel: Channel) -> None:
         self._owner, self._identity, self._channel = owner, identity, channel

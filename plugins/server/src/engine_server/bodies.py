@@ -1,0 +1,100 @@
+"""What all bodies of requests have in common, and all answers: pydantic models, from which FastAPI makes its document.
+
+What is not named in a body's model is refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    GetJsonSchemaHandler,
+    Strict,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+from typing_extensions import TypeAliasType
+
+from engine.plugin.hints import did_you_mean
+
+MAX_METADATA = 16
+"""The most pairs."""
+
+# A list with a million wrong entries is refused for the first of them: pydantic would describe each.
+# (Named types, because a FailFast cannot stand in a union: it has no hash. They do not inherit a model's strictness.)
+Integers = TypeAliasType("Integers", Annotated[list[Annotated[int, Strict()]], FailFast()])
+Strings = TypeAliasType("Strings", Annotated[list[str], FailFast()])
+Objects = TypeAliasType("Objects", Annotated[list[dict[str, Any]], FailFast()])
+IntegerLists = TypeAliasType("IntegerLists", Annotated[list[Integers], FailFast()])
+Inputs = Annotated[str | Integers | Strings | IntegerLists, Field(union_mode="left_to_right")]
+"""A text, token ids, or a list of either."""
+
+Salt = Annotated[str, Field(min_length=1)]
+Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model may be asked to think: OpenAI's words, and one of Anthropic's."""
+
+
+def _not_zero(count: int) -> int:
+    if not count:
+        raise ValueError("send a number of tokens from 1, or -1 for as many as fit")
+    return count
+
+
+Truncation = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
+
+
+def several(inputs: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """One entry for each of `Inputs`."""
+    if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)):
+        return [inputs]
+    return cast("list[str | list[int]]", inputs)
+
+
+@functools.cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+class Body(BaseModel):
+    """Strict types, no unknown keys. A key whose value is null counts as absent, as OpenAI's server has it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_and_set(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        known = _names(cls)
+        for name in data:
+            if name not in known:
+                shown = str(name)[:64]
+                hint = did_you_mean(shown, known) or "leave it out"
+                message = "the parameter '{name}' is not supported by this server; {hint}"
+                raise PydanticCustomError("unsupported_parameter", message, {"name": shown, "hint": hint})
+        return {key: value for key, value in data.items() if value is not None}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Null is fine wherever nothing is."""
+        made = handler(core_schema)
+        schema = handler.resolve_ref_schema(made)
+        for name, field in schema.get("properties", {}).items():
+            if name not in schema.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
+                kept = {key: field.pop(key) for key in ("title", "default", "description") if key in field}
+                schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **kept}
+        return made
+
+
+class Answer(BaseModel):
+    """What a route answers, or a part of it. A field that is not set is left out; one that is set to None is null."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())

@@ -1,0 +1,156 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from engine.embedding import RequestStream
+from engine.types.outputs import CompletionOutput, RequestOutput
+from engine_server import stream
+from engine_server.errors import APIError
+from engine_server.json import JSON
+from engine_server.openai import logprobs
+from engine_server.openai.answers import Completion, CompletionChoice
+from engine_server.openai.bodies import CompletionBody, StreamOptions
+from engine_server.request_id import engine_id, note, request_id
+from engine_server.routes import State
+from engine_server.state import ServerState
+from engine_server.submission import collect, generate, merged, truncated
+from engine_server.usage import UsageCount, UsageSoFar
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+
+
+async def completions(body: CompletionBody, request: Request, state: State) -> Response:
+    """Complete one or several prompts; choice `i * n + j` is completion j of prompt i."""
+    model = state.check_model(body.model)
+    if body.echo and body.logprobs is not None:
+        raise APIError(400, "logprobs with echo=true is not supported: prompt tokens are not scored", param="echo")
+    note(request, body.user, cache_salt=body.cache_salt)
+    prompts = body.prompts()
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise APIError(400, f"prompt holds {len(prompts)} prompts; send 1 to {MAX_PROMPTS}", param="prompt")
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    defaults = state.engine.sampling_defaults
+    params = body.sampling_params(defaults, max_tokens=max_tokens, logprobs=body.logprobs)
+    identity = engine_id(request, "cmpl")
+    prompts = list(truncated(prompts, body.truncate_prompt_tokens))
+    streams = await generate(state, request, body, prompts, params, identity)
+    head: dict[str, Any] = {"id": identity, "object": "text_completion", "created": int(time.time()), "model": model}
+    if body.stream:
+        events = _Events(state, body, params.n, head)
+        if len(streams) == 1:
+            return stream.TokenStream(events, streams[0], request_id(request))
+        return stream.EventStream(_of_several(events, streams), streams, request_id(request))
+    outputs = await stream.until_disconnect(request, collect(streams))
+    return JSON(_answer(state, body, outputs, params.n, head))
+
+
+def _answer(
+    state: ServerState, body: CompletionBody, outputs: list[RequestOutput], n: int, head: dict[str, Any]
+) -> Completion:
+    choices = []
+    count = UsageCount()
+    for i, output in enumerate(outputs):
+        count.add(output)
+        echo = _echo(state, body, output)
+        for completion in output.outputs:
+            choice = _choice(body, i * n + completion.index, echo, completion, 0)
+            if body.return_token_ids:
+                choice["prompt_token_ids"] = output.prompt_token_ids
+            if output.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = logprobs.prompt(output)
+            choices.append(CompletionChoice(**choice))
+    return Completion(**head, choices=choices, usage=count.usage())
+
+
+class _Events:
+    """See `engine_server.stream.Events`; of several requests, too."""
+
+    def __init__(self, state: ServerState, body: CompletionBody, n: int, head: dict[str, Any]) -> None:
+        self._state = state
+        self._body = body
+        self._n = n
+        self._head = head
+        options = body.stream_options or StreamOptions()
+        self._include_usage = options.include_usage or state.force_include_usage
+        self._so_far = UsageSoFar() if options.continuous_usage_stats else None
+        self._blank = {**head, "usage": None} if self._include_usage else head
+        self._usage = UsageCount()
+        self._characters: dict[int, int] = {}
+        self._plain: dict[int, stream.PreparedEvent] = {}
+
+    def opening(self) -> bytes:
+        return b""
+
+    def told(self, output: RequestOutput, prompt: int = 0) -> bytes:
+        self._usage.add(output)
+        events = [self._of_one(output, completion, prompt) for completion in output.outputs]
+        return events[0] if len(events) == 1 else b"".join(events)
+
+    def closing(self) -> bytes:
+        if not self._include_usage:
+            return b""
+        return stream.event({**self._head, "choices": [], "usage": self._usage.usage()})
+
+    def _of_one(self, output: RequestOutput, completion: CompletionOutput, prompt: int) -> bytes:
+        index = prompt * self._n + completion.index
+        begins = index not in self._characters
+        echo = _echo(self._state, self._body, output) if begins else ""
+        offset = self._characters.get(index, 0)
+        self._characters[index] = offset + len(completion.text)
+        with_ids = self._body.return_token_ids
+        with_more = with_ids or self._so_far is not None or completion.logprobs is not None
+        if completion.finish_reason is None and not with_more:
+            if (plain := self._plain.get(index)) is None:
+                plain = self._plain[index] = stream.PreparedEvent(_plain(self._blank, index))
+            return plain(echo + completion.text)
+        choice = _choice(self._body, index, echo, completion, offset)
+        if with_ids and begins:
+            choice["prompt_token_ids"] = output.prompt_token_ids
+        told = {**self._blank, "choices": [choice]}
+        if self._so_far is not None:
+            told["usage"] = self._so_far.json(index, len(output.prompt_token_ids), len(completion.token_ids))
+        return stream.event(told)
+
+
+async def _of_several(events: _Events, streams: list[RequestStream]) -> AsyncGenerator[bytes]:
+    async for i, output in merged(streams):
+        yield events.told(output, i)
+    if closing := events.closing():
+        yield closing
+
+
+def _plain(head: dict[str, Any], index: int) -> Callable[[str], dict[str, Any]]:
+    """Makes the chunk of a delta that brings text, and nothing else."""
+
+    def make(text: str) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}
+        return {**head, "choices": [choice]}
+
+    return make
+
+
+def _choice(body: CompletionBody, index: int, echo: str, completion: CompletionOutput, offset: int) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": echo + completion.text,
+        "logprobs": logprobs.completion(completion, body.logprobs or 0, offset, body.return_tokens_as_token_ids),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+    if body.return_token_ids:
+        choice["token_ids"] = completion.token_ids
+    return choice
+
+
+def _echo(state: ServerState, body: CompletionBody, output: RequestOutput) -> str:
+    if not body.echo:
+        return ""
+    return output.prompt if output.prompt is not None else state.engine.tokenizer.decode(output.prompt_token_ids)

@@ -1,0 +1,32 @@
+"""`/v1/models`."""
+
+from __future__ import annotations
+
+from fastapi.responses import Response
+
+from engine_server.json import JSON
+from engine_server.openai.answers import Model, Models
+from engine_server.routes import State
+from engine_server.state import ServerState
+
+
+async def models(state: State) -> Response:
+    """The served names."""
+    return JSON(Models(object="list", data=[_card(state, name) for name in state.model_names]))
+
+
+async def model(name: str, state: State) -> Response:
+    """One served name, or 404."""
+    return JSON(_card(state, state.check_model(name)))
+
+
+def _card(state: ServerState, name: str) -> Model:
+    return Model(
+        id=name,
+        object="model",
+        created=state.created,
+        owned_by="engine",
+        root=state.model_names[0],
+        max_model_len=state.engine.max_model_len,
+        default_sampling_params=dict(state.engine.sampling_defaults.params),
+    )

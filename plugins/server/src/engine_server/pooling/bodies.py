@@ -1,0 +1,231 @@
+"""The bodies of requests that pool. What is not named here is refused by name, never ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import FailFast, Field, model_validator
+from typing_extensions import TypeAliasType
+
+from engine.types.pooling import PoolingParams
+from engine_server.bodies import Body, Inputs, Objects, Salt, Strings, Truncation, several
+from engine_server.pooling.vector_bytes import EmbedDType, Endianness
+
+
+class RerankDocument(Body):
+    """A document, where it is no bare text."""
+
+    text: str
+
+
+Documents = TypeAliasType("Documents", Annotated[list[str | RerankDocument], FailFast()])
+
+
+class PoolingBody(Body):
+    """What all requests that pool have in common.
+
+    Args:
+        model: one of the served names.
+        user: the client's name for its own user, which stands in the access log.
+        cache_salt: prompts with another find none of each other's cached pages.
+        priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
+        timeout: seconds until the request ends with a 504, waiting included.
+    """
+
+    model: str | None = None
+    user: str | None = None
+    cache_salt: Salt | None = None
+    priority: int = 0
+    timeout: float | None = None
+
+
+class InputBody(PoolingBody):
+    """Of one or several prompts, or of a conversation.
+
+    Args:
+        input: a text, token ids, or a list of either.
+        messages: a conversation in its place, rendered by the model's chat template.
+        add_special_tokens: put those around it that the tokenizer puts there; not for token ids. Without it, true for
+            texts and false for a conversation, whose template has written them.
+        truncate_prompt_tokens: take only the first so many tokens of each, those around a text counted; -1: as many as
+            the model takes. Without it a prompt that is too long is refused.
+        add_generation_prompt: end the conversation's prompt where the assistant begins.
+        continue_final_message: its last message, the assistant's, is the beginning of an answer.
+        chat_template_kwargs: further variables for the template.
+    """
+
+    input: Inputs | None = None
+    messages: Objects | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _inputs_or_a_conversation(self) -> InputBody:
+        if (self.input is None) == (self.messages is None):
+            raise ValueError("send input or messages, one of them")
+        if self.messages is None:
+            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is for messages; leave it out")
+            if self.add_special_tokens is not None and not all(isinstance(one, str) for one in self.inputs()):
+                raise ValueError("add_special_tokens is for texts; token ids are taken as they are")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt contradict each other; send one of them")
+        return self
+
+    def inputs(self) -> list[str | list[int]]:
+        """One entry for each prompt; none for a conversation."""
+        return [] if self.input is None else several(self.input)
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """The same as the engine takes them."""
+        special = True if self.add_special_tokens is None else self.add_special_tokens
+        return [
+            {"prompt": one, "add_special_tokens": special, **self.cut()}
+            if isinstance(one, str)
+            else {"prompt_token_ids": one, **self.cut()}
+            for one in self.inputs()
+        ]
+
+    def cut(self) -> dict[str, Any]:
+        """What cuts each of them."""
+        most = self.truncate_prompt_tokens
+        return {} if most is None else {"truncate_prompt_tokens": most}
+
+
+class VectorsBody(InputBody):
+    """Of which vectors are made.
+
+    Args:
+        encoding_format: "float" for lists of numbers, "base64" for their bytes; "bytes" for the bytes of all in place
+            of JSON, with a header that tells where each begins, "bytes_only" without it.
+        embed_dtype: of numbers that are bytes; without it float32.
+        endianness: of the same; without it little.
+        dimensions: keep the first so many elements (Matryoshka embeddings).
+        normalize: scale vectors to length 1; without it, as the model's files say.
+        use_activation: the same, by the name that vLLM has for it.
+    """
+
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
+    embed_dtype: EmbedDType | None = None
+    endianness: Endianness | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_name(self) -> VectorsBody:
+        if None not in (self.use_activation, self.normalize):
+            raise ValueError("use_activation is another name of normalize; send one of them")
+        if self.encoding_format == "float" and (self.embed_dtype or self.endianness):
+            raise ValueError("embed_dtype and endianness are for bytes; leave them out, or send encoding_format base64")
+        return self
+
+    def params(self, task: str) -> PoolingParams:
+        """What is asked of the task; not verified."""
+        normalize, activation = self.normalize, self.use_activation
+        if task != "classify" and activation is not None:
+            normalize, activation = activation, None
+        return PoolingParams(task=task, dimensions=self.dimensions, normalize=normalize, use_activation=activation)
+
+
+class EmbeddingsBody(VectorsBody):
+    """`POST /v1/embeddings`."""
+
+
+class PoolBody(VectorsBody):
+    """`POST /pooling`.
+
+    Args:
+        task: "embed", "token_embed" (a vector for each token) or "classify"; without it "embed", or "classify" where
+            the model has a head for that. There, use_activation false gives the head's bare logits.
+    """
+
+    task: str | None = None
+
+
+class ClassifyBody(InputBody):
+    """`POST /classify`.
+
+    Args:
+        use_activation: false gives the head's bare logits.
+    """
+
+    use_activation: bool | None = None
+
+
+class ScoreBody(PoolingBody):
+    """`POST /score`, `POST /v1/score`. One pair of fields, of those that mean the same.
+
+    Args:
+        text_1, queries, data_1: a text, or as many as there are of the other.
+        text_2, documents (or items), data_2: one or several texts.
+        use_activation: false gives a cross-encoder's bare logits.
+        truncate_prompt_tokens: cut each text to its first so many tokens, those around it counted; for a cross-encoder
+            both texts of a pair together, from the end of the longer; -1: to as many as the model takes.
+    """
+
+    text_1: str | Strings | None = None
+    text_2: str | Strings | None = None
+    queries: str | Strings | None = None
+    documents: str | Strings | None = None
+    items: str | Strings | None = None
+    data_1: str | Strings | None = None
+    data_2: str | Strings | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
+
+    @model_validator(mode="after")
+    def _one_pair(self) -> ScoreBody:
+        if self.items is not None:
+            if self.documents is not None:
+                raise ValueError("items is another name of documents; send one of them")
+            self.documents = self.items
+        given = [names for names in _PAIRS if any(getattr(self, name) is not None for name in names)]
+        if len(given) != 1:
+            found = " and ".join("/".join(names) for names in given)
+            raise ValueError(f"{found} mean the same; send one pair" if given else "send text_1 and text_2")
+        for name in given[0]:
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is missing; send {given[0][0]} and {given[0][1]}")
+        return self
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """Both sides."""
+        first, second = next(names for names in _PAIRS if getattr(self, names[0]) is not None)
+        return _list(getattr(self, first)), _list(getattr(self, second))
+
+
+_PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
+
+
+class RerankBody(PoolingBody):
+    """`POST /rerank`, `POST /v1/rerank`, `POST /v2/rerank`.
+
+    Args:
+        query: a text.
+        documents: texts, or objects {"text": ...}.
+        top_n: answer with the best so many; without it, or with 0, with all.
+        return_documents: answer with their texts too; without it, yes but for `/v2/rerank`, as Cohere has it.
+        use_activation: false gives a cross-encoder's bare logits.
+        truncate_prompt_tokens: as for scores.
+    """
+
+    query: str
+    documents: Documents
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
+
+    def texts(self) -> list[str]:
+        """Of the documents."""
+        documents: list[str | RerankDocument] = self.documents
+        return [document if isinstance(document, str) else document.text for document in documents]
+
+
+def _list(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts

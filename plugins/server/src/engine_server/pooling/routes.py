@@ -1,0 +1,251 @@
+"""`/v1/embeddings`, `/pooling`, `/classify`, `/score`, `/rerank`: vectors, labels and scores in place of text."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import numpy as np
+from fastapi import Request
+from fastapi.responses import Response
+
+from engine.embedding import check_task, data_of
+from engine.types.outputs import RequestOutput
+from engine.types.pooling import PoolingParams
+from engine_server.bodies import Answer
+from engine_server.conversation.rendering import rendered
+from engine_server.errors import APIError
+from engine_server.json import JSON
+from engine_server.pooling.answers import (
+    Classified,
+    Embedding,
+    Embeddings,
+    Labelled,
+    Pooled,
+    PooledInput,
+    Ranked,
+    RankedText,
+    Ranking,
+    Score,
+    Scores,
+)
+from engine_server.pooling.bodies import (
+    ClassifyBody,
+    EmbeddingsBody,
+    InputBody,
+    PoolBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+    VectorsBody,
+)
+from engine_server.pooling.vector_bytes import vector_bytes
+from engine_server.request_id import engine_id, note
+from engine_server.routes import State
+from engine_server.state import ServerState
+from engine_server.stream import until_disconnect
+from engine_server.submission import collect, submit
+from engine_server.usage import usage_of_prompts
+
+OCTETS = "application/octet-stream"
+MAX_METADATA_HEADER = 60_000
+"""Bytes; Python's own client takes lines of 65,536."""
+MAX_INPUTS = 2048
+"""The most prompts of one request, as at OpenAI."""
+
+
+async def embeddings(body: EmbeddingsBody, request: Request, state: State) -> Response:
+    """A vector for each input."""
+    model = state.check_model(body.model)
+    outputs = await _pool_inputs(state, request, body, "embd", body.params("embed"))
+    return _vectors(body, _head(request, "embd", model), outputs, _embeddings)
+
+
+async def pooling(body: PoolBody, request: Request, state: State) -> Response:
+    """What the model makes of each input: a vector, one for each of its tokens, or a number for each label."""
+    model = state.check_model(body.model)
+    task = state.engine.plan.model.pooler.tasks[0] if body.task is None else body.task
+    outputs = await _pool_inputs(state, request, body, "pooling", body.params(task))
+    return _vectors(body, _head(request, "pooling", model), outputs, _pooled)
+
+
+async def classify(body: ClassifyBody, request: Request, state: State) -> Response:
+    """For each input a number for each label, and the label of the largest."""
+    model = state.check_model(body.model)
+    params = PoolingParams(task="classify", use_activation=body.use_activation)
+    outputs = await _pool_inputs(state, request, body, "classify", params)
+    labels = state.engine.plan.model.config.get("id2label") or {}
+    data = []
+    for i, probs in enumerate(map(data_of, outputs)):
+        best = int(probs.argmax())
+        label = labels.get(str(best), f"LABEL_{best}")
+        data.append(Labelled(index=i, label=label, probs=probs.tolist(), num_classes=len(probs)))
+    return JSON(Classified(**_head(request, "classify", model), data=data, usage=usage_of_prompts(outputs)))
+
+
+async def score(body: ScoreBody, request: Request, state: State) -> Response:
+    """How well each pair of texts fits: one against one, one against several, or equally many."""
+    model = state.check_model(body.model)
+    first, second = body.texts()
+    _check_count(max(len(first), len(second)), "text_2")
+    params = PoolingParams(use_activation=body.use_activation)
+    scores, outputs = await _scores(state, request, body, "score", first, second, params)
+    data = [Score(index=i, object="score", score=score) for i, score in enumerate(scores)]
+    return JSON(Scores(**_head(request, "score", model), data=data, usage=usage_of_prompts(outputs)))
+
+
+async def rerank(body: RerankBody, request: Request, state: State) -> Response:
+    """The documents that fit the query best, best first; of equal ones the first."""
+    model = state.check_model(body.model)
+    texts = body.texts()
+    _check_count(len(texts), "documents")
+    params = PoolingParams(use_activation=body.use_activation)
+    scores, outputs = await _scores(state, request, body, "rerank", [body.query], texts, params)
+    with_texts = body.return_documents
+    if with_texts is None:
+        with_texts = request.url.path != "/v2/rerank"
+    order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n or None]
+    results = []
+    for i in order:
+        document = {"document": RankedText(text=texts[i])} if with_texts else {}
+        results.append(Ranked(index=i, relevance_score=scores[i], **document))
+    identity, usage = engine_id(request, "rerank"), usage_of_prompts(outputs)
+    return JSON(Ranking(id=identity, model=model, usage=usage, results=results))
+
+
+def _check_count(count: int, name: str) -> None:
+    """Raise a 400 APIError for no prompts and for too many; `name` is the field that holds them."""
+    if not 1 <= count <= MAX_INPUTS:
+        raise APIError(400, f"{name} holds {count} prompts; send 1 to {MAX_INPUTS}", param=name)
+
+
+async def _prompts_of(state: ServerState, body: InputBody) -> list[Any]:
+    """The body's prompts, as the engine takes them; of a conversation one.
+
+    Raises APIError for no prompts, too many, or messages that are none; and as `AsyncLLM.render_chat`.
+    """
+    if body.messages is None:
+        _check_count(len(body.inputs()), "input")
+        return body.prompts()
+    prompt = await rendered(
+        state,
+        body.messages,
+        add_generation_prompt=bool(body.add_generation_prompt),
+        continue_final_message=bool(body.continue_final_message),
+        variables=body.chat_template_kwargs,
+    )
+    return [{**prompt, "add_special_tokens": bool(body.add_special_tokens), **body.cut()}]
+
+
+async def _pool(
+    state: ServerState,
+    request: Request,
+    body: PoolingBody,
+    prefix: str,
+    prompts: Sequence[Any],
+    params: Sequence[PoolingParams],
+) -> list[RequestOutput]:
+    """Pool every prompt, or none: one that is refused takes the others back. A client that leaves ends them.
+
+    Args:
+        state: the server's.
+        request: what hooks are told of, and whose client is watched.
+        body: its priority and its timeout.
+        prefix: of the ids.
+        prompts: at least one.
+        params: one for each.
+
+    Raises a 429 APIError where the queue is full, and what `AsyncLLM.process` and `enqueue` raise.
+    """
+    note(request, body.user, cache_salt=body.cache_salt)
+    for task in dict.fromkeys(one.task for one in params):
+        check_task(task, state.engine.plan.model)  # before anything is tokenised
+    streams = await submit(state, request, body, prompts, params, engine_id(request, prefix))
+    return await until_disconnect(request, collect(streams))
+
+
+async def _pool_inputs(
+    state: ServerState, request: Request, body: InputBody, prefix: str, params: PoolingParams
+) -> list[RequestOutput]:
+    params.verify()  # before anything is rendered
+    check_task(params.task, state.engine.plan.model)
+    prompts = await _prompts_of(state, body)
+    return await _pool(state, request, body, prefix, prompts, [params] * len(prompts))
+
+
+async def _scores(
+    state: ServerState,
+    request: Request,
+    body: ScoreBody | RerankBody,
+    prefix: str,
+    first: list[str],
+    second: list[str],
+    params: PoolingParams,
+) -> tuple[list[float], list[RequestOutput]]:
+    if params.use_activation is not None and not state.engine.plan.model.pooler.num_labels:
+        raise APIError(
+            400, "use_activation is for cross-encoders, this model's scores are cosines", param="use_activation"
+        )
+    plan = await state.engine.plan_scores(first, second, params, body.truncate_prompt_tokens)
+    complete = [msgspec.structs.replace(one, task=plan.task) for one in plan.params]
+    outputs = await _pool(state, request, body, prefix, plan.prompts, complete)
+    return [one.outputs.score for one in plan.scores(outputs)], outputs
+
+
+def _head(request: Request, prefix: str, model: str) -> dict[str, Any]:
+    return {"id": engine_id(request, prefix), "object": "list", "created": int(time.time()), "model": model}
+
+
+def _embeddings(vectors: list[Any], **head: Any) -> Embeddings:
+    data = [Embedding(object="embedding", index=i, embedding=one) for i, one in enumerate(vectors)]
+    return Embeddings(data=data, **head)
+
+
+def _pooled(vectors: list[Any], **head: Any) -> Pooled:
+    return Pooled(data=[PooledInput(object="pooling", index=i, data=one) for i, one in enumerate(vectors)], **head)
+
+
+def _vectors(
+    body: VectorsBody, head: dict[str, Any], outputs: list[RequestOutput], answer: Callable[..., Answer]
+) -> Response:
+    """The outputs in the encoding that the body asks for; `answer` makes JSON of them."""
+    dtype, endianness = body.embed_dtype or "float32", body.endianness or "little"
+    vectors = [data_of(output) for output in outputs]
+    if body.encoding_format == "float":
+        shown: list[Any] = [vector.tolist() for vector in vectors]
+    else:
+        contents = [vector_bytes(vector, dtype, endianness) for vector in vectors]
+        if body.encoding_format == "bytes_only":
+            return Response(b"".join(contents), media_type=OCTETS)
+        if body.encoding_format == "bytes":
+            table = _table(vectors, contents, {"embed_dtype": dtype, "endianness": endianness})
+            usage = usage_of_prompts(outputs).model_dump()
+            return _bytes({**head, "data": table, "usage": usage}, contents)
+        shown = [base64.b64encode(content).decode() for content in contents]
+    return JSON(answer(shown, **head, usage=usage_of_prompts(outputs)))
+
+
+def _table(vectors: list[np.ndarray], contents: list[bytes], format_: dict[str, str]) -> list[dict[str, Any]]:
+    """Where in the bytes each array is, in vLLM's words."""
+    ends = list(accumulate(map(len, contents), initial=0))
+    return [
+        {"index": i, **format_, "start": ends[i], "end": ends[i + 1], "shape": list(vector.shape)}
+        for i, vector in enumerate(vectors)
+    ]
+
+
+def _bytes(metadata: dict[str, Any], contents: list[bytes]) -> Response:
+    header = json.dumps(metadata, separators=(",", ":"))  # ASCII alone, as a header must be
+    if len(header) > MAX_METADATA_HEADER:
+        raise APIError(
+            400,
+            f"encoding_format 'bytes' with {len(contents)} inputs: the header 'metadata' would have {len(header)} "
+            f"bytes, at most {MAX_METADATA_HEADER} are sent; send fewer inputs, or encoding_format 'bytes_only'",
+            param="encoding_format",
+        )
+    return Response(b"".join(contents), media_type=OCTETS, headers={"metadata": header})

@@ -1,0 +1,178 @@
+"""From the items and tools of `/v1/responses` to a `Conversation`."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.types.tools import FunctionTool
+from engine_server.conversation.tools import (
+    Choice,
+    ToolRequest,
+    chat_form,
+    check_chosen,
+    check_names,
+    function_tool,
+    read_tools,
+)
+from engine_server.conversation.turn import Conversation
+from engine_server.errors import APIError
+from engine_server.fields import JSONObject, bad
+from engine_server.responses.bodies import ResponsesBody
+
+Item = Mapping[str, Any]
+_ROLES = ("user", "assistant", "system", "developer")
+_CHOICES: dict[str, Choice] = {"none": "none", "auto": "auto", "required": "required"}
+_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def items_of(body: ResponsesBody) -> list[Item]:
+    """What the request itself says, as items."""
+    if isinstance(body.input, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": body.input}]}]
+    if not body.input:
+        raise bad("input", "is empty", "send a text, or at least one item")
+    return list(body.input)
+
+
+def conversation(body: ResponsesBody, before: Sequence[Item], items: Sequence[Item]) -> Conversation:
+    """A request's conversation.
+
+    Args:
+        body: for instructions, tools and variables.
+        before: items of the responses that it goes on from.
+        items: its own.
+
+    Raises APIError, a 400 that says where.
+    """
+    read = _Items()
+    if body.instructions is not None:
+        read.messages.append({"role": "system", "content": body.instructions})
+    for item in before:
+        read.take(JSONObject(item, "previous_response_id"))
+    for i, item in enumerate(items):
+        read.take(JSONObject(item, f"input.{i}"))
+    return Conversation(messages=read.messages, tools=tool_request(body), variables=body.chat_template_kwargs)
+
+
+def tool_request(body: ResponsesBody) -> ToolRequest:
+    """What a body says of tools."""
+    choice = body.tool_choice
+    if not body.tools:
+        if choice not in (None, "none", "auto"):
+            raise bad("tool_choice", f"is {reprlib.repr(choice)}, and there are no tools", "send tools")
+        return ToolRequest()
+    tools = read_tools(body.tools, _tool)
+    check_names(tools)
+    given, parallel = tuple(chat_form(tool) for tool in tools), body.parallel_tool_calls is not False
+    if choice is None or (isinstance(choice, str) and choice in _CHOICES):
+        return ToolRequest(tools, given, _CHOICES[choice or "auto"], "", parallel)
+    if not isinstance(choice, Mapping):
+        hint = 'send "none", "auto", "required" or {"type": "function", "name": "..."}'
+        raise bad("tool_choice", f"is {reprlib.repr(choice)}", hint)
+    fields = JSONObject(choice, "tool_choice")
+    fields.one_of("type", ("function",))
+    name = fields.text("name")
+    fields.end()
+    return ToolRequest(tools, given, "named", check_chosen(name, tools), parallel)
+
+
+def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
+    fields = {name: value for name, value in tool.items() if value is not None}
+    kind = fields.pop("type", None)
+    if kind != "function":
+        found = "is missing" if kind is None else f"is {reprlib.repr(kind)}"
+        raise bad(f"tools.{i}.type", found, 'send "function": this server has no tools of its own')
+    return function_tool(fields, f"tools.{i}")
+
+
+class _Items:
+    """Reads items one after another. What the assistant thinks, says and calls in one turn becomes one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._names: dict[str, str] = {}
+        """Of the functions called, by the id of the call."""
+
+    def take(self, item: JSONObject) -> None:
+        """One item. Its id and status, which answers have, say nothing to the model."""
+        for name in ("id", "status"):
+            if not isinstance(value := item.take(name), str | None):
+                raise bad(f"{item.where}.{name}", f"is {reprlib.repr(value)}", "send a text, or leave it out")
+        kind = item.take("type") or "message"
+        match kind:
+            case "message":
+                self._message(item)
+            case "function_call":
+                self._call(item)
+            case "function_call_output":
+                self._result(item)
+            case "reasoning":
+                self._reasoning(item)
+            case _:
+                raise bad(f"{item.where}.type", f"is {reprlib.repr(kind)}", f"send one of {', '.join(_TYPES)}")
+        item.end()
+
+    def _message(self, item: JSONObject) -> None:
+        role = item.one_of("role", _ROLES)
+        text = _texts(
+            item.take("content"), f"{item.where}.content", "output_text" if role == "assistant" else "input_text"
+        )
+        last = self._thinking()
+        if role == "assistant" and last is not None:
+            last["content"] = text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def _reasoning(self, item: JSONObject) -> None:
+        if (summary := item.take("summary")) is not None:  # beside the thoughts themselves it says nothing more
+            _texts(summary, f"{item.where}.summary", "summary_text")
+        if (content := item.take("content")) is not None:
+            text = _texts(content, f"{item.where}.content", "reasoning_text")
+            self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+
+    def _call(self, item: JSONObject) -> None:
+        identity, name, arguments = item.text("call_id"), item.text("name"), item.text("arguments")
+        self._names[identity] = name
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        call = {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self.messages[-1].setdefault("tool_calls", []).append(call)
+
+    def _result(self, item: JSONObject) -> None:
+        identity = item.text("call_id")
+        if identity not in self._names:
+            found = f"is {reprlib.repr(identity)}, which no earlier function_call has"
+            raise bad(f"{item.where}.call_id", found, "send the call too, or previous_response_id")
+        text = _texts(item.take("output"), f"{item.where}.output", "input_text")
+        self.messages.append({"role": "tool", "tool_call_id": identity, "name": self._names[identity], "content": text})
+
+    def _thinking(self) -> dict[str, Any] | None:
+        """The last message, where it holds thoughts alone, whose text comes now."""
+        last = self.messages[-1] if self.messages else {}
+        return last if "reasoning_content" in last and not last["content"] and "tool_calls" not in last else None
+
+
+def _texts(content: Any, where: str, kind: str) -> str:
+    """A text, or the texts of parts of this kind."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad(
+            where, "is missing" if content is None else f"is {reprlib.repr(content)}", "send a text, or a list of parts"
+        )
+    texts: list[str] = []
+    for i, value in enumerate(content):
+        part = JSONObject(value, f"{where}.{i}")
+        part.one_of("type", (kind,))
+        texts.append(part.text("text"))
+        if part.take("annotations") or part.take("logprobs"):
+            raise APIError(
+                400,
+                f"{part.where}: annotations and logprobs are not supported; leave them out",
+                param=where.partition(".")[0],
+                code="unsupported_parameter",
+            )
+        part.end()
+    return "\n".join(texts)

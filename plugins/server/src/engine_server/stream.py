@@ -1,0 +1,250 @@
+"""Answers that come bit by bit, as server-sent events; and what happens where the client goes away before their end.
+
+The events of one request take the one way around the framework: what the engine tells is written to the connection at
+once, where nobody stands between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from engine.embedding import RequestStream
+from engine.types.outputs import RequestOutput
+from engine_server import errors
+from engine_server.json import dumps
+from engine_server.lifecycle import ENDED_AS
+
+T = TypeVar("T")
+WriteBody = Callable[[Callable[[RequestOutput], bytes], RequestOutput], bool]
+"""Writes what a function makes of an output to the connection, unless the client does not read; returns whether."""
+
+CLIENT_GONE = 499
+"""The status of an answer that nobody reads any more: the access log does."""
+DONE = b"data: [DONE]\n\n"
+EXTENSION = "engine.write_body"
+"""ASGI extension: the connection's `WriteBody` for this request's answer."""
+_WRITE_BODY, _SEND = "write_body", "direct_send"
+
+
+# -- a client that goes away -------------------------------------------------------------------------------------------
+class ClientGone(Exception):
+    """The client closed the connection before the answer was ready."""
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`; cancel it when the client disconnects. Raises ClientGone then."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(left(request.receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        watch.cancel()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # else what it raised meanwhile would be logged as lost
+
+
+async def left(receive: Receive) -> None:
+    """Wait until the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+class Closable(Protocol):
+    """What an event stream ends with itself."""
+
+    def close(self) -> None:
+        """Give up the work behind the stream. Idempotent."""
+        ...
+
+
+def event(content: Any) -> bytes:
+    """One event with a JSON body."""
+    return b"data: " + dumps(content) + b"\n\n"
+
+
+def named_event(name: str, content: Any) -> bytes:
+    """One event with a name and a JSON body."""
+    return b"event: " + name.encode() + b"\n" + event(content)
+
+
+class Dialect(NamedTuple):
+    """How a protocol tells of an error in mid-stream, and of the end.
+
+    Args:
+        error: makes of an exception and the request's id the status that the answer would have had, and an event.
+        end: the last event; b"" for none.
+    """
+
+    error: Callable[[Exception, str], tuple[int, bytes]]
+    end: bytes
+
+
+def _openai(error: Exception, request_id: str) -> tuple[int, bytes]:
+    status, told = errors.describe(error, request_id)
+    return status, event(errors.Error(error=told))
+
+
+OPENAI = Dialect(_openai, DONE)
+
+
+class PreparedEvent:
+    """Events that differ in one text, put together from bytes that were made once.
+
+    Args:
+        make: the event's JSON body with this text in it.
+    """
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        mark = uuid.uuid4().hex  # occurs nowhere else
+        self._before, self._after = event(make(mark)).split(orjson.dumps(mark))
+
+    def __call__(self, text: str) -> bytes:
+        """The event with this text."""
+        return b"".join((self._before, orjson.dumps(text), self._after))
+
+
+class EventStream(Response):
+    """Streams events; closes `sources` at its end, however it ends: also when the client left before the first byte.
+
+    An error in mid-stream becomes an event, and the end. `state[ENDED_AS]` of its scope then has the status that says
+    so, for the access log; 499 where the client left.
+
+    Args:
+        events: the bytes of one or several events at a time.
+        sources: see above.
+        request_id: for errors.
+        dialect: see there.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        sources: Iterable[Closable],
+        request_id: str,
+        dialect: Dialect = OPENAI,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._events = events
+        self._sources = sources
+        self._request_id = request_id
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; see ASGI. Cancelled when the client leaves."""
+        streaming = asyncio.ensure_future(self._stream(scope, send))
+        leaving = asyncio.ensure_future(left(receive))
+        try:
+            await asyncio.wait((streaming, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if streaming.done():
+                streaming.result()
+            else:
+                scope.setdefault("state", {})[ENDED_AS] = CLIENT_GONE
+        finally:
+            leaving.cancel()
+            streaming.cancel()
+            await asyncio.gather(streaming, return_exceptions=True)
+            for source in self._sources:
+                source.close()
+
+    async def _stream(self, scope: Scope, send: Send) -> None:
+        send_body: Send = scope.get("state", {}).get(_SEND, send)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with contextlib.aclosing(self._events) as events:
+                async for chunk in events:
+                    await send_body({"type": "http.response.body", "body": chunk, "more_body": True})
+        except Exception as error:
+            status, told = self._dialect.error(error, self._request_id)
+            scope.setdefault("state", {})[ENDED_AS] = status
+            await send_body({"type": "http.response.body", "body": told, "more_body": True})
+        if self._dialect.end:
+            await send_body({"type": "http.response.body", "body": self._dialect.end, "more_body": True})
+        await send_body({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Events(Protocol):
+    """Makes the events of one request."""
+
+    def opening(self) -> bytes:
+        """Those before the first token."""
+        ...
+
+    def told(self, output: RequestOutput) -> bytes:
+        """Those that an output brings; may be none."""
+        ...
+
+    def closing(self) -> bytes:
+        """Those after the last token."""
+        ...
+
+
+class TokenStream(EventStream):
+    """As `EventStream`. While nothing waits to be sent and the client reads, an output becomes an event and is handed
+    to the connection in the moment it is told, without waking a task; else the task sends what waits, put together.
+
+    Args:
+        events: of this request.
+        stream: its outputs; closed at the end.
+        request_id: for errors.
+    """
+
+    def __init__(self, events: Events, stream: RequestStream, request_id: str) -> None:
+        super().__init__(self._sent_by_task(events, stream), (stream,), request_id)
+        self._told = events.told
+        self._source = stream
+
+    async def _stream(self, scope: Scope, send: Send) -> None:
+        write: WriteBody | None = scope.get("state", {}).get(_WRITE_BODY)
+        if write is not None:  # else behind a plugin's middleware, which may change a body, or in a server not ours
+            self._source.sink = functools.partial(write, self._told)
+        await super()._stream(scope, send)
+
+    @staticmethod
+    async def _sent_by_task(events: Events, stream: RequestStream) -> Any:
+        if opening := events.opening():
+            yield opening
+        async for output in stream:
+            if told := events.told(output):
+                yield told
+        if closing := events.closing():
+            yield closing
+
+
+class Direct:
+    """ASGI middleware around a framework whose own layers have nothing to do with the parts of a body: a stream finds
+    the way around them.
+
+    Args:
+        app: the framework's.
+        alone: nobody around it has to do with them either: it may be written to the connection.
+    """
+
+    def __init__(self, app: ASGIApp, *, alone: bool) -> None:
+        self._app = app
+        self._alone = alone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; see ASGI."""
+        state = scope.setdefault("state", {})
+        state[_SEND] = send
+        if self._alone:
+            state[_WRITE_BODY] = scope.get("extensions", {}).get(EXTENSION)
+        await self._app(scope, receive, send)

@@ -1,0 +1,183 @@
+"""A route that gets its body, the request and the state without FastAPI's resolution answers as others do; and families
+of routes come in, go out, and are replaced as any plugin's."""
+
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, model_validator
+
+from engine.plugin import HookRelay, Registry, hookimpl
+from engine.plugin.candidate import Candidate
+from engine.plugin.plugin_list import PluginList
+from engine_server import errors, json
+from engine_server.bodies import Body
+from engine_server.json import JSON, LARGE
+from engine_server.routes import JSONRoute, State, add_routes
+
+
+class Said(Body):
+    """A body."""
+
+    text: str
+    times: int = 1
+
+    @model_validator(mode="after")
+    def _note_thread(self) -> "Said":
+        CHECKED.append(self.text[:5])
+        return self
+
+
+CHECKED: list[str] = []
+"""The bodies that were checked."""
+
+
+async def say(body: Said, request: Request, state: State) -> Response:
+    if body.text == "refused":
+        raise errors.APIError(418, "no tea", param="text", headers={"Retry-After": "7"})
+    if body.text == "broken":
+        raise RuntimeError("something of the server's own")
+    return JSON({"said": body.text * body.times, "by": state.model_names[0], "path": request.url.path})
+
+
+async def names(body: Said, state: State) -> Response:
+    return JSON([body.text, *state.model_names])
+
+
+async def parts(part: str, body: Said, state: State) -> Response:
+    return JSON({part: body.text})
+
+
+class Resolved(JSONRoute):
+    """Always FastAPI's way."""
+
+    def _body_model(self) -> type[BaseModel] | None:
+        return None
+
+
+def application(route: type[JSONRoute] = JSONRoute) -> FastAPI:
+    app = FastAPI()
+    errors.install(app)
+    router = APIRouter(route_class=route)
+    for path, endpoint in (("/say", say), ("/names", names), ("/parts/{part}", parts)):
+        router.post(path)(endpoint)
+    app.router.routes += router.routes
+    app.state.server = SimpleNamespace(model_names=("tiny",))
+    return app
+
+
+async def post(app: Any, path: str, content: bytes, kind: str | None) -> tuple[int, bytes, dict[str, str]]:
+    async def with_ids(scope: Any, receive: Any, send: Any) -> None:
+        scope.setdefault("state", {})["request_id"] = "r"
+        await app(scope, receive, send)
+
+    transport = httpx.ASGITransport(with_ids, raise_app_exceptions=False)
+    headers = {} if kind is None else {"Content-Type": kind}
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        answer = await client.post(path, content=content, headers=headers)
+    return answer.status_code, answer.content, dict(answer.headers)
+
+
+BODIES: Sequence[bytes] = (
+    orjson.dumps({"text": "hi", "times": 2}),
+    orjson.dumps({"text": "refused"}),
+    orjson.dumps({"text": "broken"}),
+    orjson.dumps({"text": "hi", "times": "2"}),
+    orjson.dumps({"text": "hi", "time": 2}),
+    orjson.dumps({}),
+    b"",
+    b"[1]",
+    b'{"text": NaN}',
+    b'{"text": "half',
+    b"[" * 100_000,
+)
+
+
+@pytest.mark.parametrize("path", ["/say", "/names", "/parts/a", "/nowhere"])
+async def test_both_ways_answer_alike(path: str) -> None:
+    app, resolved = application(), application(Resolved)
+    for content in BODIES:
+        for kind in ("application/json", "application/json; charset=utf-8", "text/plain", "application/jsonish", None):
+            assert await post(app, path, content, kind) == await post(resolved, path, content, kind), (
+                content[:40],
+                kind,
+            )
+
+
+async def test_a_large_body_is_read_in_a_thread_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = application()
+    read_in: list[int] = []
+
+    def loads(content: bytes) -> Any:
+        read_in.append(threading.get_ident())
+        return orjson.loads(content)
+
+    monkeypatch.setattr(json, "loads", loads)
+    for fits, field in ((True, "text"), (False, "other")):
+        for size, aside in ((10, False), (LARGE, True)):
+            read_in.clear()
+            CHECKED.clear()
+            status, content, _ = await post(app, "/say", orjson.dumps({field: "a" * size}), "application/json")
+            assert status == (200 if fits else 400), content[:100]
+            assert len(read_in) == 1 and (read_in[0] != threading.get_ident()) == aside
+            assert (["aaaaa"] if fits else []) == CHECKED
+
+
+# -- families ----------------------------------------------------------------------------------------------------------
+FAMILIES = {
+    "openai": "/v1/chat/completions",
+    "anthropic": "/v1/messages",
+    "responses": "/v1/responses",
+    "pooling": "/v1/embeddings",
+    "tokenization": "/tokenize",
+    "operations": "/health",
+    "metrics": "/metrics",
+}
+
+
+def served(plugins: str = "", extra: Sequence[Candidate] = ()) -> tuple[dict[str, Any], Registry]:
+    """The endpoints by path where so many plugins are allowed."""
+    registry = Registry.discover(extra, PluginList(plugins))
+    app = FastAPI()
+    add_routes(app, HookRelay("frontend", registry), None)  # type: ignore[arg-type]
+    return {route.path: getattr(route, "endpoint", None) for route in app.routes}, registry  # type: ignore[attr-defined]
+
+
+def test_every_family_is_a_plugin_that_can_be_left_out() -> None:
+    all_, registry = served()
+    assert set(FAMILIES.values()) <= all_.keys() and not registry.quarantine
+    for name, path in FAMILIES.items():
+        left, _ = served(f"-hooks:{name}")
+        assert path not in left and set(FAMILIES.values()) - {path} <= left.keys()
+
+
+class Messages:
+    """A stranger's."""
+
+    @hookimpl
+    def http_routes(self, router: Any) -> None:
+        router.post("/v1/messages")(names)
+
+
+def test_a_stranger_takes_a_familys_place_where_it_is_left_out_and_only_there() -> None:
+    stranger = Candidate("hooks.frontend", "zeta", 0, "zeta-messages", "1.0", f"{__name__}:Messages")
+    kept, registry = served(extra=[stranger])
+    assert kept["/v1/messages"] is not names and list(registry.quarantine) == [stranger]
+    replaced, registry = served("-hooks:anthropic", [stranger])
+    assert replaced["/v1/messages"] is names and not registry.quarantine
+
+
+def test_the_routes_that_generate_are_asked_without_fastapis_resolution() -> None:
+    from engine_server import anthropic, openai, pooling, responses, tokenization
+
+    router = APIRouter(route_class=JSONRoute)
+    for family in (openai, anthropic, responses, pooling, tokenization):
+        family.http_routes(router)
+    straight = {route.path for route in router.routes if isinstance(route, JSONRoute) and route._body_model()}
+    assert straight >= {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"}
