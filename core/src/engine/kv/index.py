@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from engine.types.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from engine.types.kv import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 _NEIGHBOURS = 4
 """How far to look on each side for a child whose pages are all there: groups lose theirs one by one."""
