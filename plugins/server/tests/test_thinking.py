@@ -14,13 +14,17 @@ from engine_server.errors import APIError
 
 
 def state(*takes: str, thinks: bool = True) -> Any:
-    """With a template that writes these variables into the prompt."""
+    """With a template that writes these variables into the prompt, and notes what it was asked."""
+    rendered: list[Any] = []
 
     async def render_chat(messages: Any, *, variables: Any, **_: Any) -> Any:
+        rendered.append(variables)
         shown = {name: value for name, value in (variables or {}).items() if name in takes}
         return {"prompt": f"{messages} {sorted(shown.items())}", "add_special_tokens": False}
 
-    return SimpleNamespace(engine=SimpleNamespace(render_chat=render_chat, reasoning_parser=thinks or None))
+    return SimpleNamespace(
+        engine=SimpleNamespace(render_chat=render_chat, reasoning_parser=thinks or None), shown={}, rendered=rendered
+    )
 
 
 SAID = Conversation(messages=[{"role": "user", "content": "Hi"}], tools=ToolRequest(), variables={"mine": 1})
@@ -54,3 +58,10 @@ async def test_documents_where_the_template_shows_them() -> None:
     assert await with_documents(state(), SAID, None) == SAID
     with pytest.raises(APIError, match="does not show them"):
         await with_documents(state(), SAID, documents)
+
+
+async def test_the_template_is_tried_once() -> None:
+    found = state("reasoning_effort")
+    for effort in ("low", "high", "low"):
+        await with_effort(found, SAID, effort, "reasoning_effort")  # type: ignore[arg-type]
+    assert found.rendered == [{"reasoning_effort": "low"}, {"reasoning_effort": "high"}]

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine.types.errors import InvalidRequestError
 from engine_server.bodies import Effort
 from engine_server.conversation.turn import Conversation, render
 from engine_server.errors import APIError
-
-if TYPE_CHECKING:
-    from engine_server.state import ServerState
+from engine_server.state import ServerState
 
 _NO_THOUGHTS = {"enable_thinking": False, "thinking": False}
 """The switches that chat templates have: Qwen's, and DeepSeek's."""
@@ -21,6 +20,7 @@ _EFFORT = "reasoning_effort"
 """The variable that chat templates have, as gpt-oss' do."""
 _DOCUMENTS = "documents"
 """The variable that chat templates have, as Cohere's do."""
+_SOME = Conversation(messages=({"role": "user", "content": "Hi"},))
 
 
 async def without_thoughts(state: ServerState, said: Conversation, parameter: str) -> Conversation:
@@ -30,10 +30,9 @@ async def without_thoughts(state: ServerState, said: Conversation, parameter: st
     """
     if state.engine.reasoning_parser is None:
         return said
-    switched = with_variables(said, **_NO_THOUGHTS)
-    if await alike(state, said, switched):
+    if not await _shows(state, "no thoughts", {}, _NO_THOUGHTS):
         raise _unsupported("thinking cannot be disabled: this model's chat template has no switch for it", parameter)
-    return switched
+    return with_variables(said, **_NO_THOUGHTS)
 
 
 def with_budget(
@@ -60,7 +59,7 @@ async def with_effort(state: ServerState, said: Conversation, effort: Effort | N
         return said
     if effort == "none":
         return await without_thoughts(state, said, parameter)
-    if await alike(state, with_variables(said, **{_EFFORT: "low"}), with_variables(said, **{_EFFORT: "high"})):
+    if not await _shows(state, _EFFORT, {_EFFORT: "low"}, {_EFFORT: "high"}):
         raise _unsupported(f"this model's chat template does not take {_EFFORT}", parameter)
     return with_variables(said, **{_EFFORT: effort})
 
@@ -72,11 +71,10 @@ async def with_documents(
     show them."""
     if not documents:
         return said
-    shown = with_variables(said, **{_DOCUMENTS: list(documents)})
-    if await alike(state, said, shown):
+    if not await _shows(state, _DOCUMENTS, {}, {_DOCUMENTS: [{"title": "A", "text": "B"}]}):
         message = f"{_DOCUMENTS}: this model's chat template does not show them; put them into a message"
         raise APIError(400, message, param=_DOCUMENTS, code="unsupported_parameter")
-    return shown
+    return with_variables(said, **{_DOCUMENTS: list(documents)})
 
 
 def with_variables(said: Conversation, **variables: object) -> Conversation:
@@ -84,10 +82,17 @@ def with_variables(said: Conversation, **variables: object) -> Conversation:
     return dataclasses.replace(said, variables={**(said.variables or {}), **variables})
 
 
-async def alike(state: ServerState, one: Conversation, other: Conversation) -> bool:
-    """Whether both give the same prompt, but for a prefill, which may be refused."""
-    first = await render(state, dataclasses.replace(one, prefill=""))
-    return first == await render(state, dataclasses.replace(other, prefill=""))
+async def _shows(state: ServerState, what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the model's chat template makes two prompts of a conversation with these variables: tried once, with a
+    conversation of one message. One that refuses that conversation is taken at its word."""
+    if (known := state.shown.get(what)) is None:
+        try:
+            prompts = [await render(state, with_variables(_SOME, **variables)) for variables in (one, other)]
+            known = prompts[0] != prompts[1]
+        except InvalidRequestError:
+            known = True
+        state.shown[what] = known
+    return known
 
 
 def _unsupported(found: str, parameter: str) -> APIError:
