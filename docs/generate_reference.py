@@ -25,7 +25,7 @@ from reference_source import arguments, cell, class_docstrings, code, escape, pr
 
 from engine.config.declaration import SERVER_SETTINGS, SETTINGS, Setting
 from engine.plugin import POINTS, Card, Command, Registry
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 from engine.plugin.hookspecs import HOOKSPECS, kind_of
 from engine.plugin.points import HOOK_MAJORS
 from engine.types.errors import EngineError

@@ -20,9 +20,10 @@ import numpy as np
 
 from engine.interfaces.context import GrammarContext
 from engine.loop.compiler_processes import CompilerProcesses
-from engine.plugin import Registry, select
+from engine.plugin import Registry, choose
+from engine.plugin.points import GRAMMAR
 from engine.types.errors import InvalidRequestError
-from engine.types.structured_outputs import StructuredOutputsParams
+from engine.types.structured_outputs import KINDS, StructuredOutputsParams
 
 SIZE, END, ROWS, FURTHER = 32_000, 31_999, 64, 8
 PERSON = {
@@ -75,7 +76,7 @@ def tokens(pieces: list[bytes | None]) -> list[int]:
 
 def measure(name: str, pieces: list[bytes | None]) -> dict[str, object]:
     """One driver's figures, in milliseconds and microseconds."""
-    chosen = select(Registry.discover(), "grammar", None, name, {})
+    chosen, *_ = choose(Registry.discover(), GRAMMAR, dict.fromkeys(KINDS), name)
     card = chosen.card
     apart = CompilerProcesses(card.compiler, chosen.options, SIZE, lambda: pieces) if card.compiler else None
     context = GrammarContext(vocab_size=SIZE, vocabulary=lambda: pieces, options=chosen.options, compile_apart=apart)

@@ -24,7 +24,7 @@ from engine.frontend.launch import launch
 from engine.frontend.output_processor import OutputProcessor
 from engine.llm import LLMEngine
 from engine.plugin import HookRelay, PluginList, Registry, hookimpl
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 from engine.plugin.hookspecs import HOOKSPECS
 from engine.types.params import SamplingParams
 from engine_bench.null_core import VOCABULARY, NullSizes, null_core

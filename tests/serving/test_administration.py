@@ -131,7 +131,7 @@ def test_the_server_says_what_it_is(managed: Server, folder: Path) -> None:
     assert found["server"]["max_queue"] == 8192 and found["server"]["api_key_file"] is None
     assert not any(key in answer.text for key in (ADMIN, CLIENT))
     drivers = {one["point"]: one for one in found["drivers"]}
-    assert drivers["platform"]["driver"] == "host" and drivers["platform"]["why"] == "asked"
+    assert drivers["platform"]["driver"] == "host" and drivers["platform"]["why"] == "asked for"
     assert drivers["evictor"]["why"].startswith("auto") and drivers["evictor"]["distribution"].startswith("engine")
     assert isinstance(found["quarantined"], list)
 

@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from pydantic import ValidationError
 
 from engine.plugin import HookRelay, Registry
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 from engine.types.hooks import EngineInfo, HTTPOrigin, RequestSummary
 from engine_otel.plugin import TracingOptions
 from engine_otel.spans import traces_url

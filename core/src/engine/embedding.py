@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from engine.frontend.banner import capacity as capacity
     from engine.frontend.banner import greeting as greeting
     from engine.frontend.banner import show as show
-    from engine.frontend.banner import why as why
     from engine.frontend.constraint_check import ConstraintCheck as ConstraintCheck
     from engine.frontend.core_ranks import CoreRanks as CoreRanks
     from engine.frontend.core_ranks import RankNews as RankNews
@@ -88,7 +87,7 @@ NAMES = {
     "config.sources": ("Merged",),
     "frontend.interrupt": ("DeferredInterrupt",),
     # what was chosen at the start, and how it goes
-    "frontend.banner": ("broken_plugins", "capacity", "greeting", "show", "why"),
+    "frontend.banner": ("broken_plugins", "capacity", "greeting", "show"),
     "frontend.launch": ("Launch", "launch"),
     "frontend.measures": ("Histogram", "Measured", "Measures"),
     "frontend.plugin_record": ("record_start",),

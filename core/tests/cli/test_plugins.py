@@ -11,7 +11,8 @@ import pytest
 
 from engine.cli.plugins import render, table
 from engine.config.sources import gather
-from engine.plugin.discovery import Candidate, Registry
+from engine.plugin.candidate import Candidate
+from engine.plugin.discovery import Registry
 from engine.plugin.points import POINTS
 
 from .strangers import install

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.frontend.banner import amount, capacity, chosen_drivers, greeting, longest, render, wrapped
+from engine.frontend.banner import amount, capacity, greeting, longest, render, wrapped
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
-from engine.plugin.verdicts import Selection, Verdict
+from engine.plugin.explain import chosen_drivers
+from engine.plugin.selection import Selection, Verdict
 from engine.types.errors import ContractError
 from engine.types.hooks import ChosenDriver
 from engine.types.model import KVSpec
@@ -20,16 +21,16 @@ FULL = KVSpec(kind="full", num_kv_heads=2, head_size=8)
 SLIDING = KVSpec(kind="sliding", num_kv_heads=2, head_size=8, sliding_window=32)
 
 
-def candidate(name):
-    return SimpleNamespace(name=name, provenance="engine-x 1", distribution="engine-x", version="1")
+def candidate(name, point="ops"):
+    return Candidate(point, name, 0, "engine-x", "1", "x:X")
 
 
 def selection(point, name, kind="", asked=False, priority=0, unfit=()):
     verdicts = (
-        *(Verdict(candidate(other), False, (reason,)) for other, reason in unfit),
-        Verdict(candidate(name), True),
+        *(Verdict(candidate(other, point), False, (reason,)) for other, reason in unfit),
+        Verdict(candidate(name, point), True),
     )
-    return Selection(point, kind, candidate(name), SimpleNamespace(priority=priority), None, asked, verdicts)
+    return Selection(point, kind, candidate(name, point), SimpleNamespace(priority=priority), None, asked, verdicts)
 
 
 def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
@@ -159,9 +160,9 @@ def test_who_serves_each_point_and_why():
     rows = {" ".join(line.split()) for line in text.split("\n")}
     assert "ops (linear) triton: auto, priority 20" in rows
     assert "ops (embed, norm) torch: auto, priority 0; unfit: triton: has no norm" in rows
-    assert "attention torch: asked" in rows
-    assert "model XForCausalLM: auto, it has the model's architecture" in rows
-    assert "checkpoint tiny: auto, it claims the model" in rows
+    assert "attention torch: asked for" in rows
+    assert "model XForCausalLM: it has the model's architecture" in rows
+    assert "checkpoint tiny: it claims the model" in rows
     assert f"evictor lru: auto, priority 3; unfit: a: {'r' * 59}…, b: no and 2 more" in rows
     assert len(text.split("\n")) < 24
 
@@ -226,5 +227,5 @@ def test_the_drivers_as_data():
             **facts,
         ),
         ChosenDriver(point="ops", driver="plain", kinds=("rope",), why="auto, priority 0", **facts),
-        ChosenDriver(point="evictor", driver="lru", why="asked", **facts),
+        ChosenDriver(point="evictor", driver="lru", why="asked for", **facts),
     ]

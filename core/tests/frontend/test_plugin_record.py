@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.frontend.plugin_record import PluginRecord, key
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 
 MOON = Candidate("evictor", "moon", 0, "engine-moon", "1.0", "engine_moon:Card")
 MARS = replace(MOON, name="mars")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 
 
 class Playground:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.plugin.discovery import Candidate, Registry
+from engine.plugin.candidate import Candidate
+from engine.plugin.discovery import Registry
 from engine.plugin.plugin_list import own
 from engine.plugin.points import POINTS
 from engine.types.errors import (
@@ -172,7 +173,7 @@ def test_drivers_that_are_known_but_not_installed_have_a_pip_line(candidate, nam
 
 
 def test_the_table_of_known_drivers_fits_the_points_and_the_first_party_packages():
-    import engine.plugin.known as known
+    import engine.plugin.hints as known
     from engine.plugin.points import POINTS
 
     installed = Registry.discover()

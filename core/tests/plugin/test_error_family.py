@@ -8,10 +8,10 @@ import pytest
 from pydantic import BaseModel
 
 from engine.interfaces.evictor import EvictorCard
-from engine.plugin import HookRelay, PluginList, Registry, hookimpl, select
-from engine.plugin.discovery import Candidate
-from engine.plugin.hook_options import check_hook_options
-from engine.plugin.points import POINTS
+from engine.plugin import HookRelay, PluginList, Registry, choose_one, hookimpl
+from engine.plugin.candidate import Candidate
+from engine.plugin.options import check_hook_options
+from engine.plugin.points import ATTENTION, EVICTOR, POINTS
 from engine.types.errors import (
     ContractError,
     DriverDeniedError,
@@ -100,35 +100,35 @@ ASKED = "use driver 'moon' for evictor"
 BY_AUTHOR = "its author has to return a list of reasons, empty where it fits"
 FAMILY = {
     "not found": (
-        lambda: select(Registry([LRU]), "evictor", None, "lrru"),
+        lambda: choose_one(Registry([LRU]), EVICTOR, None, "lrru"),
         DriverNotFoundError,
         "use driver 'lrru' for evictor",
         "no installed distribution offers it; installed: lru (engine 0.1.0)",
         "did you mean 'lru'?",
     ),
     "not installed": (
-        lambda: select(Registry([]), "attention", None, "flash"),
+        lambda: choose_one(Registry([]), ATTENTION, None, "flash"),
         DriverNotFoundError,
         "use driver 'flash' for attention",
         "no installed distribution offers it; installed: none",
         "pip install engine-flashattn",
     ),
     "denied": (
-        lambda: select(moon("a:B").following(PluginList("-engine-moon", "flag --plugins")), "evictor", None, "moon"),
+        lambda: choose_one(moon("a:B").following(PluginList("-engine-moon", "flag --plugins")), EVICTOR, None, "moon"),
         DriverDeniedError,
         ASKED,
         "engine-moon 1.2 offers it, but '-engine-moon' denies it: --plugins -engine-moon (flag --plugins)",
         "take that entry out of the list, or name another",
     ),
     "duplicate": (
-        lambda: select(moon("a:B", name="lru"), "evictor", None, "lru"),
+        lambda: choose_one(moon("a:B", name="lru"), EVICTOR, None, "lru"),
         DuplicateDriverError,
         "use driver 'lru' for evictor",
         f"it is offered more than once: {here('Sound')} by engine 0.1.0 and a:B by engine-moon 1.2",
         "uninstall one of them: pip uninstall engine or pip uninstall engine-moon; or deny one: --plugins -engine-moon",
     ),
     "import failed": (
-        lambda: select(moon("a_module_that_is_not_there:Card"), "evictor", None, "moon"),
+        lambda: choose_one(moon("a_module_that_is_not_there:Card"), EVICTOR, None, "moon"),
         DriverImportError,
         "load driver 'moon' for evictor",
         "importing a_module_that_is_not_there:Card of engine-moon 1.2 raised ModuleNotFoundError: No module named "
@@ -136,7 +136,7 @@ FAMILY = {
         "reinstall or upgrade it: pip install --force-reinstall engine-moon",
     ),
     "body import failed": (
-        lambda: select(moon(here("NoModule")), "evictor", None, "moon").load_body(),
+        lambda: choose_one(moon(here("NoModule")), EVICTOR, None, "moon").load_body(),
         DriverImportError,
         "load driver 'moon' for evictor",
         "importing its body a_body_that_is_not_there:Body of engine-moon 1.2 raised ModuleNotFoundError: No module "
@@ -144,36 +144,36 @@ FAMILY = {
         "reinstall or upgrade it: pip install --force-reinstall engine-moon",
     ),
     "older major": (
-        lambda: select(replace(moon("a:B"), points={**POINTS, "evictor": replace(POINTS["evictor"], majors=(1, 2))}),
-                       "evictor", None, "moon"),
+        lambda: choose_one(replace(moon("a:B"), points={**POINTS, "evictor": replace(EVICTOR, majors=(1, 2))}),
+                       EVICTOR, None, "moon"),
         IncompatibleDriverError,
         ASKED,
         "engine-moon 1.2 speaks engine.evictor.v0, this core serves v1, v2",
         "pip install --upgrade engine-moon",
     ),
     "newer major": (
-        lambda: select(moon("a:B", major=7), "evictor", None, "moon"),
+        lambda: choose_one(moon("a:B", major=7), EVICTOR, None, "moon"),
         IncompatibleDriverError,
         ASKED,
         "engine-moon 1.2 speaks engine.evictor.v7, this core serves v0",
         "pip install --upgrade engine",
     ),
     "newer minor": (
-        lambda: select(moon(here("Later")), "evictor", None, "moon"),
+        lambda: choose_one(moon(here("Later")), EVICTOR, None, "moon"),
         IncompatibleDriverError,
         ASKED,
         "engine-moon 1.2 needs interface 0.9, this core has 0.1",
         "pip install --upgrade engine",
     ),
     "no card": (
-        lambda: select(moon(here("Body")), "evictor", None, "moon"),
+        lambda: choose_one(moon(here("Body")), EVICTOR, None, "moon"),
         ContractError,
         ASKED,
         f"{here('Body')} of engine-moon 1.2 is {Body!r}, not a subclass of engine.interfaces.evictor:EvictorCard",
         "its author has to name the card class in the entry point",
     ),
     "unsupported raises": (
-        lambda: select(moon(here('Raises')), "evictor", None, "moon"),
+        lambda: choose_one(moon(here('Raises')), EVICTOR, None, "moon"),
         ContractError,
         ASKED,
         f"its unsupported() raised LookupError: no moon at {__file__}:{RAISED_AT} "
@@ -181,49 +181,49 @@ FAMILY = {
         BY_AUTHOR,
     ),
     "unsupported answers": (
-        lambda: select(moon(here("Answers")), "evictor", None, "moon"),
+        lambda: choose_one(moon(here("Answers")), EVICTOR, None, "moon"),
         ContractError,
         ASKED,
         f"its unsupported() answered 'no', not a list of strings ({here('Answers')} of engine-moon 1.2)",
         BY_AUTHOR,
     ),
     "no body": (
-        lambda: select(moon(here("NoBody")), "evictor", None, "moon").load_body(),
+        lambda: choose_one(moon(here("NoBody")), EVICTOR, None, "moon").load_body(),
         ContractError,
         "load driver 'moon' for evictor",
         f"its card {here('NoBody')} of engine-moon 1.2 names no body: ''",
         'its author has to set body = "package.module:Class" (or bodies) on the card',
     ),
     "body is no class": (
-        lambda: select(moon(here("NoClass")), "evictor", None, "moon").load_body(),
+        lambda: choose_one(moon(here("NoClass")), EVICTOR, None, "moon").load_body(),
         ContractError,
         "load driver 'moon' for evictor",
         f"its body {here('LRU')} of engine-moon 1.2 is {LRU!r}, not a class",
         "its author has to name a class",
     ),
     "body raises": (
-        lambda: select(moon(here("Sound")), "evictor", None, "moon").build(None),
+        lambda: choose_one(moon(here("Sound")), EVICTOR, None, "moon").build(None),
         ContractError,
         "build driver 'moon' for evictor",
         f"its body {here('Body')} of engine-moon 1.2 raised ZeroDivisionError: no room",
         "the log has the traceback; mend what it names, name another driver, or report it to its author",
     ),
     "unfit": (
-        lambda: select(moon(here("Choosy")), "evictor", None, "moon"),
+        lambda: choose_one(moon(here("Choosy")), EVICTOR, None, "moon"),
         UnfitDriverError,
         ASKED,
         "engine-moon 1.2 says: the moon is not full; it rains",
         "name another driver, or leave --evictor out to have one chosen",
     ),
     "unknown option": (
-        lambda: select(moon(here("Sound")), "evictor", None, "moon", {"dept": 4}),
+        lambda: choose_one(moon(here("Sound")), EVICTOR, None, "moon", {"dept": 4}),
         OptionsError,
         "set evictor.dept to 4",
         "the chosen driver 'moon' (engine-moon 1.2) has no such option",
         "did you mean 'depth'?",
     ),
     "bad option": (
-        lambda: select(moon(here("Sound")), "evictor", None, "moon", {"depth": "deep"}),
+        lambda: choose_one(moon(here("Sound")), EVICTOR, None, "moon", {"depth": "deep"}),
         OptionsError,
         "set options of driver 'moon' for evictor",
         "engine-moon 1.2 says: depth: Input should be a valid integer, unable to parse string as an integer "

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.config.names import Key
 from engine.config.sources import gather
 from engine.plugin import HookRelay, Registry, hookimpl
-from engine.plugin.hook_options import check_hook_options
+from engine.plugin.options import check_hook_options
 from engine.types.errors import ConfigError, DriverImportError, DriverNotFoundError, OptionsError
 
 

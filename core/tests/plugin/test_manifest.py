@@ -9,8 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from engine.interfaces.evictor import EvictorCard
-from engine.plugin import Manifest, Registry, select
+from engine.plugin import Manifest, Registry, choose_one
 from engine.plugin.manifest import Blame
+from engine.plugin.points import EVICTOR
 from engine.types.errors import ContractError, EngineDeadError, ManifestError
 
 
@@ -26,7 +27,7 @@ def driver(candidate):
 
 @pytest.fixture
 def manifest(driver):
-    return Manifest.of([select(Registry([driver]), "evictor", None, "mine", {"depth": "5"})])
+    return Manifest.of([choose_one(Registry([driver]), EVICTOR, None, "mine", {"depth": "5"})])
 
 
 def test_it_is_plain_strings_and_comes_back_from_json(manifest):

@@ -8,7 +8,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from engine.interfaces.evictor import EvictorCard
-from engine.plugin import Registry, select
+from engine.plugin import Registry, choose_one
+from engine.plugin.points import EVICTOR
 from engine.types.errors import OptionsError
 
 
@@ -37,7 +38,7 @@ def registry(candidate):
 
 
 def choose(registry, driver, options=None):
-    return select(registry, "evictor", None, driver, options).options
+    return choose_one(registry, EVICTOR, None, driver, options).options
 
 
 def test_strings_of_a_command_line_become_typed(registry):

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.plugin import HookRelay, PluginList, Registry, select, select_architecture, select_default_model
-from engine.plugin.discovery import Candidate, Problem
+from engine.plugin import HookRelay, PluginList, Registry, choose, choose_one
+from engine.plugin.candidate import Candidate, Problem
+from engine.plugin.choosing import default_model
 from engine.plugin.explain import explain
-from engine.plugin.hook_options import check_hook_options
+from engine.plugin.options import check_hook_options
+from engine.plugin.points import CHECKPOINT, EVICTOR, MODEL
 from engine.types.errors import ConfigError, DriverDeniedError, DuplicateDriverError, PluginError, UnsupportedModelError
 
 LRU = Candidate("evictor", "lru", 0, "engine", "1.0", "engine_reference.evictor_lru.card:LRUEvictor")
@@ -136,7 +138,7 @@ def test_a_distribution_whose_plugins_cannot_be_read_may_be_named():
 def test_asking_for_what_is_denied_says_which_list_denies_it(text, found, remedy):
     registry = Registry(ALL, plugins=PluginList(text, "file engine.yaml:3"))
     with pytest.raises(DriverDeniedError) as caught:
-        select(registry, "evictor", None, "moon")
+        choose_one(registry, EVICTOR, None, "moon")
     error = caught.value
     assert error.asked == "use driver 'moon' for evictor"
     assert error.found == f"engine_Moon 2.0 offers it, but {found}: --plugins {text} (file engine.yaml:3)"
@@ -148,7 +150,7 @@ def test_auto_passes_over_what_is_denied_and_tells(playground):
     playground.module("pg_best", "raise RuntimeError('denied drivers are never imported')")
     best = Candidate("evictor", "best", 0, "pg-best", "1.0", "pg_best:Best")
     registry = Registry([LRU, best], plugins=PluginList("-pg-best"))
-    chosen = select(registry, "evictor", None)
+    chosen = choose_one(registry, EVICTOR, None)
     assert chosen.candidate == LRU and not registry.quarantine and playground.imported() == set()
     told = {outcome.candidate: outcome for outcome in explain(registry, "evictor", [chosen])}
     assert told[best].verdict == "denied" and told[best].reasons == ("'-pg-best' denies it: --plugins -pg-best",)
@@ -160,10 +162,13 @@ def test_auto_passes_over_what_is_denied_and_tells(playground):
 def test_where_nothing_is_left_the_error_says_what_was_denied():
     registry = Registry([LRU], plugins=PluginList("-evictor:lru"))
     with pytest.raises(PluginError, match=r"none of the installed drivers fits: lru .*: denied: '-evictor:lru'"):
-        select(registry, "evictor", None)
+        choose_one(registry, EVICTOR, None)
     with pytest.raises(ConfigError, match="tiny .*: denied: no entry allows it: --plugins engine"):
-        select_default_model(
-            Registry([LRU, Candidate("checkpoint", "tiny", 0, "engine-tiny", "1", "a:B")], plugins=PluginList("engine"))
+        default_model(
+            Registry(
+                [LRU, Candidate("checkpoint", "tiny", 0, "engine-tiny", "1", "a:B")], plugins=PluginList("engine")
+            ),
+            CHECKPOINT,
         )
 
 
@@ -171,9 +176,9 @@ def test_a_denied_architecture_is_told_of():
     llama = Candidate("model", "LlamaForCausalLM", 0, "engine", "1.0", "a:B")
     registry = Registry([llama], plugins=PluginList("-model:LlamaForCausalLM"))
     with pytest.raises(DriverDeniedError, match="'-model:LlamaForCausalLM' denies it"):
-        select_architecture(registry, ["LlamaForCausalLM"], None)
+        choose(registry, MODEL, {"LlamaForCausalLM": None})
     with pytest.raises(UnsupportedModelError):
-        select_architecture(registry, ["OtherForCausalLM"], None)
+        choose(registry, MODEL, {"OtherForCausalLM": None})
 
 
 def test_denying_one_of_two_of_a_name_leaves_the_other():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.plugin import Registry, select
+from engine.plugin import Registry, choose_one
+from engine.plugin.candidate import Candidate
 from engine.plugin.card import Card
-from engine.plugin.discovery import Candidate
 from engine.plugin.explain import explain
+from engine.plugin.points import EVICTOR
 
 CARD = """
     from engine.interfaces.evictor import EvictorCard
@@ -37,7 +38,7 @@ def test_remarks_of_the_chosen_one(playground, answer: str, said: str) -> None:
     registry = Registry([lru, moon])
     told = {
         outcome.candidate: outcome.reasons
-        for outcome in explain(registry, "evictor", [select(registry, "evictor", None)])
+        for outcome in explain(registry, "evictor", [choose_one(registry, EVICTOR, None)])
     }
     assert told == {moon: ("auto, priority 20", said), lru: ("'moon' has priority 20",)}
 

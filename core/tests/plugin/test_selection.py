@@ -8,8 +8,10 @@ import pytest
 
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.evictor import EvictorCard
-from engine.interfaces.model import ModelCard
-from engine.plugin import Registry, select, select_architecture, select_claims, select_default_model
+from engine.interfaces.model import ModelCard, ModelNeed
+from engine.plugin import Registry, choose, choose_one
+from engine.plugin.choosing import default_model
+from engine.plugin.points import CHECKPOINT, EVICTOR, MODEL
 from engine.types.errors import (
     ConfigError,
     ContractError,
@@ -76,8 +78,8 @@ def registry_of(candidate):
 # -- one -------------------------------------------------------------------------------------------------------------
 def test_auto_takes_the_highest_priority_that_fits_and_keeps_reasons(registry_of):
     registry = registry_of(low="Low", small="Small", middle="Middle", jax="OtherFramework")
-    assert select(registry, "evictor", Need(1)).candidate.name == "small"
-    chosen = select(registry, "evictor", Need(10))
+    assert choose_one(registry, EVICTOR, Need(1)).candidate.name == "small"
+    chosen = choose_one(registry, EVICTOR, Need(10))
     assert chosen.candidate.name == "middle" and chosen.card is Middle and not chosen.asked
     reasons = {v.candidate.name: v.reasons for v in chosen.verdicts}
     assert reasons["small"] == ("size 10 is over 9",)
@@ -88,12 +90,12 @@ def test_auto_takes_the_highest_priority_that_fits_and_keeps_reasons(registry_of
 def test_auto_breaks_ties_by_name_whatever_the_order_of_discovery(candidate):
     drivers = [candidate("evictor", name, f"{__name__}:Middle", f"dist-{name}") for name in ("c", "a", "b")]
     for order in (drivers, drivers[::-1]):
-        assert select(Registry(order), "evictor", None).candidate.name == "a"
+        assert choose_one(Registry(order), EVICTOR, None).candidate.name == "a"
 
 
 def test_explicit_takes_the_named_one_and_asks_nobody_else(registry_of, candidate):
     registry = Registry([*registry_of(small="Small", low="Low").found, candidate("evictor", "bad", "no_module:X", "b")])
-    chosen = select(registry, "evictor", Need(), "low")
+    chosen = choose_one(registry, EVICTOR, Need(), "low")
     assert chosen.card is Low and chosen.asked
     assert [v.candidate.name for v in chosen.verdicts] == ["low"]
     assert registry.quarantine == {}
@@ -102,7 +104,7 @@ def test_explicit_takes_the_named_one_and_asks_nobody_else(registry_of, candidat
 def test_explicit_never_falls_back_when_unfit(registry_of):
     registry = registry_of(small="Small", middle="Middle")
     with pytest.raises(UnfitDriverError) as caught:
-        select(registry, "evictor", Need(10), "small")
+        choose_one(registry, EVICTOR, Need(10), "small")
     assert "size 10 is over 9" in caught.value.found
     assert (caught.value.driver, caught.value.distribution) == ("small", "dist-small 1.0")
     assert "--evictor" in caught.value.remedy
@@ -110,42 +112,42 @@ def test_explicit_never_falls_back_when_unfit(registry_of):
 
 def test_explicit_never_falls_back_when_missing(registry_of):
     with pytest.raises(DriverNotFoundError, match="did you mean 'small'"):
-        select(registry_of(small="Small", middle="Middle"), "evictor", Need(), "smal")
+        choose_one(registry_of(small="Small", middle="Middle"), EVICTOR, Need(), "smal")
 
 
 def test_a_broken_driver_is_quarantined_in_auto_and_fatal_when_asked(registry_of, candidate, playground):
     playground.module("pg_broken", "raise RuntimeError('boom')")
     broken = candidate("evictor", "broken", "pg_broken:X", "dist-broken")
     registry = Registry([*registry_of(middle="Middle").found, broken])
-    chosen = select(registry, "evictor", Need())
+    chosen = choose_one(registry, EVICTOR, Need())
     assert chosen.candidate.name == "middle"
     assert isinstance(registry.quarantine[broken], DriverImportError)
     [reason] = [v.reasons for v in chosen.verdicts if v.candidate == broken]
     assert "boom" in reason[0]
     with pytest.raises(DriverImportError, match="boom"):
-        select(registry, "evictor", Need(), "broken")
+        choose_one(registry, EVICTOR, Need(), "broken")
 
 
 @pytest.mark.parametrize("card", ["Raises", "Answers"])
 def test_a_card_whose_unsupported_misbehaves_is_broken(registry_of, card):
     registry = registry_of(bad=card, middle="Middle")
-    assert select(registry, "evictor", Need()).candidate.name == "middle"
+    assert choose_one(registry, EVICTOR, Need()).candidate.name == "middle"
     assert [c.name for c in registry.quarantine] == ["bad"]
     with pytest.raises(ContractError, match=r"unsupported\(\)"):
-        select(registry, "evictor", Need(), "bad")
+        choose_one(registry, EVICTOR, Need(), "bad")
 
 
 def test_when_none_fits_the_error_lists_every_reason(registry_of, candidate):
     registry = Registry([*registry_of(small="Small", jax="OtherFramework").found, candidate("evictor", "b", "nope:X")])
     with pytest.raises(PluginError) as caught:
-        select(registry, "evictor", Need(10))
+        choose_one(registry, EVICTOR, Need(10))
     for part in ("small (dist-small 1.0): size 10 is over 9", "jax (dist-jax 1.0)", "b (dist 1.0): broken", "nope"):
         assert part in caught.value.found
 
 
 def test_none_installed():
     with pytest.raises(PluginError, match="no driver of this point is installed"):
-        select(Registry([]), "evictor", Need())
+        choose_one(Registry([]), EVICTOR, Need())
 
 
 # -- model -----------------------------------------------------------------------------------------------------------
@@ -159,31 +161,37 @@ class PickyModel(ModelCard):
         return ["rope scaling 'dynamic' is not served"]
 
 
+def of_architecture(registry, architectures, asked=None):
+    needs = {name: ModelNeed(architecture=name, config={}) for name in architectures or [""]}
+    (selection,) = choose(registry, MODEL, needs, asked)
+    return selection
+
+
 def test_architecture_is_the_drivers_name(registry_of):
     registry = registry_of("model", LlamaForCausalLM="AnyModel", Qwen3ForCausalLM="PickyModel")
-    chosen = select_architecture(registry, ["OtherForCausalLM", "LlamaForCausalLM"], Need())
+    chosen = of_architecture(registry, ["OtherForCausalLM", "LlamaForCausalLM"])
     assert (chosen.candidate.name, chosen.kind, chosen.asked) == ("LlamaForCausalLM", "", False)
 
 
 def test_unknown_architecture_lists_what_is_served(registry_of):
     registry = registry_of("model", LlamaForCausalLM="AnyModel")
     with pytest.raises(UnsupportedModelError) as caught:
-        select_architecture(registry, ["Llama4ForCausalLM"], Need())
+        of_architecture(registry, ["Llama4ForCausalLM"])
     assert "LlamaForCausalLM" in caught.value.found and "did you mean 'LlamaForCausalLM'" in caught.value.remedy
     with pytest.raises(UnsupportedModelError, match="names no architecture"):
-        select_architecture(registry, [], Need())
+        of_architecture(registry, [])
 
 
 def test_unfit_model_says_why(registry_of):
     with pytest.raises(UnsupportedModelError, match="rope scaling 'dynamic'"):
-        select_architecture(registry_of("model", Q="PickyModel"), ["Q"], Need())
+        of_architecture(registry_of("model", Q="PickyModel"), ["Q"])
 
 
 def test_model_impl_names_a_driver_whatever_the_architecture(registry_of):
     registry = registry_of("model", LlamaForCausalLM="AnyModel", Q="PickyModel")
-    assert select_architecture(registry, ["Unknown"], Need(), "LlamaForCausalLM").asked
+    assert of_architecture(registry, ["Unknown"], "LlamaForCausalLM").asked
     with pytest.raises(UnfitDriverError, match="rope scaling"):
-        select_architecture(registry, ["LlamaForCausalLM"], Need(), "Q")
+        of_architecture(registry, ["LlamaForCausalLM"], "Q")
 
 
 # -- checkpoint ------------------------------------------------------------------------------------------------------
@@ -213,14 +221,14 @@ class ClaimsRaise(CheckpointCard):
 
 def test_the_one_that_claims_the_name(registry_of):
     registry = registry_of("checkpoint", folders="Folders", files="Files", bad="ClaimsRaise")
-    assert select_claims(registry, "checkpoint", "/models/x").candidate.name == "folders"
-    assert select_claims(registry, "checkpoint", "x.bin").candidate.name == "files"
+    assert choose_one(registry, CHECKPOINT, "/models/x").candidate.name == "folders"
+    assert choose_one(registry, CHECKPOINT, "x.bin").candidate.name == "files"
     assert [c.name for c in registry.quarantine] == ["bad"]
 
 
 def test_nobody_claims_it(registry_of):
     with pytest.raises(ModelNotFoundError) as caught:
-        select_claims(registry_of("checkpoint", folders="Folders"), "checkpoint", "x.gguf")
+        choose_one(registry_of("checkpoint", folders="Folders"), CHECKPOINT, "x.gguf")
     assert "folders (dist-folders 1.0): does not claim 'x.gguf'" in caught.value.found
     assert "--load-format" in caught.value.remedy
 
@@ -228,15 +236,16 @@ def test_nobody_claims_it(registry_of):
 def test_two_claims_are_an_error_that_names_both(registry_of):
     registry = registry_of("checkpoint", folders="Folders", files="Files")
     with pytest.raises(PluginError, match=r"files \(dist-files 1.0\) and folders \(dist-folders 1.0\)") as caught:
-        select_claims(registry, "checkpoint", "/models/x.bin")
+        choose_one(registry, CHECKPOINT, "/models/x.bin")
     assert "--load-format files or folders" in caught.value.remedy
-    forced = select_claims(registry, "checkpoint", "/models/x.bin", "folders")
+    forced = choose_one(registry, CHECKPOINT, "/models/x.bin", "folders")
     assert forced.candidate.name == "folders" and forced.asked
 
 
 def test_the_default_model_is_the_one_that_a_card_declares(registry_of):
-    selection, name = select_default_model(registry_of("checkpoint", folders="Folders", files="Files"))
-    assert (selection.candidate.name, name) == ("files", "bundled")
+    registry = registry_of("checkpoint", folders="Folders", files="Files")
+    assert default_model(registry, CHECKPOINT) == "bundled"
+    assert choose_one(registry, CHECKPOINT, "bundled").candidate.name == "files"
 
 
 @pytest.mark.parametrize(
@@ -245,5 +254,5 @@ def test_the_default_model_is_the_one_that_a_card_declares(registry_of):
 )
 def test_no_or_two_default_models(registry_of, cards, found):
     with pytest.raises(ConfigError, match=found) as caught:
-        select_default_model(registry_of("checkpoint", **cards))
+        default_model(registry_of("checkpoint", **cards), CHECKPOINT)
     assert "--model" in caught.value.remedy

@@ -6,11 +6,12 @@ import pytest
 from pydantic import BaseModel
 
 from engine.interfaces.grammar import GrammarCard
-from engine.plugin import Registry, select_in_turn
+from engine.plugin import Registry, choose
 from engine.plugin.explain import explain
+from engine.plugin.points import GRAMMAR
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, PluginError, UnfitDriverError
 
-KINDS = ("choice", "regex", "json")
+KINDS = dict.fromkeys(("choice", "regex", "json"))
 
 
 class Wide(GrammarCard):
@@ -57,7 +58,7 @@ def registry(candidate):
 
 def turns(registry, asked=None, options=None):
     found: dict[str, list[str]] = {}
-    for selection in select_in_turn(registry, "grammar", None, KINDS, asked, options):
+    for selection in choose(registry, GRAMMAR, KINDS, asked, options):
         found.setdefault(selection.kind, []).append(selection.candidate.name)
     return found
 
@@ -82,7 +83,7 @@ def test_names_stand_for_themselves_and_auto_for_the_others(registry, asked, fou
 
 
 def test_options_go_to_those_that_know_them(registry):
-    chosen = select_in_turn(registry(), "grammar", None, KINDS, None, {"depth": "3"})
+    chosen = choose(registry(), GRAMMAR, KINDS, None, {"depth": "3"})
     depths = {s.candidate.name: s.options and s.options.depth for s in chosen}
     assert depths == {"narrow": None, "wide": 3, "plain": None}
     with pytest.raises(OptionsError, match="depht"):
@@ -112,7 +113,7 @@ def test_nobody_serves_any_kind(registry):
 
 def test_it_explains_itself_kind_by_kind(registry):
     here = registry()
-    outcomes = explain(here, "grammar", select_in_turn(here, "grammar", None, KINDS))
+    outcomes = explain(here, "grammar", choose(here, GRAMMAR, KINDS))
     said = {(o.candidate.name, o.verdict, o.kinds): o.reasons[0] for o in outcomes}
     assert said["narrow", "chosen", ("json",)] == "asked first (auto, priority 9)"
     assert said["wide", "chosen", ("choice", "regex")] == "asked first (auto, priority 5)"
@@ -120,6 +121,6 @@ def test_it_explains_itself_kind_by_kind(registry):
     assert said["plain", "chosen", ("choice",)] == "gets what 'wide' refuses (auto, priority -1)"
     assert said["nothing", "unfit", ()].startswith("it serves none of")
     assert "RuntimeError" in said["failing", "broken", ()]
-    outcomes = explain(here, "grammar", select_in_turn(here, "grammar", None, KINDS, "plain"))
+    outcomes = explain(here, "grammar", choose(here, GRAMMAR, KINDS, "plain"))
     said = {(o.candidate.name, o.verdict): o.reasons[0] for o in outcomes}
     assert said["plain", "chosen"] == "asked first (asked for)" and said["wide", "fits"] == "'plain' was asked for"

@@ -8,8 +8,10 @@ import pytest
 from pydantic import BaseModel
 
 from engine.interfaces.attention import AttentionCard
+from engine.interfaces.communicator import CommunicatorCard
 from engine.interfaces.ops import OpsCard
-from engine.plugin import Registry, select_fitting, select_kinds, select_ordered
+from engine.plugin import Registry, choose
+from engine.plugin.points import ATTENTION, COMMUNICATOR, OPS
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, PluginError, UnfitDriverError
 
 
@@ -57,7 +59,7 @@ def picked(selections):
 
 # -- kinds -----------------------------------------------------------------------------------------------------------
 def test_auto_picks_for_each_kind_by_itself(attention):
-    selections = select_kinds(attention, "attention", BOTH)
+    selections = choose(attention, ATTENTION, BOTH)
     assert picked(selections) == {"full": ("flash", False), "sliding": ("torch", False)}
     assert [s.kind for s in selections] == ["full", "sliding"]
     reasons = {v.candidate.name: v.reasons for v in selections[1].verdicts}
@@ -65,11 +67,11 @@ def test_auto_picks_for_each_kind_by_itself(attention):
 
 
 def test_a_single_name_binds_the_kinds_it_serves_and_leaves_the_rest_to_auto(attention):
-    assert picked(select_kinds(attention, "attention", BOTH, "flash")) == {
+    assert picked(choose(attention, ATTENTION, BOTH, "flash")) == {
         "full": ("flash", True),
         "sliding": ("torch", False),
     }
-    assert picked(select_kinds(attention, "attention", BOTH, "torch")) == {
+    assert picked(choose(attention, ATTENTION, BOTH, "torch")) == {
         "full": ("torch", True),
         "sliding": ("torch", True),
     }
@@ -77,22 +79,22 @@ def test_a_single_name_binds_the_kinds_it_serves_and_leaves_the_rest_to_auto(att
 
 def test_a_single_name_that_serves_none_of_the_kinds_is_an_error(attention):
     with pytest.raises(UnfitDriverError) as caught:
-        select_kinds(attention, "attention", BOTH, "latent")
+        choose(attention, ATTENTION, BOTH, "latent")
     assert "kind mla" in caught.value.found and "full, sliding" in caught.value.found
 
 
 def test_a_name_that_serves_the_kind_but_not_the_need_never_falls_back(attention):
     needs = {"full": Need(256), "sliding": Need(256)}
-    assert picked(select_kinds(attention, "attention", needs))["full"] == ("torch", False)
+    assert picked(choose(attention, ATTENTION, needs))["full"] == ("torch", False)
     for asked in ("flash", "full=flash"):
         with pytest.raises(UnfitDriverError, match="head size 256 is over 128"):
-            select_kinds(attention, "attention", needs, asked)
+            choose(attention, ATTENTION, needs, asked)
 
 
 def test_an_exact_list(attention):
-    chosen = select_kinds(attention, "attention", BOTH, "sliding=torch, full=torch")
+    chosen = choose(attention, ATTENTION, BOTH, "sliding=torch, full=torch")
     assert picked(chosen) == {"full": ("torch", True), "sliding": ("torch", True)}
-    chosen = select_kinds(attention, "attention", BOTH, "sliding=torch,full=auto")
+    chosen = choose(attention, ATTENTION, BOTH, "sliding=torch,full=auto")
     assert picked(chosen) == {"full": ("flash", False), "sliding": ("torch", True)}
 
 
@@ -107,32 +109,32 @@ def test_an_exact_list(attention):
 )
 def test_an_exact_list_that_cannot_be_read(attention, asked, found):
     with pytest.raises(ConfigError, match=found):
-        select_kinds(attention, "attention", BOTH, asked)
+        choose(attention, ATTENTION, BOTH, asked)
 
 
 def test_a_kind_that_the_model_has_not_is_an_error(attention):
     with pytest.raises(ConfigError, match="no layers of kind 'sliding'"):
-        select_kinds(attention, "attention", {"full": Need()}, "full=flash,sliding=torch")
+        choose(attention, ATTENTION, {"full": Need()}, "full=flash,sliding=torch")
 
 
 def test_an_exact_list_with_a_driver_that_does_not_serve_the_kind(attention):
     with pytest.raises(UnfitDriverError, match="serves layers of kind full, not sliding"):
-        select_kinds(attention, "attention", BOTH, "sliding=flash")
+        choose(attention, ATTENTION, BOTH, "sliding=flash")
     with pytest.raises(DriverNotFoundError, match="did you mean 'flash'"):
-        select_kinds(attention, "attention", BOTH, "full=flsh")
+        choose(attention, ATTENTION, BOTH, "full=flsh")
 
 
 def test_each_chosen_driver_gets_the_options_that_it_knows(attention):
-    by_kind = {s.kind: s for s in select_kinds(attention, "attention", BOTH, None, {"num_splits": "4", "window": 8})}
+    by_kind = {s.kind: s for s in choose(attention, ATTENTION, BOTH, None, {"num_splits": "4", "window": 8})}
     assert by_kind["full"].options.num_splits == 4
     assert by_kind["sliding"].options.window == 8
     with pytest.raises(OptionsError, match="num_splits"):
-        select_kinds(attention, "attention", BOTH, "torch", {"num_splits": 4})
+        choose(attention, ATTENTION, BOTH, "torch", {"num_splits": 4})
 
 
 def test_nobody_serves_a_kind(attention):
     with pytest.raises(PluginError, match=r"choose a driver for attention \(cross\).*latent"):
-        select_kinds(attention, "attention", {"cross": Need()})
+        choose(attention, ATTENTION, {"cross": Need()})
 
 
 # -- ordered ---------------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ def ops(candidate):
 
 
 def test_each_operation_goes_to_the_first_that_offers_it_and_fits(ops):
-    assert picked(select_ordered(ops, "ops", OPERATIONS)) == {
+    assert picked(choose(ops, OPS, OPERATIONS)) == {
         "add": ("torch", False),
         "linear": ("fast", False),
         "pack_linear": ("torch", False),
@@ -177,13 +179,13 @@ def test_each_operation_goes_to_the_first_that_offers_it_and_fits(ops):
 
 
 def test_operations_that_belong_together_come_from_one_driver(ops):
-    chosen = picked(select_ordered(ops, "ops", OPERATIONS, together=[("pack_linear", "linear")]))
+    chosen = picked(choose(ops, OPS, OPERATIONS, together=[("pack_linear", "linear")]))
     assert chosen["linear"] == chosen["pack_linear"] == ("torch", False)
     assert chosen["rope"] == ("fast", False)
 
 
 def test_asked_ones_come_first_in_their_order_and_the_rest_help_out(ops):
-    chosen = picked(select_ordered(ops, "ops", OPERATIONS, "extra,fast"))
+    chosen = picked(choose(ops, OPS, OPERATIONS, "extra,fast"))
     assert chosen == {
         "add": ("torch", False),
         "linear": ("fast", True),
@@ -195,64 +197,90 @@ def test_asked_ones_come_first_in_their_order_and_the_rest_help_out(ops):
 @pytest.mark.parametrize("asked", ["useless", "torch,useless", "fast,extra"])
 def test_an_asked_one_that_serves_no_operation_is_an_error(ops, asked):
     with pytest.raises(UnfitDriverError, match="serves no operation") as caught:
-        select_ordered(ops, "ops", OPERATIONS, asked)
+        choose(ops, OPS, OPERATIONS, asked)
     assert caught.value.driver == asked.split(",")[-1]
 
 
 def test_asked_ones_must_exist_once(ops):
     with pytest.raises(DriverNotFoundError):
-        select_ordered(ops, "ops", OPERATIONS, "torch,fats")
+        choose(ops, OPS, OPERATIONS, "torch,fats")
     with pytest.raises(ConfigError, match="twice"):
-        select_ordered(ops, "ops", OPERATIONS, "torch,torch")
+        choose(ops, OPS, OPERATIONS, "torch,torch")
 
 
 def test_an_operation_that_nobody_offers(ops):
     with pytest.raises(PluginError, match=r"ops \(fft\).*it does not offer fft"):
-        select_ordered(ops, "ops", {"fft": Need()})
+        choose(ops, OPS, {"fft": Need()})
 
 
 # -- all that fit, in order ------------------------------------------------------------------------------------------
+class Plain(CommunicatorCard):
+    class Options(BaseModel):
+        window: int = 0
+
+
+class Quick(CommunicatorCard):
+    priority = 10
+
+    class Options(BaseModel):
+        num_splits: int = 1
+
+    @classmethod
+    def unsupported(cls, need):
+        return [] if need.head_size <= 128 else [f"head size {need.head_size} is over 128"]
+
+
+class Other(CommunicatorCard):
+    pass
+
+
+@pytest.fixture
+def communicators(candidate):
+    cards = {"torch": "Plain", "flash": "Quick", "latent": "Other"}
+    return Registry([candidate("communicator", n, f"{__name__}:{c}", f"dist-{n}") for n, c in cards.items()])
+
+
 def order(selections):
     return [(s.candidate.name, s.asked) for s in selections]
 
 
-def test_fitting_drivers_come_by_priority(attention):
-    selections = select_fitting(attention, "attention", Need())
+def test_fitting_drivers_come_by_priority(communicators):
+    selections = choose(communicators, COMMUNICATOR, {"": Need()})
     assert order(selections) == [("flash", False), ("latent", False), ("torch", False)]
     assert all(len(s.verdicts) == 3 and s.kind == "" for s in selections)
-    assert order(select_fitting(attention, "attention", Need(head_size=256), "auto")) == [
+    assert order(choose(communicators, COMMUNICATOR, {"": Need(head_size=256)}, "auto")) == [
         ("latent", False),
         ("torch", False),
     ]
 
 
-def test_asked_drivers_come_first_and_the_rest_follow(attention):
+def test_asked_drivers_come_first_and_the_rest_follow(communicators):
     asked = "torch, latent"
-    assert order(select_fitting(attention, "attention", Need(), asked)) == [
+    assert order(choose(communicators, COMMUNICATOR, {"": Need()}, asked)) == [
         ("torch", True),
         ("latent", True),
         ("flash", False),
     ]
 
 
-def test_options_go_to_those_who_know_them(attention):
+def test_options_go_to_those_who_know_them(communicators):
     options = {"num_splits": "3"}
-    values = {s.candidate.name: s.options for s in select_fitting(attention, "attention", Need(), options=options)}
+    values = {s.candidate.name: s.options for s in choose(communicators, COMMUNICATOR, {"": Need()}, options=options)}
     assert values["flash"].num_splits == 3 and values["torch"].window == 0 and values["latent"] is None
     with pytest.raises(OptionsError):
-        select_fitting(attention, "attention", Need(), options={"num_split": 3})
+        choose(communicators, COMMUNICATOR, {"": Need()}, options={"num_split": 3})
 
 
-def test_an_asked_driver_must_fit(attention):
+def test_an_asked_driver_must_fit(communicators):
     with pytest.raises(UnfitDriverError, match="256"):
-        select_fitting(attention, "attention", Need(head_size=256), "torch,flash")
+        choose(communicators, COMMUNICATOR, {"": Need(head_size=256)}, "torch,flash")
     with pytest.raises(DriverNotFoundError):
-        select_fitting(attention, "attention", Need(), "torhc")
+        choose(communicators, COMMUNICATOR, {"": Need()}, "torhc")
     with pytest.raises(ConfigError, match="twice"):
-        select_fitting(attention, "attention", Need(), "torch,torch")
+        choose(communicators, COMMUNICATOR, {"": Need()}, "torch,torch")
 
 
 def test_nobody_fits(candidate):
-    registry = Registry([candidate("attention", "flash", f"{__name__}:FullOnly")])
+    registry = Registry([candidate("communicator", "flash", f"{__name__}:Quick")])
     with pytest.raises(PluginError, match="head size 256 is over 128"):
-        select_fitting(registry, "attention", Need(head_size=256))
+        choose(registry, COMMUNICATOR, {"": Need(head_size=256)})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.interfaces.tool_parser import ToolParserCard, ToolParserNeed
-from engine.plugin import Registry, select_recognised
+from engine.plugin import Registry, choose
 from engine.plugin.explain import explain
+from engine.plugin.points import TOOL_PARSER
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, UnfitDriverError
 
 NEED = ToolParserNeed(chat_template="<call>", architecture="Llama")
@@ -53,7 +54,7 @@ def registry(candidate):
 
 def test_the_first_by_priority_that_recognises(registry):
     made = registry(plain=Plain, preferred=Preferred, other=Other, unfit=Unfit, broken=Broken)
-    chosen = select_recognised(made, "tool_parser", NEED)
+    (chosen,) = choose(made, TOOL_PARSER, {"": NEED})
     assert chosen.candidate.name == "preferred" and not chosen.asked
     verdicts = {v.candidate.name: v.reasons for v in chosen.verdicts}
     assert verdicts["other"] == ("the model's chat template has nothing of its form",)
@@ -64,23 +65,23 @@ def test_the_first_by_priority_that_recognises(registry):
 
 
 def test_none_where_none_recognises_or_none_is_wanted(registry):
-    assert select_recognised(registry(other=Other), "tool_parser", NEED) is None
-    assert select_recognised(registry(), "tool_parser", NEED, "auto") is None
-    assert select_recognised(registry(plain=Plain), "tool_parser", NEED, " none ") is None
+    assert choose(registry(other=Other), TOOL_PARSER, {"": NEED}) == []
+    assert choose(registry(), TOOL_PARSER, {"": NEED}, "auto") == []
+    assert choose(registry(plain=Plain), TOOL_PARSER, {"": NEED}, " none ") == []
 
 
 def test_a_named_one_need_not_recognise_anything(registry):
-    chosen = select_recognised(registry(plain=Plain, other=Other), "tool_parser", NEED, "other")
+    (chosen,) = choose(registry(plain=Plain, other=Other), TOOL_PARSER, {"": NEED}, "other")
     assert chosen.candidate.name == "other" and chosen.asked
     with pytest.raises(UnfitDriverError, match="another architecture"):
-        select_recognised(registry(unfit=Unfit), "tool_parser", NEED, "unfit")
+        choose(registry(unfit=Unfit), TOOL_PARSER, {"": NEED}, "unfit")
     with pytest.raises(DriverNotFoundError, match="did you mean 'plain'"):
-        select_recognised(registry(plain=Plain), "tool_parser", NEED, "plane")
+        choose(registry(plain=Plain), TOOL_PARSER, {"": NEED}, "plane")
 
 
 def test_options_are_for_somebody(registry):
     for asked in (None, "none"):
         with pytest.raises(ConfigError, match="no tool_parser is at work"):
-            select_recognised(registry(other=Other), "tool_parser", NEED, asked, {"x": 1})
+            choose(registry(other=Other), TOOL_PARSER, {"": NEED}, asked, {"x": 1})
     with pytest.raises(OptionsError, match="takes no options"):
-        select_recognised(registry(plain=Plain), "tool_parser", NEED, None, {"x": 1})
+        choose(registry(plain=Plain), TOOL_PARSER, {"": NEED}, None, {"x": 1})

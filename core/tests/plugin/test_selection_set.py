@@ -6,7 +6,8 @@ import pytest
 from pydantic import BaseModel
 
 from engine.interfaces.logits_processor import LogitsProcessorCard
-from engine.plugin import Registry, select_set
+from engine.plugin import Registry, choose
+from engine.plugin.points import LOGITS_PROCESSOR
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, PluginError, UnfitDriverError
 
 
@@ -58,7 +59,10 @@ def registry(candidate):
 
 
 def picked(registry, asked=None, need=None, options=None):
-    return [(s.candidate.name, s.asked) for s in select_set(registry, "logits_processor", need, JOBS, asked, options)]
+    return [
+        (s.candidate.name, s.asked)
+        for s in choose(registry, LOGITS_PROCESSOR, dict.fromkeys(JOBS, need), asked, options)
+    ]
 
 
 def test_each_job_has_one_driver_in_the_jobs_order(registry):
@@ -91,7 +95,7 @@ def test_errors(registry):
         picked(registry(words="Failing"), "words")
     with pytest.raises(OptionsError, match="strength"):
         picked(registry(), "extra", options={"strenght": 2})
-    with pytest.raises(ConfigError, match="no driver of it is at work"):
+    with pytest.raises(ConfigError, match="no logits_processor is at work"):
         picked(registry(extra="Extra"), options={"strength": 2})
 
 
@@ -103,5 +107,5 @@ def test_a_broken_one_that_nobody_named_is_put_aside(registry):
 
 def test_nobody_need_be_there(registry):
     assert picked(registry(extra="Extra")) == []
-    (selection,) = select_set(registry(extra="Extra"), "logits_processor", None, JOBS, "extra", {"strength": "4"})
+    (selection,) = choose(registry(extra="Extra"), LOGITS_PROCESSOR, dict.fromkeys(JOBS), "extra", {"strength": "4"})
     assert selection.options.strength == 4

@@ -6,23 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from engine.plugin import (
-    POINTS,
-    Registry,
-    Selection,
-    select,
-    select_architecture,
-    select_claims,
-    select_default_model,
-    select_fitting,
-    select_in_turn,
-    select_kinds,
-    select_ordered,
-    select_recognised,
-    select_set,
-)
-from engine.plugin.discovery import Candidate
+from engine.interfaces.model import ModelNeed
+from engine.plugin import POINTS, Registry, Selection, choose, choose_one
+from engine.plugin.candidate import Candidate
+from engine.plugin.choosing import default_model
 from engine.plugin.explain import explain
+from engine.plugin.points import CHECKPOINT, EVICTOR, MODEL
 from engine.process.importing import import_object
 from engine.types.errors import DuplicateDriverError, PluginError
 
@@ -58,58 +47,70 @@ def registry(point: str, first: bool, twins: tuple[bool, bool], above: bool) -> 
     return made
 
 
-def listed(selection: Selection | None) -> list[Selection]:
-    return [] if selection is None else [selection]
-
-
-PICKS: dict[str, tuple[str, Callable[[Registry], Sequence[Selection]]]] = {
-    "one": ("evictor", lambda r: [select(r, "evictor", None)]),
-    "ordered": ("ops", lambda r: select_ordered(r, "ops", {"linear": None})),
-    "per kind": ("attention", lambda r: select_kinds(r, "attention", {"full": None})),
-    "recognises": ("tool_parser", lambda r: listed(select_recognised(r, "tool_parser", None))),
-    "many": ("logits_processor", lambda r: select_set(r, "logits_processor", None, ["bias"])),
-    "fitting": ("communicator", lambda r: select_fitting(r, "communicator", None)),
-    "in turn": ("grammar", lambda r: select_in_turn(r, "grammar", None, ["json"])),
-    "claims": ("checkpoint", lambda r: [select_claims(r, "checkpoint", "mine")]),
-    "default model": ("checkpoint", lambda r: [select_default_model(r)[0]]),
+PICKS: dict[str, tuple[str, str, object]] = {
+    "one": ("evictor", "", None),
+    "ordered": ("ops", "linear", None),
+    "per kind": ("attention", "full", None),
+    "recognises": ("tool_parser", "", None),
+    "many": ("logits_processor", "bias", None),
+    "all": ("communicator", "", None),
+    "in turn": ("grammar", "json", None),
+    "claims": ("checkpoint", "", "mine"),
 }
-ALL_ARE_TAKEN = ("fitting", "in turn")
-ALL_ARE_ASKED = (*ALL_ARE_TAKEN, "claims", "default model")
+"""Point, and what it is asked: a kind and a need."""
+
+
+def choice(pick: str) -> tuple[str, Callable[[Registry], Sequence[Selection]]]:
+    """The point, and what chooses."""
+    point, kind, need = PICKS[pick]
+    return point, lambda registry: choose(registry, POINTS[point], {kind: need})
+
+
+ALL_ARE_TAKEN = ("all", "in turn")
+ALL_ARE_ASKED = (*ALL_ARE_TAKEN, "claims")
 
 
 @pytest.mark.parametrize("pick", PICKS)
 def test_auto_stops_where_it_would_take_one_of_them(pick: str) -> None:
-    point, choose = PICKS[pick]
+    point, chosen = choice(pick)
     for twins in ((True, True), (True, False)):
         with pytest.raises(DuplicateDriverError, match=r"engine-mars 1\.2 and .* engine-moon 1\.2"):
-            choose(registry(point, True, twins, above=True))
+            chosen(registry(point, True, twins, above=True))
         with pytest.raises(DuplicateDriverError):
-            choose(registry(point, False, twins, above=False))
+            chosen(registry(point, False, twins, above=False))
 
 
 @pytest.mark.parametrize("pick", PICKS)
 def test_auto_goes_on_where_it_would_not(pick: str) -> None:
-    point, choose = PICKS[pick]
+    point, chosen = choice(pick)
     below = () if pick in ALL_ARE_ASKED else ((registry(point, True, (True, True), above=False)),)
     for here in (registry(point, True, (False, False), above=True), *below):
-        assert [selection.candidate.name for selection in choose(here)] == ["first"]
-        twins = [o for o in explain(here, point, choose(here)) if o.candidate.name == "twin"]
+        assert [selection.candidate.name for selection in chosen(here)] == ["first"]
+        twins = [o for o in explain(here, point, chosen(here)) if o.candidate.name == "twin"]
         assert [outcome.verdict for outcome in twins] == ["duplicate", "duplicate"]
         assert all("engine-mars 1.2 and" in outcome.reasons[0] for outcome in twins)
 
 
 @pytest.mark.parametrize("pick", ALL_ARE_TAKEN)
 def test_where_all_that_fit_are_at_work_one_of_them_would_be(pick: str) -> None:
-    point, choose = PICKS[pick]
+    point, chosen = choice(pick)
     with pytest.raises(DuplicateDriverError):
-        choose(registry(point, True, (True, False), above=False))
+        chosen(registry(point, True, (True, False), above=False))
 
 
 def test_a_model_s_driver_is_found_by_its_name() -> None:
     here = registry("model", True, (True, True), above=True)
-    assert select_architecture(here, ["first"], None).candidate.name == "first"
+    need = ModelNeed(architecture="first", config={})
+    assert [selection.candidate.name for selection in choose(here, MODEL, {"first": need})] == ["first"]
     with pytest.raises(DuplicateDriverError):
-        select_architecture(here, ["twin"], None)
+        choose(here, MODEL, {"twin": need})
+
+
+def test_a_default_model_is_one_driver_s() -> None:
+    for twins in ((True, True), (True, False)):
+        with pytest.raises(DuplicateDriverError):
+            default_model(registry("checkpoint", True, twins, above=True), CHECKPOINT)
+    assert default_model(registry("checkpoint", True, (False, False), above=True), CHECKPOINT) == "mine"
 
 
 def test_a_broken_one_is_still_one_of_two() -> None:
@@ -117,4 +118,4 @@ def test_a_broken_one_is_still_one_of_two() -> None:
     (mars,) = (candidate for candidate in here.found if candidate.distribution == "engine-mars")
     here.quarantine[mars] = PluginError("use it", "it is broken")
     with pytest.raises(DuplicateDriverError):
-        select(here, "evictor", None)
+        choose_one(here, EVICTOR, None)

@@ -14,10 +14,11 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from compiled import Case, compile_all
 
-from engine.interfaces.ops import OPERATIONS, OpsNeed
+from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed
 from engine.plugin import Registry
-from engine.plugin.selection_many import select_ordered
-from engine.plugin.verdicts import Selection
+from engine.plugin.choosing import choose
+from engine.plugin.points import OPS
+from engine.plugin.selection import Selection
 from engine_cuda.interpreter import interpreted
 from engine_cuda.ops_triton_gemv import kernel
 from engine_cuda.ops_triton_gemv.body import MOST_ROWS, PROGRAMS, WARPS, TritonGemvBody, blocks
@@ -66,7 +67,7 @@ def test_nobody_gets_it_who_does_not_ask() -> None:
     needs = {name: OpsNeed(operation=name, dtype="bfloat16", device="cpu") for name in OPERATIONS}
     together = [("pack_linear", "linear")]
     chosen = {
-        asked: {s.kind for s in select_ordered(registry, "ops", needs, asked, {}, together) if _is_ours(s)}
+        asked: {s.kind for s in choose(registry, OPS, needs, asked, {}, together) if _is_ours(s)}
         for asked in (None, "triton_gemv")
     }
     if interpreted():
@@ -75,7 +76,7 @@ def test_nobody_gets_it_who_does_not_ask() -> None:
     assert "int8" in TritonGemv.unsupported(replace(needs["linear"], dtype="int8"))[0]
 
 
-def _is_ours(selection: Selection) -> bool:
+def _is_ours(selection: Selection[OpsCard]) -> bool:
     return selection.candidate.name == "triton_gemv"
 
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from prometheus_client import Counter
 
 from engine.plugin import HookRelay, Registry, hookimpl, without_key
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 from engine.types.errors import RequestRefusedError
 from engine.types.page_map import PageMap
 from engine_server import errors

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, model_validator
 
 from engine.plugin import HookRelay, Registry, hookimpl
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 from engine.plugin.plugin_list import PluginList
 from engine_server import errors, json
 from engine_server.bodies import Body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.plugin import Registry
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
 from engine_sdk.conformance.contexts import platform_card_of
 
 HOST = next(c for c in Registry.discover().candidates("platform") if c.distribution == "engine-reference")

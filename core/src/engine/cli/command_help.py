@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.plugin.discovery import Candidate
+    from engine.plugin.candidate import Candidate
 
 
 def help_of(candidate: Candidate) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.declaration import SERVER_SETTINGS, SETTINGS, Setting
 from engine.config.names import Key
-from engine.frontend.banner import why
+from engine.plugin.explain import why
 from engine.plugin.points import HOOKS, POINTS
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def resolve(merged: Merged, config: EngineConfig, server: ServerConfig, plan: La
         )
     for setting in SERVER_SETTINGS:
         tree.server[setting.name] = _entry(setting, Key("server", setting.name), getattr(server, setting.name), merged)
-    chosen: dict[str, list[Selection]] = {point: [] for point in POINTS}
+    chosen: dict[str, list[Selection[Any]]] = {point: [] for point in POINTS}
     for selection in () if plan is None else plan.selections:
         chosen[selection.point].append(selection)
     for name, point in POINTS.items():
@@ -145,7 +145,7 @@ def _found_out(plan: Launch) -> dict[str, Any]:
     }
 
 
-def _drivers(selections: Iterable[Selection]) -> str:
+def _drivers(selections: Iterable[Selection[Any]]) -> str:
     """The drivers at work, as the point's setting takes them: "a", "a,b" or "full=a,sliding=b"."""
     many = list(selections)
     names = list(dict.fromkeys(selection.candidate.name for selection in many))
@@ -155,7 +155,7 @@ def _drivers(selections: Iterable[Selection]) -> str:
 
 
 def _options(
-    point: str, selections: Iterable[Selection], merged: Merged, owner: str = "no driver yet"
+    point: str, selections: Iterable[Selection[Any]], merged: Merged, owner: str = "no driver yet"
 ) -> Iterable[tuple[str, Entry]]:
     """The options of the point's drivers; those that were given, where no driver is chosen."""
     drivers = {selection.candidate: selection for selection in selections}

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from engine.cli.flags import add_plugin_flags, command_settings
 from engine.frontend.plugin_record import PluginRecord, key
+from engine.plugin.candidate import Candidate
 from engine.plugin.command import Command
-from engine.plugin.discovery import Candidate, Registry, duplicate
+from engine.plugin.discovery import Registry, duplicate
 from engine.plugin.points import HOOK_PROCESSES, POINTS
 from engine.plugin.probe import Finding
 

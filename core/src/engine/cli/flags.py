@@ -152,9 +152,10 @@ def _add_setting(group: argparse.ArgumentParser | argparse._ArgumentGroup, setti
     group.add_argument(setting.flag, action=action, metavar=metavar, dest=dest, help=setting.help + default)
 
 
-def _metavar(point: Point) -> str:
+def _metavar(point: Point[Any, Any]) -> str:
     several = {
         "ordered": "DRIVER,...",
+        "all": "DRIVER,...",
         "in_turn": "DRIVER,...",
         "many": "DRIVER,...",
         "per_kind": "DRIVER|KIND=DRIVER,...",

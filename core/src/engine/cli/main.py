@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.cli.other_names import OTHER_COMMANDS, instead_of, translate
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.types.errors import ConfigError, ContractError, EngineError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _find(name: str, arguments: Sequence[str] = ()) -> Command:
         return command()
     from engine.plugin.command import Command
     from engine.plugin.discovery import Registry
-    from engine.plugin.known import distribution_of
+    from engine.plugin.hints import distribution_of
     from engine.plugin.loading import load_entry_point
 
     first, _, action = name.partition(" ")

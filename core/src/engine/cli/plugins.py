@@ -10,8 +10,9 @@ from typing import NamedTuple
 from engine.cli.flags import add_engine_flags, command_settings
 from engine.config.sources import Merged
 from engine.frontend.plugin_record import PluginRecord, Seen, key
+from engine.plugin.candidate import Candidate
 from engine.plugin.command import Command
-from engine.plugin.discovery import Candidate, Registry
+from engine.plugin.discovery import Registry
 from engine.plugin.plugin_list import only
 from engine.plugin.points import HOOK_PROCESSES, NONE, POINTS
 

@@ -12,7 +12,7 @@ from engine.cli.plugins import columns
 from engine.plugin.command import Command
 from engine.plugin.discovery import Registry
 from engine.plugin.explain import Outcome, explain
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError, EngineError
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from engine.config.declaration import SERVER_SETTINGS_BY_NAME, SETTINGS_BY_NAME
 from engine.config.names import Key, resolve
-from engine.plugin.hook_options import plain
+from engine.plugin.options import plain
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError, EngineError, OptionsError, PluginError
 

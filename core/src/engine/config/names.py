@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from engine.config.declaration import SERVER_SETTINGS_BY_NAME, SETTINGS_BY_NAME
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.config.file import read_config_file
 from engine.config.names import Key, Path, fold, fold_paths, known_names, resolve
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.plugin.plugin_list import PluginList
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError

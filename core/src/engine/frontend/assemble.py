@@ -13,8 +13,8 @@ from engine.frontend.client import EngineClient, InProcessClient
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.launch import Launch
 from engine.frontend.measures import Measures
+from engine.frontend.needs import renders_tools
 from engine.frontend.output_processor import OutputProcessor
-from engine.frontend.parsers import renders_tools
 from engine.frontend.rank_starts import rank_starts
 from engine.interfaces.context import FrontContext, RouterContext
 from engine.interfaces.reasoning_parser import ReasoningParser
@@ -90,7 +90,7 @@ def build_tokenizer(plan: Launch) -> Tokenizer:
     return tokenizer
 
 
-def _built(plan: Launch, selection: Selection | None) -> Any:
+def _built(plan: Launch, selection: Selection[Any] | None) -> Any:
     """A body of the frontend's; None where nothing was chosen."""
     if selection is None:
         return None

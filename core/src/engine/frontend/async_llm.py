@@ -9,7 +9,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -28,9 +28,7 @@ from engine.frontend.rank_calls import RankCalls
 from engine.frontend.rank_starts import rank_starts
 from engine.frontend.request_state import OutputKind, RequestState, RequestStream
 from engine.frontend.statistics import LifecycleHooks
-from engine.interfaces.reasoning_parser import ReasoningParserCard
 from engine.interfaces.tokenizer import Tokenizer
-from engine.interfaces.tool_parser import ToolParserCard
 from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
 from engine.types.messages import Outputs, Reply
@@ -119,16 +117,13 @@ class AsyncLLM:
     def thought_marks(self) -> tuple[str, str] | None:
         """The texts before and after the model's thoughts; None where no reasoning parser is at work."""
         selection = self._launch.reasoning_parser
-        if selection is None:
-            return None
-        card = cast("type[ReasoningParserCard]", selection.card)
-        return card.begin, card.end
+        return None if selection is None else (selection.card.begin, selection.card.end)
 
     @property
     def calls_hold_special_tokens(self) -> bool:
         """Whether the tool parser at work finds calls by special tokens, so that a text has to show them."""
         selection = self._launch.tool_parser
-        return selection is not None and cast("type[ToolParserCard]", selection.card).reads_special_tokens
+        return selection is not None and selection.card.reads_special_tokens
 
     @property
     def told_of_requests(self) -> bool:

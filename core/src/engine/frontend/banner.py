@@ -6,29 +6,23 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from engine.kv.tables import BlockTable
-from engine.plugin.points import HOOK_PROCESSES, HOOKS, POINTS
+from engine.plugin.explain import chosen_drivers
+from engine.plugin.points import HOOK_PROCESSES, HOOKS
 from engine.types.hooks import ChosenDriver
 
 if TYPE_CHECKING:
     from engine.frontend.launch import Launch
-    from engine.plugin import Selection
     from engine.types.start import BrokenPlugin, WorkerReady
 
-_LONGEST_REASON = 60
 _NARROWEST = 20
 _PADDING = re.compile(" {2,}")
 _SECOND_COLUMN = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
 _OPERATIONS_SHOWN = 3
-_WITHOUT_PRIORITY = {
-    "by_architecture": "it has the model's architecture",
-    "claims": "it claims the model",
-    "recognises": "by the chat template",
-}
 
 
 def greeting(
@@ -247,53 +241,8 @@ def _stored_as(launch: Launch) -> str:
     return f" (stored as {stored})" if stored != launch.start.worker.dtype else ""
 
 
-def chosen_drivers(selections: Iterable[Selection]) -> list[ChosenDriver]:
-    """Each driver at work, in the order of selection; one that serves many kinds or operations is told once."""
-    together: dict[tuple[str, str], list[Selection]] = {}
-    of_point: dict[str, set[str]] = {}
-    for selection in selections:
-        together.setdefault((selection.point, selection.candidate.name), []).append(selection)
-        of_point.setdefault(selection.point, set()).add(selection.candidate.name)
-    chosen = []
-    for (point, driver), served in together.items():
-        candidate = served[0].candidate
-        kinds = dict.fromkeys(selection.kind for selection in served if selection.kind)
-        chosen.append(
-            ChosenDriver(
-                point=point,
-                kinds=tuple(kinds) if len(of_point[point]) > 1 else (),
-                driver=driver,
-                distribution=candidate.distribution,
-                version=candidate.version,
-                why=why(served),
-            )
-        )
-    return chosen
-
-
 def _label(chosen: ChosenDriver) -> str:
     kinds = chosen.kinds
     if not kinds:
         return chosen.point
     return f"{chosen.point} ({len(kinds) if len(kinds) > _OPERATIONS_SHOWN else ', '.join(kinds)})"
-
-
-def why(served: list[Selection]) -> str:
-    """Why a driver was chosen, e.g. "asked", or "auto, priority 10; others unfit: triton: there is no GPU"."""
-    first = served[0]
-    if first.asked:
-        return "asked"
-    verdicts = {verdict.candidate.name: verdict for selection in served for verdict in selection.verdicts}
-    others = [v for v in verdicts.values() if v.candidate.name != first.candidate.name and not v.fit]
-    if pick := _WITHOUT_PRIORITY.get(POINTS[first.point].pick):
-        return f"auto, {pick}"
-    text = f"auto, priority {first.card.priority}"
-    if not others:
-        return text
-    reasons = [f"{v.candidate.name}: {_short('; '.join(v.reasons))}" for v in others[:2]]
-    more = f" and {len(others) - 2} more" if len(others) > 2 else ""
-    return f"{text}; unfit: {', '.join(reasons)}{more}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

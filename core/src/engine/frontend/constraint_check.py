@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from engine.plugin.known import how_to_install
+from engine.plugin.hints import how_to_install
 from engine.types.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ class ConstraintCheck:
         grammars: the chosen drivers, for each kind of constraint in the order of their turns; () where there is none.
     """
 
-    def __init__(self, grammars: Sequence[Selection]) -> None:
-        self._cards = {chosen.candidate.name: cast("type[GrammarCard]", chosen.card) for chosen in grammars}
+    def __init__(self, grammars: Sequence[Selection[GrammarCard]]) -> None:
+        self._cards = {chosen.candidate.name: chosen.card for chosen in grammars}
         self._turns: dict[str, list[str]] = {}
         for chosen in grammars:
             self._turns.setdefault(chosen.kind, []).append(chosen.candidate.name)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.types.errors import ConfigError, InvalidRequestError
 from engine.types.model import CheckpointFiles
 from engine.types.params import SamplingParams

@@ -20,7 +20,7 @@ from engine.plugin.points import HOOK_PROCESSES, HOOKS
 
 if TYPE_CHECKING:
     from engine.frontend.launch import Launch
-    from engine.plugin.discovery import Candidate
+    from engine.plugin.candidate import Candidate
     from engine.types.start import WorkerReady
 
 _LONGEST_NAME = 200

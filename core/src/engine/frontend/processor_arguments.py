@@ -8,7 +8,7 @@ import msgspec
 
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.types.errors import InvalidRequestError, shown
 from engine.types.params import SamplingParams
 

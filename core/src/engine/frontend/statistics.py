@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from engine.frontend.banner import chosen_drivers
+from engine.plugin.explain import chosen_drivers
 from engine.types.hooks import EngineInfo, IntervalStats
 from engine.types.outputs import StepStats
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.modeling.config import architecture
-from engine.plugin.near import near_matches
+from engine.plugin.hints import near_matches
 from engine.types.errors import CheckpointError, ModelNotFoundError
 from engine.types.model import CheckpointFiles
 

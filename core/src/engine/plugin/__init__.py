@@ -12,28 +12,33 @@ from engine.plugin.card import Card
 from engine.plugin.points import POINTS, Point
 
 if TYPE_CHECKING:
+    from engine.plugin.candidate import Candidate
+    from engine.plugin.choosing import choose, choose_one
     from engine.plugin.command import Command
-    from engine.plugin.discovery import Candidate, Registry
+    from engine.plugin.discovery import Registry
     from engine.plugin.hooks import HookRelay
     from engine.plugin.hookspecs import hookimpl
     from engine.plugin.loading import load_body
-    from engine.plugin.manifest import Manifest, ManifestEntry
+    from engine.plugin.manifest import Manifest
     from engine.plugin.open_route import without_key
     from engine.plugin.plugin_list import PluginList
-    from engine.plugin.selection import (
-        Selection,
-        Verdict,
-        select,
-        select_architecture,
-        select_claims,
-        select_default_model,
-        select_fitting,
-        select_kinds,
-        select_ordered,
-    )
-    from engine.plugin.selection_in_turn import select_in_turn
-    from engine.plugin.selection_recognised import select_recognised
-    from engine.plugin.selection_set import select_set
+    from engine.plugin.selection import Selection, Verdict
+
+_HOMES = {
+    "Candidate": "candidate",
+    "choose": "choosing",
+    "choose_one": "choosing",
+    "Command": "command",
+    "Registry": "discovery",
+    "HookRelay": "hooks",
+    "hookimpl": "hookspecs",
+    "load_body": "loading",
+    "Manifest": "manifest",
+    "without_key": "open_route",
+    "PluginList": "plugin_list",
+    "Selection": "selection",
+    "Verdict": "selection",
+}
 
 __all__ = [
     "POINTS",
@@ -42,51 +47,17 @@ __all__ = [
     "Command",
     "HookRelay",
     "Manifest",
-    "ManifestEntry",
     "PluginList",
     "Point",
     "Registry",
     "Selection",
     "Verdict",
+    "choose",
+    "choose_one",
     "hookimpl",
     "load_body",
-    "select",
-    "select_architecture",
-    "select_claims",
-    "select_default_model",
-    "select_fitting",
-    "select_in_turn",
-    "select_kinds",
-    "select_ordered",
-    "select_recognised",
-    "select_set",
     "without_key",
 ]
-
-_HOMES = {
-    "Candidate": "discovery",
-    "Registry": "discovery",
-    "Command": "command",
-    "HookRelay": "hooks",
-    "hookimpl": "hookspecs",
-    "load_body": "loading",
-    "Manifest": "manifest",
-    "ManifestEntry": "manifest",
-    "PluginList": "plugin_list",
-    "Selection": "selection",
-    "Verdict": "selection",
-    "select": "selection",
-    "select_architecture": "selection",
-    "select_claims": "selection",
-    "select_default_model": "selection",
-    "select_fitting": "selection",
-    "select_in_turn": "selection_in_turn",
-    "select_kinds": "selection",
-    "select_ordered": "selection",
-    "select_recognised": "selection_recognised",
-    "select_set": "selection_set",
-    "without_key": "open_route",
-}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,11 +9,12 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from engine.plugin.candidate import Candidate, Problem
 from engine.plugin.card import Card
-from engine.plugin.known import distribution_of, known_drivers
-from engine.plugin.near import did_you_mean, near_matches
+from engine.plugin.hints import did_you_mean, distribution_of, known_drivers, near_matches
+from engine.plugin.loading import load_entry_point
 from engine.plugin.plugin_list import PluginList, normal, only
 from engine.plugin.points import COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
 from engine.types.errors import (
@@ -37,53 +38,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GROUP = re.compile(r"engine\.((?:hooks\.)?[a-z_]+)\.v(\d+)\Z")
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One entry point as the metadata states it: nothing of it has been imported.
-
-    Attributes:
-        point: the point's name, "hooks.<process>" or "commands".
-        name: the driver's name.
-        major: the interface major of the group in which it is registered.
-        distribution: the name of the distribution that offers it.
-        version: that distribution's version.
-        value: where the card is, "package.module:Class".
-    """
-
-    point: str
-    name: str
-    major: int
-    distribution: str
-    version: str
-    value: str
-
-    @property
-    def group(self) -> str:
-        return f"engine.{self.point}.v{self.major}"
-
-    @property
-    def provenance(self) -> str:
-        """The distribution with its version, e.g. "engine 0.1.0"."""
-        return f"{self.distribution} {self.version}"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something in the metadata that no driver can be chosen from.
-
-    Attributes:
-        distribution: "name version", or the name alone where the version cannot be read.
-        found: what is wrong.
-        remedy: what mends it.
-        kind: "broken", or "incomplete" where the plugins are listed and what they need is not installed.
-    """
-
-    distribution: str
-    found: str
-    remedy: str
-    kind: str = "broken"
-
-
 @dataclass
 class Registry:
     """What is installed, and the cards that have been imported from it.
@@ -101,7 +55,7 @@ class Registry:
 
     found: Sequence[Candidate] = ()
     problems: tuple[Problem, ...] = ()
-    points: Mapping[str, Point] = field(default_factory=lambda: POINTS)
+    points: Mapping[str, Point[Any, Any]] = field(default_factory=lambda: POINTS)
     quarantine: dict[Candidate, PluginError] = field(default_factory=dict)
     plugins: PluginList = field(default_factory=PluginList)
     denied: Mapping[Candidate, str] = field(init=False)
@@ -187,8 +141,6 @@ class Registry:
         """
         if candidate in self._cards:
             return self._cards[candidate]
-        from engine.plugin.loading import load_entry_point
-
         point, started = self.points[candidate.point], time.monotonic()
         card = load_entry_point(candidate)
         if (seconds := time.monotonic() - started) > SLOW_SECONDS:
@@ -203,9 +155,7 @@ class Registry:
                 f"use driver '{candidate.name}' for {candidate.point}",
                 f"{candidate.value} of {candidate.provenance} is {card!r}, not a subclass of {point.interface}",
                 "its author has to name the card class in the entry point",
-                point=candidate.point,
-                driver=candidate.name,
-                distribution=candidate.provenance,
+                **candidate.blame,
             )
         if card.requires_minor > point.minor:
             raise IncompatibleDriverError(
@@ -213,9 +163,7 @@ class Registry:
                 f"{candidate.provenance} needs interface {candidate.major}.{card.requires_minor}, "
                 f"this core has {candidate.major}.{point.minor}",
                 "pip install --upgrade engine",
-                point=candidate.point,
-                driver=candidate.name,
-                distribution=candidate.provenance,
+                **candidate.blame,
             )
         self._cards[candidate] = card
         return card
@@ -283,9 +231,7 @@ class Registry:
             f"{candidate.point}",
             f"{candidate.provenance} offers it, but {self.why_denied(candidate)}",
             f"{remedy}, or name another",
-            point=candidate.point,
-            driver=candidate.name,
-            distribution=candidate.provenance,
+            **candidate.blame,
         )
 
     def why_denied(self, candidate: Candidate) -> str:
@@ -307,9 +253,7 @@ class Registry:
             f"use driver '{candidate.name}' for {candidate.point}",
             f"{candidate.provenance} speaks {candidate.group}, this core serves {served}",
             f"pip install --upgrade {candidate.distribution if stale else 'engine'}",
-            point=candidate.point,
-            driver=candidate.name,
-            distribution=candidate.provenance,
+            **candidate.blame,
         )
 
 

@@ -1,18 +1,77 @@
-"""Selection explains itself: for every candidate of a point whether it is at work, and if not, why not."""
+"""Choices explain themselves: who is at work and why, and for every other candidate of a point why it is not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from engine.plugin.candidate import Candidate
 from engine.plugin.card import Card
-from engine.plugin.discovery import Candidate, Registry, duplicate
+from engine.plugin.choosing import or_quarantine
+from engine.plugin.discovery import Registry, duplicate
 from engine.plugin.plugin_list import only
-from engine.plugin.selection_recognised import recognition
-from engine.plugin.verdicts import Selection, Verdict, judge, or_quarantine
+from engine.plugin.points import PICKS
+from engine.plugin.selection import Selection, Verdict, answer
 from engine.types.errors import PluginError
+from engine.types.hooks import ChosenDriver
+
+_LONGEST_REASON = 60
+_NONE_AT_WORK = "no driver of this point is at work with these settings"
+_ORDER = ("chosen", "fits", "unfit", "unused", "duplicate", "broken", "outdated", "denied")
+
+_Said = tuple[str, tuple[str, ...]]
+"""(verdict, reasons)."""
 
 
+# -- who is at work ----------------------------------------------------------------------------------------------------
+def by_driver(selections: Iterable[Selection[Any]]) -> list[list[Selection[Any]]]:
+    """The selections of each driver at work, in their order: one that serves many kinds or operations is there once."""
+    together: dict[Candidate, list[Selection[Any]]] = {}
+    for selection in selections:
+        together.setdefault(selection.candidate, []).append(selection)
+    return list(together.values())
+
+
+def chosen_drivers(selections: Sequence[Selection[Any]]) -> list[ChosenDriver]:
+    """Each driver at work, as hooks are told of it; its kinds where several drivers of the point are at work."""
+    drivers = by_driver(selections)
+    points = [served[0].point for served in drivers]
+    return [
+        ChosenDriver(
+            point=served[0].point,
+            kinds=tuple(dict.fromkeys(s.kind for s in served if s.kind)) if points.count(served[0].point) > 1 else (),
+            driver=served[0].candidate.name,
+            distribution=served[0].candidate.distribution,
+            version=served[0].candidate.version,
+            why=why(served),
+        )
+        for served in drivers
+    ]
+
+
+def why(served: Sequence[Selection[Any]]) -> str:
+    """Why a driver is at work, and what speaks against others where the priority decides, e.g. "auto, priority 10;
+    unfit: triton: there is no GPU"."""
+    first = served[0]
+    others = list(refusals(served).items()) if first.reason.startswith("auto") else []
+    if not others:
+        return first.reason
+    reasons = [f"{name}: {_short('; '.join(reasons))}" for name, reasons in others[:2]]
+    more = f" and {len(others) - 2} more" if len(others) > 2 else ""
+    return f"{first.reason}; unfit: {', '.join(reasons)}{more}"
+
+
+def refusals(served: Sequence[Selection[Any]]) -> dict[str, tuple[str, ...]]:
+    """By driver: why others that were asked before a driver at work do not fit."""
+    verdicts = {v.candidate.name: v for selection in served for v in selection.verdicts if not v.fit}
+    return {name: v.reasons for name, v in verdicts.items() if name != served[0].candidate.name}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+
+
+# -- every candidate ---------------------------------------------------------------------------------------------------
 class Outcome(NamedTuple):
     """What came of one candidate.
 
@@ -22,8 +81,7 @@ class Outcome(NamedTuple):
         verdict: "chosen", "fits", "unfit", "unused" (none is at work, and nobody was asked), "duplicate" (another
             distribution has the name too), "broken", "outdated" or "denied".
         kinds: the kinds of layer or operations of which this is said; empty where it is said of all.
-        reasons: why it is not at work; for a chosen one, why it is, and what its card
-            remarks.
+        reasons: why it is not at work; for a chosen one, why it is, and what its card remarks.
     """
 
     candidate: Candidate
@@ -33,12 +91,8 @@ class Outcome(NamedTuple):
     reasons: tuple[str, ...]
 
 
-_NONE_AT_WORK = "no driver of this point is at work with these settings"
-_ORDER = ("chosen", "fits", "unfit", "unused", "duplicate", "broken", "outdated", "denied")
-
-
 def explain(
-    registry: Registry, point: str, selections: Sequence[Selection], needs: Mapping[str, Any] | None = None
+    registry: Registry, point: str, selections: Sequence[Selection[Any]], needs: Mapping[str, Any] | None = None
 ) -> list[Outcome]:
     """What came of every candidate of a point, those at work first; one line for each thing that is said.
 
@@ -62,23 +116,21 @@ def explain(
         except PluginError as error:
             outcomes.append(Outcome(candidate, None, "broken", (), (error.found or str(error),)))
             continue
-        said: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        if registry.points[point].pick == "in_turn":
-            for outcome, kind in _turns(registry, candidate, card, selections):
-                said.setdefault(outcome, []).append(kind)
-        for selection in () if said else selections:
-            said.setdefault(_outcome(registry, candidate, card, selection), []).append(selection.kind)
-        if not selections:
-            for kind, need in (needs or {}).items():
-                said.setdefault(_idle(registry, candidate, card, kind, need), []).append(kind)
-            if not needs:
-                said["unused", (_NONE_AT_WORK,)] = []
-        if any(verdict == "chosen" for verdict, _ in said) and registry.points[point].pick in ("many", "ordered"):
-            # What others do says nothing against one that is at work, where several are.
-            said = {key: kinds for key, kinds in said.items() if key[0] == "chosen" or any(kinds)}
-        for (verdict, reasons), kinds in said.items():
-            named = tuple(kind for kind in kinds if kind)
-            outcomes.append(Outcome(candidate, card.priority, verdict, named, reasons))
+        said: dict[_Said, list[str]] = {}
+        kinds = dict.fromkeys(selection.kind for selection in selections)
+        if registry.points[point].pick == "in_turn":  # who has no turn has it with no kind
+            kinds = {s.kind: None for s in selections if s.candidate == candidate} or dict.fromkeys(
+                [""] if kinds else []
+            )
+        for kind in kinds:
+            turns = [selection for selection in selections if kind in (selection.kind, "")]
+            asks = {selection.kind: selection.need for selection in turns}
+            said.setdefault(_said(registry, candidate, card, turns, asks), []).append(kind)
+        for kind, need in (needs or {}).items() if not selections else ():
+            said.setdefault(_idle(registry, candidate, card, {kind: need}), []).append(kind)
+        said = said or {("unused", (_NONE_AT_WORK,)): []}
+        for (verdict, reasons), named in said.items():
+            outcomes.append(Outcome(candidate, card.priority, verdict, tuple(filter(None, named)), reasons))
     for candidate in registry.outdated(point):
         served = ", ".join(f"v{major}" for major in registry.points[point].majors)
         reason = f"it speaks v{candidate.major}, this core serves {served}"
@@ -87,73 +139,64 @@ def explain(
     return sorted(outcomes, key=lambda o: (_ORDER.index(o.verdict), -(o.priority or 0), o.candidate.name))
 
 
-def _turns(
-    registry: Registry, candidate: Candidate, card: type[Card], selections: Sequence[Selection]
-) -> list[tuple[tuple[str, tuple[str, ...]], str]]:
-    """((verdict, reasons), kind) of one candidate of pick `in_turn` for each kind of request in which it has a turn;
-    kind "" where it has none."""
-    found: list[tuple[tuple[str, tuple[str, ...]], str]] = []
-    for kind in dict.fromkeys(selection.kind for selection in selections):
-        turns = [selection for selection in selections if selection.kind == kind]
-        place = next((i for i, selection in enumerate(turns) if selection.candidate == candidate), None)
-        if place is None:
-            continue
-        why = "asked for" if turns[place].asked else f"auto, priority {card.priority}"
-        before = _quoted(turns[:place])
-        turn = f"gets what {before} {'refuses' if place == 1 else 'refuse'}" if place else "asked first"
-        found.append((("chosen", (f"{turn} ({why})", *_remarks(card, turns[place].need))), kind))
-    if found or not selections:
-        return found
-    verdict, reasons = _outcome(registry, candidate, card, selections[0])
-    if verdict == "fits":
-        reasons = (
-            f"{_quoted(selections)} {'was' if len({s.candidate for s in selections}) == 1 else 'were'} asked for",
-        )
-    return [((verdict, reasons), "")]
+def _said(
+    registry: Registry,
+    candidate: Candidate,
+    card: type[Card],
+    turns: Sequence[Selection[Any]],
+    asks: Mapping[str, Any],
+) -> _Said:
+    """What is said of one candidate where these drivers are at work, in the order of their turns.
 
-
-def _quoted(selections: Sequence[Selection]) -> str:
-    return ", ".join(dict.fromkeys(f"'{selection.candidate.name}'" for selection in selections))
-
-
-def _outcome(
-    registry: Registry, candidate: Candidate, card: type[Card], selection: Selection
-) -> tuple[str, tuple[str, ...]]:
-    """(verdict, reasons) of one candidate for one choice that was made."""
-    pick = registry.points[candidate.point].pick
-    if candidate == selection.candidate:
-        return "chosen", (_why(selection, pick), *_remarks(card, selection.need))
-    if pick == "ordered" and selection.kind and selection.kind not in _names(card, "operations"):
-        return "unfit", ("not among what it offers",)
-    verdict = next((v for v in selection.verdicts if v.candidate == candidate), None)
-    if verdict is None:
-        kind, need, model = selection.kind, selection.need, selection.candidate.name
-        verdict = or_quarantine(registry, candidate, _verdict, card, candidate, kind, need, pick, model)
-    if refused := _refused(registry, verdict):
+    Args:
+        asks: what they were asked.
+    """
+    first, pick = turns[0], registry.points[candidate.point].pick
+    place = next((index for index, selection in enumerate(turns) if selection.candidate == candidate), None)
+    if place is not None:
+        reason = turns[place].reason
+        if pick == "in_turn":
+            before = _names(turns[:place]) + (" refuses" if place == 1 else " refuse")
+            reason = f"gets what {before} ({reason})" if place else f"asked first ({reason})"
+        return "chosen", (reason, *_remarks(card, turns[place].need))
+    if pick == "by_architecture":
+        return "unfit", ("it is for another architecture",)
+    if pick in ("ordered", "per_kind") and not PICKS[pick].served(card, asks):
+        return "unfit", ("not among what it serves",)
+    verdict = next((v for selection in turns for v in selection.verdicts if v.candidate == candidate), None)
+    if refused := _refused(registry, candidate, card, asks, verdict):
         return refused
-    first = f"'{selection.candidate.name}'"
-    if selection.asked:
-        return "fits", (f"{first} was asked for",)
-    if card.priority == selection.card.priority:
-        return "fits", (f"{first} has the same priority and comes first by name",)
-    return "fits", (f"{first} has priority {selection.card.priority}",)
+    if pick == "in_turn":
+        return "fits", (f"{_names(turns)} {'was' if len({s.candidate for s in turns}) == 1 else 'were'} asked for",)
+    if first.asked:
+        return "fits", (f"{_names([first])} was asked for",)
+    same = " and comes first by name" if card.priority == first.card.priority else ""
+    return "fits", (
+        f"{_names([first])} has {'the same priority' if same else f'priority {first.card.priority}'}{same}",
+    )
 
 
-def _idle(
-    registry: Registry, candidate: Candidate, card: type[Card], kind: str, need: Any
-) -> tuple[str, tuple[str, ...]]:
-    """(verdict, reasons) of one candidate where no driver of the point is at work."""
+def _idle(registry: Registry, candidate: Candidate, card: type[Card], asks: Mapping[str, Any]) -> _Said:
+    """What is said of one candidate where no driver of the point is at work."""
     point = registry.points[candidate.point]
-    verdict = or_quarantine(registry, candidate, _verdict, card, candidate, kind, need, point.pick)
     how = f"; name one with {point.option_flag}" if point.optional else ""
-    return _refused(registry, verdict) or ("fits", (_NONE_AT_WORK + how,))
+    return _refused(registry, candidate, card, asks) or ("fits", (_NONE_AT_WORK + how,))
 
 
-def _refused(registry: Registry, verdict: Verdict) -> tuple[str, tuple[str, ...]] | None:
-    """(verdict, reasons) of one that is broken or does not fit."""
-    if (error := registry.quarantine.get(verdict.candidate)) is not None:
+def _refused(
+    registry: Registry, candidate: Candidate, card: type[Card], asks: Mapping[str, Any], verdict: Verdict | None = None
+) -> _Said | None:
+    """What is said of one that is broken or does not fit; without a verdict it is asked now."""
+    if verdict is None:
+        pick = PICKS[registry.points[candidate.point].pick]
+        verdict = or_quarantine(registry, candidate, lambda: answer(pick, card, candidate, asks))
+    if (error := registry.quarantine.get(candidate)) is not None:
         return "broken", (error.found or str(error),)
     return None if verdict.fit else ("unfit", verdict.reasons)
+
+
+def _names(selections: Sequence[Selection[Any]]) -> str:
+    return ", ".join(dict.fromkeys(f"'{selection.candidate.name}'" for selection in selections))
 
 
 def _remarks(card: type[Card], need: Any) -> tuple[str, ...]:
@@ -162,36 +205,3 @@ def _remarks(card: type[Card], need: Any) -> tuple[str, ...]:
         return tuple(str(remark) for remark in card.remarks(need))
     except Exception as error:
         return (f"its card's `remarks` raised {type(error).__name__}: {error}",)
-
-
-def _verdict(card: type[Card], candidate: Candidate, kind: str, need: Any, pick: str, model: str = "") -> Verdict:
-    """What the card says to a need; `model` is the driver of the model's architecture, where the pick is by that."""
-    lacks = ""
-    if pick == "by_architecture":
-        lacks = "it is for another architecture" if candidate.name != model else ""
-    elif pick == "claims":
-        lacks = "" if card.claims(need) else f"does not claim {need!r}"  # type: ignore[attr-defined]
-        return Verdict(candidate, not lacks, (lacks,) if lacks else ())
-    elif pick == "recognises":
-        return recognition(card, candidate, need)
-    elif pick == "per_kind" and kind not in _names(card, "kinds", kind):
-        lacks = f"it does not serve layers of kind {kind}"
-    if lacks:
-        return Verdict(candidate, False, (lacks,))
-    return judge(card, candidate, need)
-
-
-def _names(card: type[Card], attribute: str, *default: str) -> Any:
-    return getattr(card, attribute, None) or default
-
-
-def _why(selection: Selection, pick: str) -> str:
-    if selection.asked:
-        return "asked for"
-    if pick == "by_architecture":
-        return "it has the model's architecture"
-    if pick == "claims":
-        return "it claims the model"
-    if pick == "recognises":
-        return f"it recognises the model's chat template, priority {selection.card.priority}"
-    return f"auto, priority {selection.card.priority}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.types.errors import HookFailedError, RequestRefusedError
 
 if TYPE_CHECKING:
-    from engine.plugin.discovery import Candidate
+    from engine.plugin.candidate import Candidate
 
 logger = logging.getLogger("engine.plugin.hooks")
 

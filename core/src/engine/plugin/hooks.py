@@ -19,11 +19,12 @@ from typing import Any
 
 import pluggy
 
-from engine.plugin.discovery import Candidate, Registry, duplicate
+from engine.plugin.candidate import Candidate
+from engine.plugin.discovery import Registry, duplicate
+from engine.plugin.hints import did_you_mean, near_matches
 from engine.plugin.hook_calls import Chain, Checks, Failures, Filters, Implementation, Observers, Wraps
-from engine.plugin.hook_options import HookOptions, build, plain
 from engine.plugin.hookspecs import HOOKSPECS, kind_of
-from engine.plugin.near import did_you_mean, near_matches
+from engine.plugin.options import HookOptions, build_hook_options, plain
 from engine.types.errors import ContractError, PluginError
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class HookRelay:
 
     def _instance(self, candidate: Candidate, plugin: Any) -> Any:
         """A plugin that is a class as an object, built with its options where it has some."""
-        options = build(candidate, plugin, self._options.get(plain(candidate.name), {}))
+        options = build_hook_options(candidate, plugin, self._options.get(plain(candidate.name), {}))
         if not isinstance(plugin, type):
             return plugin
         return plugin() if options is None else plugin(options)
@@ -245,7 +246,5 @@ def _contract(candidate: Candidate, found: str, remedy: str) -> ContractError:
         f"use plugin '{candidate.name}' for {candidate.point}",
         f"{found} ({candidate.value} of {candidate.provenance})",
         remedy or f"upgrade it, or report it to its author: pip install --upgrade {candidate.distribution}",
-        point=candidate.point,
-        driver=candidate.name,
-        distribution=candidate.provenance,
+        **candidate.blame,
     )

@@ -15,8 +15,8 @@ from engine.process.importing import import_object
 from engine.types.errors import ContractError, DriverImportError
 
 if TYPE_CHECKING:
+    from engine.plugin.candidate import Candidate
     from engine.plugin.card import Card
-    from engine.plugin.discovery import Candidate
 
 
 def load_entry_point(candidate: Candidate) -> object:
@@ -49,9 +49,7 @@ def load_entry_point(candidate: Candidate) -> object:
             f"load {'driver' if candidate.point in POINTS else 'plugin'} '{candidate.name}' for {candidate.point}",
             f"importing {candidate.value} of {candidate.provenance} raised {_cause(error)}",
             _import_remedy(error, candidate.value, candidate.distribution),
-            point=candidate.point,
-            driver=candidate.name,
-            distribution=candidate.provenance,
+            **candidate.blame,
         ) from error
 
 

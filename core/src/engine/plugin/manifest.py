@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from engine.plugin.discovery import Registry
 from engine.plugin.options import validate_options
 from engine.plugin.points import HOOKS
-from engine.plugin.verdicts import Selection
+from engine.plugin.selection import Selection
 from engine.types.errors import ContractError, ManifestError, PluginError
 from engine.types.start import Choice
-
-ManifestEntry = Choice
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -26,7 +25,7 @@ class Manifest(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
 
     @classmethod
-    def of(cls, selections: Iterable[Selection]) -> Manifest:
+    def of(cls, selections: Iterable[Selection[Any]]) -> Manifest:
         """The manifest of what was selected, in that order."""
         return cls(tuple(selection.choice() for selection in selections))
 
@@ -57,7 +56,7 @@ class Manifest(msgspec.Struct, frozen=True):
         if differences:
             raise _mismatch("start with the drivers that the launcher chose", differences)
 
-    def restore(self, registry: Registry) -> tuple[Selection, ...]:
+    def restore(self, registry: Registry) -> tuple[Selection[Any], ...]:
         """Check, then import the chosen cards and validate their options again: the selections, in this process.
 
         Raises:
@@ -139,7 +138,7 @@ def check_hooks(registry: Registry, process: str, choices: Iterable[Choice] | No
         raise _mismatch("start with the hook plugins that the launcher found", differences)
 
 
-def restore_choice(registry: Registry, choice: Choice) -> Selection:
+def restore_choice(registry: Registry, choice: Choice) -> Selection[Any]:
     """The selection that a choice was made from, as this process sees it; its card is imported, its body is not."""
     candidate = registry.find(choice.point, choice.driver)
     card = registry.card(candidate)

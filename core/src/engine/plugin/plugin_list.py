@@ -9,13 +9,12 @@ from functools import cache
 from importlib.metadata import requires
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.plugin.known import distribution_of, known_distributions
-from engine.plugin.near import near_matches
+from engine.plugin.hints import distribution_of, known_distributions, near_matches
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.plugin.discovery import Candidate
+    from engine.plugin.candidate import Candidate
 
 CORE = "engine-base"
 """The core's own distribution."""

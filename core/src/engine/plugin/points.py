@@ -7,48 +7,146 @@ driver. Nothing is imported here: interfaces are named by string.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-Pick = Literal["one", "ordered", "in_turn", "per_kind", "by_architecture", "claims", "recognises", "many"]
-"""How drivers of a point are picked.
+if TYPE_CHECKING:
+    from engine.interfaces.attention import AttentionCard, AttentionNeed
+    from engine.interfaces.checkpoint import CheckpointCard
+    from engine.interfaces.communicator import CommunicatorCard, CommunicatorNeed
+    from engine.interfaces.drafter import DrafterCard, DrafterNeed
+    from engine.interfaces.evictor import EvictorCard
+    from engine.interfaces.executor import ExecutorCard, ExecutorNeed
+    from engine.interfaces.grammar import GrammarCard
+    from engine.interfaces.kv_connector import KVConnectorCard, KVConnectorNeed
+    from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
+    from engine.interfaces.model import ModelCard, ModelNeed
+    from engine.interfaces.ops import OpsCard, OpsNeed
+    from engine.interfaces.platform import PlatformCard, PlatformNeed
+    from engine.interfaces.quantization import QuantizationCard, QuantizationNeed
+    from engine.interfaces.reasoning_parser import ReasoningParserCard, ReasoningParserNeed
+    from engine.interfaces.router import RouterCard, RouterNeed
+    from engine.interfaces.scheduling_policy import SchedulingPolicyCard
+    from engine.interfaces.tokenizer import TokenizerCard, TokenizerNeed
+    from engine.interfaces.tool_parser import ToolParserCard, ToolParserNeed
+    from engine.plugin.card import Card
 
-- `one`: a single driver.
-- `ordered`: a list; each operation goes to the first driver that offers it and fits (ops: settled at start;
-  communicator: by asking the bodies, for each form of a collective).
-- `in_turn`: several, in order of preference; each request goes to the first that serves its kind and takes it. Names
-  stand for themselves alone; behind "auto" among them stand all others.
-- `per_kind`: one driver for each kind of layer that the model has.
-- `by_architecture`: the entry point's name is the architecture string of the model's config.json.
-- `claims`: the one card whose `claims(name)` is true; two is an error.
-- `recognises`: the first by priority whose card `recognises` the model, none where none does; `none` turns it off.
-- `many`: all that are named, and one for each job that the point has.
-"""
+CardT = TypeVar("CardT", bound="Card")
+"""The card interface of a point."""
+NeedT = TypeVar("NeedT")
+"""What a point's cards are asked."""
 
-_UNNAMED: Mapping[Pick, str] = MappingProxyType(
-    {
-        "one": "to have one chosen",
-        "ordered": "to have those chosen that are needed",
-        "in_turn": "to have them chosen",
-        "per_kind": "to have one chosen for each kind",
-        "by_architecture": "to have the one that is called like the model's architecture",
-        "claims": "to have the one that claims the model",
-        "recognises": "to have one chosen where the model's chat template shows which",
-        "many": "to have those alone that the requests' parameters need",
-    }
-)
+PickName = Literal["one", "ordered", "all", "in_turn", "per_kind", "by_architecture", "claims", "recognises", "many"]
 
 
 @dataclass(frozen=True)
-class Point:
+class Pick:
+    """One way of picking drivers: what `choose`, which walks the cards alike for all of them, does differently.
+
+    The walk goes through what is asked for (kinds of layer, operations, kinds of request, or one thing without a name)
+    and asks the cards in their order: those that were named, then the others by priority.
+
+    Attributes:
+        unnamed: what a user gets who names no driver, as the end of a remedy that says so.
+        serves: the card's attribute that holds which of the kinds it serves; "" where each card serves all there are.
+        lacks: what is said of a card that does not serve what is asked, with {served} and {asked}.
+        question: the card's method that has to answer True beside, unless the driver was named; "" for none.
+        denies: what is said where it answers False, with {need}.
+        takes: of the drivers that fit, the "first", "all", or the "only" one: two are an error.
+        several: whether a user may name several, with commas between them.
+        helped: whether those that nobody named serve what the named ones do not.
+        tolerant: whether a named driver may be unfit for some of what it serves.
+        required: whether it is an error that nobody fits.
+    """
+
+    unnamed: str
+    serves: str = ""
+    lacks: str = ""
+    question: str = ""
+    denies: str = ""
+    takes: Literal["first", "all", "only"] = "first"
+    several: bool = False
+    helped: bool = False
+    tolerant: bool = False
+    required: bool = True
+
+    def served(self, card: type[Card], kinds: Iterable[str]) -> list[str]:
+        """Those of the kinds that a card serves; "" is what each card does."""
+        return [kind for kind in kinds if not (self.serves and kind) or kind in getattr(card, self.serves)]
+
+    def offer(self, card: type[Card]) -> str:
+        """All that a card serves, as people read it."""
+        return ", ".join(sorted(getattr(card, self.serves))) or "none"
+
+
+PICKS: Mapping[PickName, Pick] = MappingProxyType(
+    {
+        # A single driver.
+        "one": Pick("to have one chosen"),
+        # Each operation goes to the first driver that offers it and fits.
+        "ordered": Pick(
+            "to have those chosen that are needed",
+            serves="operations",
+            lacks="it does not offer {asked}",
+            several=True,
+            helped=True,
+            tolerant=True,
+        ),
+        # Every driver that fits; who does a piece of work is settled by asking their bodies in this order.
+        "all": Pick("to have those chosen that are needed", takes="all", several=True, helped=True),
+        # Each request goes to the first that serves its kind and takes it. Names stand for themselves alone; behind
+        # "auto" among them stand all others.
+        "in_turn": Pick(
+            "to have them chosen",
+            serves="constraints",
+            lacks="it serves none of {asked}",
+            takes="all",
+            several=True,
+        ),
+        # One driver for each kind of layer that the model has: a name binds the kinds that it serves, "kind=driver,..."
+        # is exact.
+        "per_kind": Pick(
+            "to have one chosen for each kind",
+            serves="kinds",
+            lacks="it serves layers of kind {served}, not {asked}",
+            helped=True,
+        ),
+        # The entry point's name is the architecture string of the model's config.json.
+        "by_architecture": Pick("to have the one that is called like the model's architecture"),
+        # The one card whose `claims(name)` is true.
+        "claims": Pick(
+            "to have the one that claims the model", question="claims", denies="does not claim {need!r}", takes="only"
+        ),
+        # The first whose card `recognises` the model, none where none does; "none" turns it off.
+        "recognises": Pick(
+            "to have one chosen where the model's chat template shows which",
+            question="recognises",
+            denies="the model's chat template has nothing of its form",
+            required=False,
+        ),
+        # All that are named, and one for each job that the point has.
+        "many": Pick(
+            "to have those alone that the requests' parameters need",
+            serves="parameters",
+            several=True,
+            helped=True,
+            required=False,
+        ),
+    }
+)
+"""How drivers of a point are picked."""
+
+
+@dataclass(frozen=True)
+class Point(Generic[CardT, NeedT]):
     """One extension point.
 
     Attributes:
         name: the point's name; drivers register in the entry-point group `engine.<name>.v<major>`.
         interface: "module:Class" of the card interface that every driver's card subclasses.
-        pick: how drivers are picked, see `Pick`.
+        pick: how drivers are picked, see `PICKS`.
         help: one line for `--help`, the docs and `engine plugins`.
         majors: the interface majors that this core serves, ascending; its own code speaks the last.
         adapters: for each older one "module:function", which makes of a body of that major one of the next.
@@ -63,7 +161,7 @@ class Point:
 
     name: str
     interface: str
-    pick: Pick
+    pick: PickName
     help: str
     majors: tuple[int, ...] = (0,)
     adapters: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
@@ -81,7 +179,7 @@ class Point:
     @property
     def unnamed(self) -> str:
         """What a user gets who names no driver, as the end of a remedy that says so, e.g. "to have one chosen"."""
-        return "to do without" if self.optional else _UNNAMED[self.pick]
+        return "to do without" if self.optional else PICKS[self.pick].unnamed
 
     @property
     def keyword(self) -> str:
@@ -93,136 +191,136 @@ class Point:
         return f"engine.{self.name}.v{major}"
 
 
-def _declare(*points: Point) -> Mapping[str, Point]:
-    return MappingProxyType({point.name: point for point in points})
-
-
-POINTS: Mapping[str, Point] = _declare(
-    Point(
-        "platform",
-        "engine.interfaces.platform:PlatformCard",
-        "one",
-        "the device: memory pools, dtypes, capture and replay, the worker that is started",
-    ),
-    Point(
-        "ops",
-        "engine.interfaces.ops:OpsCard",
-        "ordered",
-        "tensor operations; a comma-separated order of preference, resolved per operation",
-    ),
-    Point(
-        "attention",
-        "engine.interfaces.attention:AttentionCard",
-        "per_kind",
-        "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
-        minor=1,
-        kinds=("full", "sliding", "mla", "state", "cross", "encoder"),
-    ),
-    Point(
-        "communicator",
-        "engine.interfaces.communicator:CommunicatorCard",
-        "ordered",
-        "collectives between the ranks of a model; a comma-separated order, the first that accepts one takes it",
-    ),
-    Point(
-        "executor",
-        "engine.interfaces.executor:ExecutorCard",
-        "one",
-        "starts the workers, carries plans to them and merges their results",
-    ),
-    Point(
-        "evictor",
-        "engine.interfaces.evictor:EvictorCard",
-        "one",
-        "orders the cached KV pages that are given up first",
-        minor=1,
-        additions={1: "engine.interfaces.evictor_v0_0:adapt"},
-    ),
-    Point(
-        "model",
-        "engine.interfaces.model:ModelCard",
-        "by_architecture",
-        "the model's implementation, by the architecture string of its config.json",
-        flag="model-impl",
-    ),
-    Point(
-        "quantization",
-        "engine.interfaces.quantization:QuantizationCard",
-        "per_kind",
-        "weights of fewer bits, quantised while they are loaded; a driver, or kind=driver,... (default: none)",
-        kinds=("linear", "head"),
-        optional=True,
-    ),
-    Point(
-        "checkpoint",
-        "engine.interfaces.checkpoint:CheckpointCard",
-        "claims",
-        "resolves a model's name to files and reads the tensors in them",
-        flag="load-format",
-    ),
-    Point(
-        "tokenizer",
-        "engine.interfaces.tokenizer:TokenizerCard",
-        "one",
-        "text to tokens and back, and the chat template",
-        flag="tokenizer-mode",
-    ),
-    Point(
-        "scheduling_policy",
-        "engine.interfaces.scheduling_policy:SchedulingPolicyCard",
-        "one",
-        "orders the waiting requests and picks whom to preempt",
-        majors=(0, 1),
-        adapters={0: "engine.interfaces.scheduling_policy_v0:adapt"},
-    ),
-    Point(
-        "kv_connector",
-        "engine.interfaces.kv_connector:KVConnectorCard",
-        "ordered",
-        "takes KV pages elsewhere and back; today the swap tier of preempted requests (see --swap-space)",
-    ),
-    Point(
-        "drafter",
-        "engine.interfaces.drafter:DrafterCard",
-        "one",
-        "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
-        minor=1,
-        additions={1: "engine.interfaces.drafter_v0_0:adapt"},
-        optional=True,
-    ),
-    Point(
-        "logits_processor",
-        "engine.interfaces.logits_processor:LogitsProcessorCard",
-        "many",
-        "edits of logits before a token is drawn; a comma-separated list of processors to add",
-        flag="logits-processors",
-    ),
-    Point(
-        "router",
-        "engine.interfaces.router:RouterCard",
-        "one",
-        "which of several engine cores (--data-parallel-size) takes a request",
-    ),
-    Point(
-        "grammar",
-        "engine.interfaces.grammar:GrammarCard",
-        "in_turn",
-        "constraints on outputs (structured outputs); a comma-separated order, the first that enforces one takes it",
-    ),
-    Point(
-        "tool_parser",
-        "engine.interfaces.tool_parser:ToolParserCard",
-        "recognises",
-        "finds the calls of tools in a model's text; by the chat template where none is named, or none",
-        flag="tool-call-parser",
-    ),
-    Point(
-        "reasoning_parser",
-        "engine.interfaces.reasoning_parser:ReasoningParserCard",
-        "recognises",
-        "divides a model's thoughts from its answer; by the chat template where none is named, or none",
-    ),
+PLATFORM: Point[PlatformCard, PlatformNeed] = Point(
+    "platform",
+    "engine.interfaces.platform:PlatformCard",
+    "one",
+    "the device: memory pools, dtypes, capture and replay, the worker that is started",
 )
+OPS: Point[OpsCard, OpsNeed] = Point(
+    "ops",
+    "engine.interfaces.ops:OpsCard",
+    "ordered",
+    "tensor operations; a comma-separated order of preference, resolved per operation",
+)
+ATTENTION: Point[AttentionCard, AttentionNeed] = Point(
+    "attention",
+    "engine.interfaces.attention:AttentionCard",
+    "per_kind",
+    "attention over the paged KV cache; a driver for all the layer kinds it serves, or kind=driver,...",
+    minor=1,
+    kinds=("full", "sliding", "mla", "state", "cross", "encoder"),
+)
+COMMUNICATOR: Point[CommunicatorCard, CommunicatorNeed] = Point(
+    "communicator",
+    "engine.interfaces.communicator:CommunicatorCard",
+    "all",
+    "collectives between the ranks of a model; a comma-separated order, the first that accepts one takes it",
+)
+EXECUTOR: Point[ExecutorCard, ExecutorNeed] = Point(
+    "executor",
+    "engine.interfaces.executor:ExecutorCard",
+    "one",
+    "starts the workers, carries plans to them and merges their results",
+)
+EVICTOR: Point[EvictorCard, None] = Point(
+    "evictor",
+    "engine.interfaces.evictor:EvictorCard",
+    "one",
+    "orders the cached KV pages that are given up first",
+    minor=1,
+    additions={1: "engine.interfaces.evictor_v0_0:adapt"},
+)
+MODEL: Point[ModelCard, ModelNeed] = Point(
+    "model",
+    "engine.interfaces.model:ModelCard",
+    "by_architecture",
+    "the model's implementation, by the architecture string of its config.json",
+    flag="model-impl",
+)
+QUANTIZATION: Point[QuantizationCard, QuantizationNeed] = Point(
+    "quantization",
+    "engine.interfaces.quantization:QuantizationCard",
+    "per_kind",
+    "weights of fewer bits, quantised while they are loaded; a driver, or kind=driver,... (default: none)",
+    kinds=("linear", "head"),
+    optional=True,
+)
+CHECKPOINT: Point[CheckpointCard, str] = Point(
+    "checkpoint",
+    "engine.interfaces.checkpoint:CheckpointCard",
+    "claims",
+    "resolves a model's name to files and reads the tensors in them",
+    flag="load-format",
+)
+TOKENIZER: Point[TokenizerCard, TokenizerNeed] = Point(
+    "tokenizer",
+    "engine.interfaces.tokenizer:TokenizerCard",
+    "one",
+    "text to tokens and back, and the chat template",
+    flag="tokenizer-mode",
+)
+SCHEDULING_POLICY: Point[SchedulingPolicyCard, None] = Point(
+    "scheduling_policy",
+    "engine.interfaces.scheduling_policy:SchedulingPolicyCard",
+    "one",
+    "orders the waiting requests and picks whom to preempt",
+    majors=(0, 1),
+    adapters={0: "engine.interfaces.scheduling_policy_v0:adapt"},
+)
+KV_CONNECTOR: Point[KVConnectorCard, KVConnectorNeed] = Point(
+    "kv_connector",
+    "engine.interfaces.kv_connector:KVConnectorCard",
+    "one",
+    "takes KV pages elsewhere and back; today the swap tier of preempted requests (see --swap-space)",
+)
+DRAFTER: Point[DrafterCard, DrafterNeed] = Point(
+    "drafter",
+    "engine.interfaces.drafter:DrafterCard",
+    "one",
+    "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
+    minor=1,
+    additions={1: "engine.interfaces.drafter_v0_0:adapt"},
+    optional=True,
+)
+LOGITS_PROCESSOR: Point[LogitsProcessorCard, LogitsProcessorNeed] = Point(
+    "logits_processor",
+    "engine.interfaces.logits_processor:LogitsProcessorCard",
+    "many",
+    "edits of logits before a token is drawn; a comma-separated list of processors to add",
+    flag="logits-processors",
+)
+ROUTER: Point[RouterCard, RouterNeed] = Point(
+    "router",
+    "engine.interfaces.router:RouterCard",
+    "one",
+    "which of several engine cores (--data-parallel-size) takes a request",
+)
+GRAMMAR: Point[GrammarCard, None] = Point(
+    "grammar",
+    "engine.interfaces.grammar:GrammarCard",
+    "in_turn",
+    "constraints on outputs (structured outputs); a comma-separated order, the first that enforces one takes it",
+)
+TOOL_PARSER: Point[ToolParserCard, ToolParserNeed] = Point(
+    "tool_parser",
+    "engine.interfaces.tool_parser:ToolParserCard",
+    "recognises",
+    "finds the calls of tools in a model's text; by the chat template where none is named, or none",
+    flag="tool-call-parser",
+)
+REASONING_PARSER: Point[ReasoningParserCard, ReasoningParserNeed] = Point(
+    "reasoning_parser",
+    "engine.interfaces.reasoning_parser:ReasoningParserCard",
+    "recognises",
+    "divides a model's thoughts from its answer; by the chat template where none is named, or none",
+)
+
+_IN_ORDER: tuple[Point[Any, Any], ...] = (
+    *(PLATFORM, OPS, ATTENTION, COMMUNICATOR, EXECUTOR, EVICTOR, MODEL, QUANTIZATION, CHECKPOINT, TOKENIZER),
+    *(SCHEDULING_POLICY, KV_CONNECTOR, DRAFTER, LOGITS_PROCESSOR, ROUTER, GRAMMAR, TOOL_PARSER, REASONING_PARSER),
+)
+POINTS: Mapping[str, Point[Any, Any]] = MappingProxyType({point.name: point for point in _IN_ORDER})
 """Every point, in the order in which they are listed."""
 
 NONE = "none"

@@ -20,10 +20,11 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from engine.plugin.discovery import Candidate, Registry
+from engine.plugin.candidate import Candidate
+from engine.plugin.discovery import Registry
 from engine.plugin.loading import load_entry_point
 from engine.plugin.points import HOOKS, POINTS
-from engine.plugin.verdicts import judge
+from engine.plugin.selection import judge
 from engine.types.errors import PluginError
 
 HEAVY = ("torch", "transformers", "jax", "tensorflow", "triton")

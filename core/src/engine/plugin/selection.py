@@ -1,262 +1,192 @@
-"""Choosing drivers: one function for each way of picking that points declare.
-
-Two rules hold for all of them. A driver asked for by name never falls back: missing, broken or unfit, it ends the
-start with one error. `auto` walks the cards by priority, keeps every reason, and puts what is broken into quarantine.
-"""
+"""What a card says about a need, and what was chosen in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic
 
-from engine.plugin.discovery import Candidate, Registry
-from engine.plugin.near import did_you_mean
-from engine.plugin.options import validate_options
-from engine.plugin.selection_many import select_fitting, select_kinds, select_ordered
-from engine.plugin.verdicts import (
-    Selection,
-    Verdict,
-    broken_verdict,
-    consider,
-    judge,
-    none_fits,
-    raised,
-    ranked,
-    unfit,
-)
-from engine.types.errors import (
-    ConfigError,
-    ContractError,
-    ModelNotFoundError,
-    PluginError,
-    UnsupportedModelError,
-)
+from engine.plugin.candidate import Candidate
+from engine.plugin.loading import load_body
+from engine.plugin.points import POINTS, CardT, Pick
+from engine.types.errors import ContractError, EngineError
 
 if TYPE_CHECKING:
     from engine.plugin.card import Card
+    from engine.types.start import Choice
 
-__all__ = [
-    "Selection",
-    "Verdict",
-    "select",
-    "select_architecture",
-    "select_claims",
-    "select_default_model",
-    "select_fitting",
-    "select_kinds",
-    "select_ordered",
-]
+logger = logging.getLogger(__name__)
+
+_FOUND_BY = {
+    "by_architecture": "it has the model's architecture",
+    "claims": "it claims the model",
+    "recognises": "it recognises the model's chat template",
+}
+"""What decides where it is not the priority, or before it, by pick."""
 
 
-def is_auto(asked: str | None) -> bool:
-    """Whether the user named no driver."""
-    return asked is None or asked.strip() in ("", "auto")
+@dataclass(frozen=True)
+class Verdict:
+    """One candidate's answer to one need.
+
+    Attributes:
+        candidate: who was asked.
+        fit: whether it can serve the need.
+        reasons: why not; empty where it fits.
+    """
+
+    candidate: Candidate
+    fit: bool
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        name = f"{self.candidate.name} ({self.candidate.provenance})"
+        return f"{name}: {'; '.join(self.reasons)}" if self.reasons else f"{name}: fits"
 
 
-def select(
-    registry: Registry,
-    point: str,
-    need: Any,
-    asked: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    kind: str = "",
-) -> Selection:
-    """Choose the one driver of a point.
+@dataclass(frozen=True)
+class Selection(Generic[CardT]):
+    """A chosen driver, and how it came to be chosen.
 
-    Args:
-        registry: what is installed.
+    Attributes:
         point: the point's name.
-        need: what the engine asks of the driver.
-        asked: the name that the user gave; None or "auto" lets the cards decide.
-        options: the options given for this point.
-        kind: a label for the selection and its errors.
-
-    Raises:
-        PluginError: the asked driver is missing, duplicate, broken, incompatible or unfit (each its own subclass);
-            no driver fits; an option is unknown or bad.
+        kind: the layer kind or operation it is chosen for; "" where the point has none.
+        candidate: where it comes from.
+        card: its imported card.
+        options: its validated options (an instance of `card.Options`), None where it has none.
+        asked: True where the user named it, False where `auto` found it.
+        verdicts: everyone who was considered, in order, with their reasons.
+        need: what was asked of them.
     """
-    if not is_auto(asked):
-        assert asked is not None
-        candidate = registry.find(point, asked.strip())
-        card = registry.card(candidate)
-        verdict = judge(card, candidate, need)
-        if not verdict.fit:
-            raise unfit(registry, verdict, kind)
-        return _selection(point, kind, candidate, card, options, True, [verdict], need)
-    verdicts: list[Verdict] = []
-    cards, broken = ranked(registry, point)
-    for candidate, card in cards:
-        verdict = consider(registry, candidate, judge, card, candidate, need)
-        verdicts.append(verdict)
-        if verdict.fit:
-            return _selection(point, kind, candidate, card, options, False, [*verdicts, *broken], need)
-    raise none_fits(registry, point, kind, [*verdicts, *broken])
 
+    point: str
+    kind: str
+    candidate: Candidate
+    card: type[CardT]
+    options: Any
+    asked: bool
+    verdicts: tuple[Verdict, ...] = ()
+    need: Any = None
 
-def select_architecture(
-    registry: Registry,
-    architectures: Sequence[str],
-    need: Any,
-    asked: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    point: str = "model",
-) -> Selection:
-    """Choose the model's implementation: the driver whose name is the architecture string.
+    @property
+    def reason(self) -> str:
+        """Why it was chosen, e.g. "asked for", or "auto, priority 10"."""
+        found_by = _FOUND_BY.get(POINTS[self.point].pick)
+        return "asked for" if self.asked else found_by or f"auto, priority {self.card.priority}"
 
-    Args:
-        registry: what is installed.
-        architectures: config.json's `architectures`; the first that a driver serves is taken.
-        need: what the engine asks of the model's body.
-        asked: a driver to use whatever the architecture is.
-        options: the options given for this point.
-        point: the point's name.
+    def load_body(self, half: str | None = None) -> type:
+        """Import the driver's body; see `engine.plugin.loading.load_body`."""
+        return load_body(self.card, half, candidate=self.candidate)
 
-    Raises:
-        UnsupportedModelError: no installed driver serves any of the architectures; with near matches and reasons.
-        PluginError: as `select`, for an asked driver, a duplicate, or a broken driver of this very architecture.
-    """
-    if not is_auto(asked):
-        return select(registry, point, need, asked, options)
-    names = [candidate.name for candidate in registry.candidates(point)]
-    verdicts: list[Verdict] = []
-    for architecture in architectures:
-        known = architecture in names or any(c.name == architecture for c in registry.outdated(point))
-        if not known and not registry.denies(point, architecture):
-            continue
-        candidate = registry.find(point, architecture)
-        card = registry.card(candidate)
-        verdict = judge(card, candidate, need)
-        verdicts.append(verdict)
-        if verdict.fit:
-            return _selection(point, "", candidate, card, options, False, verdicts, need)
-    wanted = ", ".join(architectures) or "a model whose config.json names no architecture"
-    if verdicts:
-        raise UnsupportedModelError(
-            f"load {wanted}",
-            "its driver does not serve this model: " + " | ".join(str(verdict) for verdict in verdicts),
-            "install a driver that does, and name it with --model-impl",
-        )
-    raise UnsupportedModelError(
-        f"load {wanted}",
-        f"no installed driver serves it; served are: {', '.join(names) or 'none'}",
-        (did_you_mean(architectures[0], names) if architectures else "")
-        or "install a distribution that offers the architecture, or name a driver with --model-impl",
-    )
+    def build(self, context: Any, half: str | None = None) -> Any:
+        """The driver's body, built with this context.
 
-
-def select_claims(
-    registry: Registry,
-    point: str,
-    name: str,
-    asked: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Selection:
-    """Choose the one driver whose card claims `name`.
-
-    Args:
-        registry: what is installed.
-        point: the point's name ("checkpoint").
-        name: what the user wants opened: a path or a name.
-        asked: a driver to use without asking who claims the name.
-        options: the options given for this point.
-
-    Raises:
-        ModelNotFoundError: nobody claims the name.
-        PluginError: two claim it; or, for an asked driver, as `select`.
-    """
-    if not is_auto(asked):
-        assert asked is not None
-        candidate = registry.find(point, asked.strip())
-        return _selection(
-            point, "", candidate, registry.card(candidate), options, True, [Verdict(candidate, True)], name
-        )
-    cards, verdicts = ranked(registry, point)
-    claiming: list[tuple[Candidate, type[Card]]] = []
-    for candidate, card in cards:
+        Raises:
+            DriverImportError, ContractError: as `load_body`.
+            ContractError: its constructor raised something else than an error of Engine's own.
+        """
+        body = self.load_body(half)
         try:
-            claims = bool(card.claims(name))  # type: ignore[attr-defined]
+            return body(context)
+        except EngineError:
+            raise
         except Exception as error:
-            registry.quarantine[candidate] = ContractError(
-                f"open {name!r} with driver '{candidate.name}' of {point}",
-                f"its claims() raised {raised(error)} ({candidate.value} of {candidate.provenance})",
-                f"report it to its author; until then: pip uninstall {candidate.distribution}",
-                point=point,
-                driver=candidate.name,
-                distribution=candidate.provenance,
-            )
-            verdicts.append(broken_verdict(candidate, registry.quarantine[candidate]))
-            continue
-        verdicts.append(Verdict(candidate, claims, () if claims else (f"does not claim {name!r}",)))
-        if claims:
-            registry.find(point, candidate.name)  # two of one name: no name says which one is meant
-            claiming.append((candidate, card))
-    flag = registry.points[point].option_flag
-    if not claiming:
-        raise ModelNotFoundError(
-            f"open model {name!r}",
-            "no checkpoint driver claims it: " + (" | ".join(str(v) for v in verdicts) or "none is installed"),
-            f"check the path or the name, or force a driver with {flag}",
+            candidate = self.candidate
+            logger.exception("driver '%s' for %s cannot be built", candidate.name, candidate.point)
+            raise ContractError(
+                f"build driver '{candidate.name}' for {candidate.point}",
+                f"its body {body.__module__}:{body.__qualname__} of {candidate.provenance} raised "
+                f"{type(error).__name__}: {error}",
+                "the log has the traceback; mend what it names, name another driver, or report it to its author",
+                **candidate.blame,
+            ) from error
+
+    def choice(self) -> Choice:
+        """The selection as plain data, which travels."""
+        from engine.types.start import Choice
+
+        return Choice(
+            point=self.point,
+            kind=self.kind,
+            driver=self.candidate.name,
+            distribution=self.candidate.distribution,
+            version=self.candidate.version,
+            value=self.candidate.value,
+            options={} if self.options is None else self.options.model_dump(mode="json"),
+            asked=self.asked,
         )
-    if len(claiming) > 1:
-        raise PluginError(
-            f"open model {name!r}",
-            "several drivers claim it: " + " and ".join(f"{c.name} ({c.provenance})" for c, _ in claiming),
-            f"say which one is meant: {flag} " + " or ".join(c.name for c, _ in claiming),
-            point=point,
-        )
-    candidate, card = claiming[0]
-    return _selection(point, "", candidate, card, options, False, verdicts, name)
 
 
-def select_default_model(
-    registry: Registry,
-    point: str = "checkpoint",
-    asked: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> tuple[Selection, str]:
-    """The driver and the model's name where the user names no model: the one card that declares `default_model`.
+def judge(card: type[Card], candidate: Candidate, need: Any) -> Verdict:
+    """Ask a card whether it can serve `need`.
+
+    The framework is compared here, so that no card has to.
 
     Raises:
-        ConfigError: no card declares one, or several do.
-        PluginError: as `select`, for an asked driver.
+        ContractError: `unsupported` raised, or answered something else than a list of strings.
     """
-    verdicts: list[Verdict] = []
-    if is_auto(asked):
-        cards, verdicts = ranked(registry, point)
-    else:
-        assert asked is not None
-        candidate = registry.find(point, asked.strip())
-        cards = [(candidate, registry.card(candidate))]
-    offers = [(c, card, name) for c, card in cards if (name := getattr(card, "default_model", None)) is not None]
-    for candidate, _, _ in offers:
-        registry.find(point, candidate.name)  # as above
-    if not offers:
-        others = "".join(f"; {verdict}" for verdict in verdicts)
-        raise ConfigError(
-            "start without naming a model",
-            f"no installed checkpoint driver brings a model of its own{others}",
-            "name one: --model PATH",
-        )
-    if len(offers) > 1:
-        raise ConfigError(
-            "start without naming a model",
-            "several drivers bring one: " + " and ".join(f"{name!r} of {c.provenance}" for c, _, name in offers),
-            "name one: " + " or ".join(f"--model {name}" for _, _, name in offers),
-        )
-    candidate, card, name = offers[0]
-    verdicts = [*verdicts, Verdict(candidate, True)]
-    return _selection(point, "", candidate, card, options, not is_auto(asked), verdicts, name), name
+    reasons: list[str] = []
+    wanted = getattr(need, "framework", None)
+    if wanted is not None and card.framework is not None and card.framework != wanted:
+        reasons.append(f"it computes with {card.framework}, the platform with {wanted}")
+    remedy = "its author has to return a list of reasons, empty where it fits"
+    try:
+        answer: object = card.unsupported(need)
+        valid = isinstance(answer, (list, tuple)) and all(isinstance(reason, str) for reason in answer)
+    except Exception as error:
+        raise _broken(candidate, f"its unsupported() raised {_raised(error)}", remedy) from error
+    if not valid:
+        raise _broken(candidate, f"its unsupported() answered {answer!r}, not a list of strings", remedy)
+    assert isinstance(answer, (list, tuple))
+    reasons.extend(answer)
+    return Verdict(candidate, fit=not reasons, reasons=tuple(reasons))
 
 
-def _selection(
-    point: str,
-    kind: str,
-    candidate: Candidate,
-    card: type[Card],
-    options: Mapping[str, Any] | None,
-    asked: bool,
-    verdicts: Iterable[Verdict],
-    need: Any = None,
-) -> Selection:
-    validated = validate_options(point, [(candidate, card)], options)[candidate]
-    return Selection(point, kind, candidate, card, validated, asked, tuple(verdicts), need)
+def answer(how: Pick, card: type[Card], candidate: Candidate, asks: Mapping[str, Any], named: bool = False) -> Verdict:
+    """What a card says to several needs at once, as `choose` asks it.
+
+    Args:
+        how: the pick of its point.
+        asks: kind to need. The card has to serve them all; one of them where `how` takes all drivers that fit.
+        named: whether the user named the driver, who then need not claim or recognise anything.
+
+    Raises ContractError for a card that cannot say.
+    """
+    served = how.served(card, asks)
+    if how.takes == "all":
+        asks = {kind: asks[kind] for kind in served[:1]} or {", ".join(asks): None}
+    reasons: list[str] = []
+    for kind, need in asks.items():
+        if kind in served:
+            reasons += judge(card, candidate, need).reasons
+        else:
+            reasons.append(how.lacks.format(served=how.offer(card), asked=kind))
+    if how.question and not reasons and not named:
+        (need,) = asks.values()
+        try:
+            told = bool(getattr(card, how.question)(need))
+        except Exception as error:
+            found = f"its {how.question}() raised {_raised(error)}"
+            raise _broken(candidate, found, "its author has to answer True or False") from error
+        if not told:
+            reasons.append(how.denies.format(need=need))
+    return Verdict(candidate, not reasons, tuple(dict.fromkeys(reasons)))
+
+
+def _raised(error: Exception) -> str:
+    """What a method of a card raised, and where, e.g. "KeyError: 'mps' at /lib/moon/card.py:12". To be called where it
+    was caught."""
+    text = f"{type(error).__name__}: {error}"
+    _, *within = traceback.walk_tb(error.__traceback__)  # the first frame is the caller's
+    return f"{text} at {within[-1][0].f_code.co_filename}:{within[-1][1]}" if within else text
+
+
+def _broken(candidate: Candidate, found: str, remedy: str) -> ContractError:
+    return ContractError(
+        f"use driver '{candidate.name}' for {candidate.point}",
+        f"{found} ({candidate.value} of {candidate.provenance})",
+        remedy,
+        **candidate.blame,
+    )

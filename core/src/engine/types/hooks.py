@@ -93,7 +93,7 @@ class ChosenDriver(msgspec.Struct, frozen=True, kw_only=True):
         point: e.g. "attention".
         kinds: of layers or operations that it serves, where its point has several drivers at work; else empty.
         driver: its name; `distribution`, `version`: what it came with.
-        why: why it was chosen, e.g. "asked", or "auto, priority 10; unfit: triton: there is no GPU".
+        why: why it was chosen, e.g. "asked for", or "auto, priority 10; unfit: triton: there is no GPU".
     """
 
     point: str

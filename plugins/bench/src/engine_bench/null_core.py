@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.executor import ExecutorNeed
 from engine.kv.layout import make_layout
 from engine.kv.tables import BlockTable
 from engine.loop.assemble import assemble_core
-from engine.plugin import Manifest, Registry, select
+from engine.plugin import Manifest, Registry, choose_one
+from engine.plugin.points import DRAFTER, EVICTOR, EXECUTOR, SCHEDULING_POLICY, Point
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import CoreStart, WorkerStart
@@ -53,13 +54,14 @@ class NullSizes:
 def null_core(config: EngineConfig, sizes: NullSizes) -> EngineCore:
     """A started core; its executor, evictor and policy are chosen as for any engine. Raises PluginError."""
     registry = Registry.discover(plugins=config.plugin_list)
-    needs: dict[str, object] = {"executor": ExecutorNeed(), "evictor": None, "scheduling_policy": None}
+    needs: dict[Point[Any, Any], object] = {EXECUTOR: ExecutorNeed(), EVICTOR: None, SCHEDULING_POLICY: None}
     selections = [
-        select(registry, point, need, config.asked(point), config.options_for(point)) for point, need in needs.items()
+        choose_one(registry, point, need, config.asked(point.name), config.options_for(point.name))
+        for point, need in needs.items()
     ]
     if sizes.drafts:
         options = {"num_tokens": sizes.drafts, "adaptive": False}
-        selections.append(select(registry, "drafter", DrafterNeed(dtype="float32", device="cpu"), None, options))
+        selections.append(choose_one(registry, DRAFTER, DrafterNeed(dtype="float32", device="cpu"), "ngram", options))
     specs = tuple(spec for spec, n in zip(KV_SPECS[: sizes.kv_groups], _LAYERS, strict=False) for _ in range(n))
     layout = make_layout(specs, block_size=config.block_size, kv_itemsize=2, tokens_per_page={})
     worker = WorkerStart(

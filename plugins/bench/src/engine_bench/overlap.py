@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import Grammar
-from engine.plugin import Registry, select_in_turn
+from engine.plugin import Registry, choose
+from engine.plugin.points import GRAMMAR
 from engine.scheduling.structured import Constraints
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
@@ -84,7 +85,7 @@ def _constraints(config: EngineConfig, constraint: StructuredOutputsParams) -> t
     compiled the constraint once, so that the requests under it do not begin when the others have ended."""
     registry = Registry.discover(plugins=config.plugin_list)
     asked, options = config.asked("grammar"), config.options_for("grammar")
-    chosen, *_ = select_in_turn(registry, "grammar", None, ("choice",), asked, options)
+    chosen, *_ = choose(registry, GRAMMAR, {"choice": None}, asked, options)
     vocabulary = [bytes([token]) if token < 256 else None for token in range(VOCABULARY)]
     context = GrammarContext(vocab_size=VOCABULARY, vocabulary=lambda: vocabulary, options=chosen.options)
     grammar: Grammar = chosen.load_body()(context)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 from engine.interfaces.context import RouterContext
 from engine.interfaces.router import RankLoad, Router
-from engine.plugin import Registry, load_body, select
+from engine.plugin import Registry, choose_one, load_body
+from engine.plugin.points import EVICTOR
 from engine.types.errors import ConfigError
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
@@ -148,7 +149,8 @@ def measure_routing(config: EngineConfig, options: RoutingOptions) -> Report:
     """Run it. Raises PluginError for a driver that cannot be had, ConfigError for numbers that make no sense."""
     registry = Registry.discover(plugins=config.plugin_list)
     names = options.routers or tuple(candidate.name for candidate in registry.candidates("router"))
-    evictor = select(registry, "evictor", None, config.asked("evictor"), config.options_for("evictor")).candidate.name
+    asked, given = config.asked("evictor"), config.options_for("evictor")
+    evictor = choose_one(registry, EVICTOR, None, asked, given).candidate.name
     trace = make_trace(
         options.seed,
         tenants=options.tenants,

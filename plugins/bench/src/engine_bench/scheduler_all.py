@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.plugin import Registry, select
+from engine.plugin import Registry, choose_one
+from engine.plugin.points import EVICTOR
 from engine_bench.kv_parts import PAGES_PER_CALL, PROMPT, time_evictor, time_hashing
 from engine_bench.report import Report
 from engine_bench.scheduler import SchedulerOptions, measure_scheduler
@@ -57,7 +58,8 @@ def measure_all(config: EngineConfig, steps: int, input_len: int) -> Report:
 
 def _measure_parts(report: Report, config: EngineConfig) -> None:
     registry = Registry.discover(plugins=config.plugin_list)
-    evictor = select(registry, "evictor", None, config.asked("evictor"), config.options_for("evictor")).candidate.name
+    asked, given = config.asked("evictor"), config.options_for("evictor")
+    evictor = choose_one(registry, EVICTOR, None, asked, given).candidate.name
     page = time_evictor(registry, evictor, config.seed)
     prompt = time_hashing(config.block_size, config.seed)
     for name, times, scale in (("page_us", page, 1e6), ("hash_32k_ms", prompt, 1e3)):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.drafter import DrafterNeed, DraftRows
-from engine.plugin import Registry, select
+from engine.plugin import Registry, choose_one
+from engine.plugin.points import DRAFTER
 from engine.types.errors import OptionsError
 from engine_reference.drafter_ngram.body import NgramDrafterBody
 from engine_reference.drafter_ngram.card import NgramDrafter, NgramOptions
@@ -82,8 +83,8 @@ def test_counts_are_left_out_where_asking_would_wait_for_the_device() -> None:
 def test_options_are_checked() -> None:
     registry = Registry.discover()
     need = DrafterNeed(dtype="float32", device="cpu")
-    chosen = select(registry, "drafter", need, "ngram", {"num_tokens": "3", "min_match": "1", "adaptive": "false"})
+    chosen = choose_one(registry, DRAFTER, need, "ngram", {"num_tokens": "3", "min_match": "1", "adaptive": "false"})
     assert chosen.card is NgramDrafter and (chosen.options.num_tokens, chosen.options.adaptive) == (3, False)
     for bad in ({"min_match": 5, "max_match": 4}, {"num_tokens": 0}, {"acceptance": "sometimes"}, {"model": "x"}):
         with pytest.raises(OptionsError):
-            select(registry, "drafter", need, "ngram", bad)
+            choose_one(registry, DRAFTER, need, "ngram", bad)

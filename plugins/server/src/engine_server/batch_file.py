@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Self
 
 import orjson
 
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.types.errors import InvalidRequestError
 
 _KEYS = ("custom_id", "method", "url", "body")

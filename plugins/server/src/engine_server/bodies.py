@@ -22,7 +22,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 
 MAX_METADATA = 16
 """The most pairs."""

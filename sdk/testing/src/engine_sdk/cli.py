@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from engine.plugin import POINTS, Command
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.plugin.points import HOOKS
 from engine.types.errors import ConfigError
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.embedding import TextPrompt
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine_server.conversation.tools import ToolRequest
 from engine_server.errors import APIError
 from engine_server.state import ServerState

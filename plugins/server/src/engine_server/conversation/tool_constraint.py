@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.interfaces.tool_parser import CallForm, ToolParser, ToolStream
-from engine.plugin.known import how_to_install
+from engine.plugin.hints import how_to_install
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine.types.tools import FunctionTool

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.plugin.near import did_you_mean
+from engine.plugin.hints import did_you_mean
 from engine.types.tools import FunctionTool
 from engine_server.errors import APIError
 

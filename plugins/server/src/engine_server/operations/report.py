@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import engine
-from engine.embedding import SERVER_SETTINGS, SETTINGS, Launch, ServerConfig, broken_plugins, capacity, why
+from engine.embedding import SERVER_SETTINGS, SETTINGS, Launch, ServerConfig, broken_plugins, capacity
 from engine.plugin import Selection
-from engine.plugin.discovery import Candidate
+from engine.plugin.candidate import Candidate
+from engine.plugin.explain import by_driver, refusals, why
 from engine.plugin.plugin_list import only
 from engine.plugin.points import HOOK_PROCESSES, POINTS
 from engine.types.start import BrokenPlugin, WorkerReady
@@ -39,7 +40,7 @@ def server_report(plan: Launch, worker: WorkerReady, settings: ServerConfig | No
         "kv_cache": {"bytes": worker.cache_bytes, "pages": worker.num_pages, "tokens": tokens},
         "settings": _settings(plan),
         "server": _server_settings(settings),
-        "drivers": [_driver(served) for served in _together(plan.selections)],
+        "drivers": [_driver(served) for served in by_driver(plan.selections)],
         "quarantined": [_broken(plugin) for plugin in broken_plugins(plan, worker)],
     }
 
@@ -127,17 +128,8 @@ def without_secrets(value: Any, name: str = "") -> Any:
     return _USER_IN_URL.sub(f"{HIDDEN}@", str(value))
 
 
-def _together(selections: tuple[Selection, ...]) -> Iterator[list[Selection]]:
-    """By point and driver: one that serves many kinds or operations comes once."""
-    together: dict[tuple[str, str], list[Selection]] = {}
-    for selection in selections:
-        together.setdefault((selection.point, selection.candidate.name), []).append(selection)
-    yield from together.values()
-
-
 def _driver(served: list[Selection]) -> dict[str, Any]:
     candidate = served[0].candidate
-    others = {v.candidate.name: v for selection in served for v in selection.verdicts if not v.fit}
     return {
         "point": candidate.point,
         "driver": candidate.name,
@@ -145,5 +137,5 @@ def _driver(served: list[Selection]) -> dict[str, Any]:
         "version": candidate.version,
         "serves": [selection.kind for selection in served if selection.kind],
         "why": why(served),
-        "unfit": {name: list(verdict.reasons) for name, verdict in others.items() if name != candidate.name},
+        "unfit": {name: list(reasons) for name, reasons in refusals(served).items()},
     }

@@ -12,7 +12,7 @@ import torch
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.platform import PlatformCard, PlatformNeed
 from engine.plugin import Registry, load_body
-from engine.plugin.verdicts import ranked
+from engine.plugin.choosing import ranked
 from engine.types.start import WorkerStart
 from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.core_contexts import start_message

@@ -16,7 +16,7 @@ from engine.interfaces.context import WorkerContext
 from engine.interfaces.ops import OpsCard, OpsNeed
 from engine.interfaces.platform import Platform, PlatformCard, PlatformFacts, PlatformNeed, Trial
 from engine.plugin import Registry, load_body
-from engine.plugin.verdicts import ranked
+from engine.plugin.choosing import ranked
 from engine.types.errors import ContractError, KVCacheTooSmallError
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import worker_context

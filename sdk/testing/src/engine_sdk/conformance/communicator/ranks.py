@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.plugin import Registry, load_body
-from engine.plugin.verdicts import ranked
+from engine.plugin.choosing import ranked
 from engine_sdk.conformance.subject import Subject
 
 LONGEST = 60.0

@@ -27,7 +27,8 @@ from typing import Any, cast
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import Grammar, GrammarCard
 from engine.plugin import Registry
-from engine.plugin.selection_in_turn import select_in_turn
+from engine.plugin.choosing import choose
+from engine.plugin.points import GRAMMAR
 from engine.types.errors import ConfigError, EngineError, InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_sdk.conformance.grammar.cases import VOCAB_SIZE, vocabulary
@@ -150,12 +151,11 @@ class Turns:
     """
 
     def __init__(self, asked: str, options: Mapping[str, Any]) -> None:
-        chosen = select_in_turn(Registry.discover(), "grammar", None, ("json",), asked, options)
+        chosen = choose(Registry.discover(), GRAMMAR, {"json": None}, asked, options)
         self._drivers: list[tuple[str, type[GrammarCard], Grammar]] = []
         for selection in chosen:
             context = GrammarContext(vocab_size=VOCAB_SIZE, vocabulary=vocabulary, options=selection.options)
-            card = cast("type[GrammarCard]", selection.card)
-            self._drivers.append((selection.candidate.name, card, cast("Grammar", selection.build(context))))
+            self._drivers.append((selection.candidate.name, selection.card, cast("Grammar", selection.build(context))))
         self.names = [name for name, _, _ in self._drivers]
 
     def taker(self, constraint: StructuredOutputsParams) -> tuple[str, Walk]:

@@ -1,0 +1,337 @@
+"""What each point is asked: a table from the facts of a start to the needs of drivers, and when a point has a use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypedDict
+
+from engine.interfaces.attention import AttentionNeed
+from engine.interfaces.communicator import CommunicatorNeed
+from engine.interfaces.drafter import DrafterNeed
+from engine.interfaces.executor import ExecutorNeed
+from engine.interfaces.kv_connector import KVConnectorNeed
+from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard, LogitsProcessorNeed
+from engine.interfaces.ops import OPERATIONS, OpsNeed
+from engine.interfaces.quantization import KINDS as QUANTIZED
+from engine.interfaces.quantization import QuantizationNeed
+from engine.interfaces.reasoning_parser import ReasoningParserNeed
+from engine.interfaces.router import RouterNeed
+from engine.interfaces.tool_parser import ToolParserNeed
+from engine.plugin import points
+from engine.plugin.points import CardT, NeedT, Point
+from engine.types.errors import ConfigError, TokenizerError, UnsupportedModelError
+from engine.types.kv import KVLayout, kv_heads_on_rank
+from engine.types.model import ModelDescription
+from engine.types.structured_outputs import KINDS as CONSTRAINTS
+
+if TYPE_CHECKING:
+    from engine.config.settings import EngineConfig
+    from engine.interfaces.model import ModelCard
+    from engine.interfaces.platform import PlatformFacts
+    from engine.interfaces.tokenizer import TokenizerCard
+    from engine.plugin import Selection
+
+_COMPUTED = ("full", "sliding", "mla", "encoder")
+"""Kinds of layer that the runner computes."""
+_TOOLS = re.compile(r"\btools\b")
+
+
+class Place(TypedDict):
+    """Where tensors lie, as most needs have it."""
+
+    device: str
+    framework: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a start when the points of `TABLE` are chosen.
+
+    Attributes:
+        config: the settings.
+        platform: what the device's driver says of it.
+        implementation: the model's driver.
+        model: as this engine is to run it.
+        dtype: of activations.
+        layout: of the KV cache.
+        tokenizer: the tokenizer's driver.
+        tokenizer_folder: where its files lie.
+        chat_template: that which the user gives in place of the model's.
+    """
+
+    config: EngineConfig
+    platform: PlatformFacts
+    implementation: Selection[ModelCard]
+    model: ModelDescription
+    dtype: str
+    layout: KVLayout
+    tokenizer: Selection[TokenizerCard]
+    tokenizer_folder: str
+    chat_template: str | None
+
+    @property
+    def place(self) -> Place:
+        """Where tensors lie."""
+        return Place(device=self.platform.device, framework=self.platform.framework)
+
+    def template(self, with_tools: bool) -> str:
+        """The source of the chat template; see `template_source`."""
+        return template_source(self.tokenizer, self.tokenizer_folder, with_tools, self.chat_template)
+
+
+@dataclass(frozen=True)
+class Row(Generic[CardT, NeedT]):
+    """One point of the table.
+
+    Attributes:
+        point: the point.
+        asks: from the facts, what a driver is asked, by kind.
+        used: whether the point has a use with these facts. Raises ConfigError where the user wants it, and it has none.
+        together: kinds that are taken from one driver.
+    """
+
+    point: Point[CardT, NeedT]
+    asks: Callable[[Facts], Mapping[str, NeedT]]
+    used: Callable[[Facts, Mapping[str, NeedT]], bool] = lambda facts, asks: True
+    together: tuple[tuple[str, ...], ...] = ()
+
+
+# -- when a point has a use --------------------------------------------------------------------------------------------
+def _several_ranks(facts: Facts, asks: Mapping[str, CommunicatorNeed]) -> bool:
+    """None is used by one rank, unless the user names one, which then says why it is of no use."""
+    return asks[""].world_size > 1 or _wanted(facts.config, "communicator")
+
+
+def _several_cores(facts: Facts, asks: Mapping[str, RouterNeed]) -> bool:
+    if asks[""].num_ranks > 1:
+        return True
+    config = facts.config
+    if config.data_parallel_restarts:
+        raise ConfigError(
+            f"data_parallel_restarts={config.data_parallel_restarts}",
+            "there is one engine core, and with it the engine dies",
+            "raise --data-parallel-size, or leave restarts to what supervises the server",
+        )
+    if _wanted(config, "router"):
+        asked = config.asked("router")
+        named = f"set router.{next(iter(config.options_for('router')))}" if asked is None else f"router={asked}"
+        raise ConfigError(named, "there is one engine core, which takes every request", "raise --data-parallel-size")
+    return False
+
+
+def _swaps(facts: Facts, asks: Mapping[str, KVConnectorNeed]) -> bool:
+    need, asked = asks[""], facts.config.asked("kv_connector")
+    if preemption_mode(facts.config) != "swap":
+        return False
+    if asked is not None and "," in asked:
+        raise ConfigError(
+            f"kv_connector={asked}", "this engine uses connectors for swapping, which one tier does", "name one of them"
+        )
+    if need.swap_space < need.page_bytes:
+        raise ConfigError(
+            f"swap_space={need.swap_space}",
+            f"it is in bytes, and one page of the KV cache has {need.page_bytes:,} of them",
+            "give more, e.g. --swap-space 4GiB",
+        )
+    return True
+
+
+def preemption_mode(config: EngineConfig) -> str:
+    """ "swap" or "recompute": what is asked for, else "swap" where there is space for it.
+
+    Raises ConfigError where mode, space and connector contradict each other.
+    """
+    mode, space = config.preemption_mode, config.swap_space
+    if mode == "swap" and not space:
+        raise ConfigError(
+            "preemption_mode=swap",
+            "swap_space is 0",
+            "say how much host memory swapped pages may take: --swap-space 4GiB",
+        )
+    if mode == "recompute" and space:
+        raise ConfigError(
+            f"swap_space={space} with preemption_mode=recompute",
+            "requests that are computed again need no swap space",
+            "leave one of them out",
+        )
+    if not space and _wanted(config, "kv_connector"):
+        asked = config.asked("kv_connector")
+        raise ConfigError(
+            f"set an option of kv_connector to {config.options_for('kv_connector')}"
+            if asked is None
+            else f"kv_connector={asked}",
+            "nothing is swapped, and this engine uses connectors for nothing else",
+            "give it memory with --swap-space, or leave it out",
+        )
+    return "swap" if space else "recompute"
+
+
+def _has_layers(facts: Facts, asks: Mapping[str, QuantizationNeed]) -> bool:
+    asked, driver = facts.config.asked("quantization"), facts.implementation.candidate
+    if asked is not None and not asks:
+        raise ConfigError(
+            f"quantization={asked} with {facts.model.architecture}",
+            f"its driver '{driver.name}' ({driver.provenance}) has no layer whose weights another may store",
+            f"leave {points.QUANTIZATION.option_flag} out, or name another driver with --model-impl",
+        )
+    return True
+
+
+def _wanted(config: EngineConfig, point: str) -> bool:
+    return config.asked(point) is not None or bool(config.options_for(point))
+
+
+# -- what drivers are asked --------------------------------------------------------------------------------------------
+def attention_needs(
+    model: ModelDescription,
+    *,
+    block_size: int,
+    dtype: str,
+    facts: PlatformFacts,
+    size: int = 1,
+    kv_dtype: str | None = None,
+) -> dict[str, AttentionNeed]:
+    """What is asked of attention on each of `size` ranks, for each kind of layer of a model. The cache's elements have
+    type `kv_dtype`; None: `dtype`.
+
+    Raises:
+        UnsupportedModelError: layers of one kind differ in form, or the runner cannot compute a kind.
+        ConfigError: KV heads can be neither divided over the ranks nor copied evenly.
+    """
+    needs: dict[str, AttentionNeed] = {}
+    for layer, spec in enumerate(model.kv_specs):
+        if spec.kind not in _COMPUTED:
+            raise UnsupportedModelError(
+                f"load {model.architecture}",
+                f"layer {layer} is of kind '{spec.kind}'; pages for it are managed, but no runner computes it yet",
+                f"use a model whose layers are of kind {', '.join(_COMPUTED)}",
+            )
+        need = AttentionNeed(
+            kind=spec.kind,
+            head_size=spec.head_size,
+            num_q_heads=model.num_q_heads // size,
+            num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size) if spec.kind != "state" else 0,
+            dtype=dtype,
+            kv_dtype=kv_dtype or dtype,
+            device=facts.device,
+            block_size=block_size,
+            sliding_window=spec.sliding_window,
+            soft_cap=model.soft_cap,
+            features=frozenset(model.attention_features),
+            framework=facts.framework,
+            rope_size=spec.rope_size,
+        )
+        if needs.setdefault(spec.kind, need) != need:
+            raise UnsupportedModelError(
+                f"load {model.architecture}",
+                f"layer {layer} differs from other layers of kind '{spec.kind}' in heads, head size or window",
+                "this engine serves one form of attention for each kind of layer",
+            )
+    return needs
+
+
+def _quantization(facts: Facts) -> dict[str, QuantizationNeed]:
+    can = facts.implementation.card.quantized
+    kinds = [kind for kind in QUANTIZED if kind in can and (kind != "head" or facts.model.generates)]
+    stored = facts.model.dtype
+    return {kind: QuantizationNeed(kind=kind, dtype=facts.dtype, stored_dtype=stored, **facts.place) for kind in kinds}
+
+
+TABLE: tuple[Row[Any, Any], ...] = (
+    Row(
+        points.OPS,
+        lambda facts: {op: OpsNeed(operation=op, dtype=facts.dtype, **facts.place) for op in OPERATIONS},
+        together=(("pack_linear", "linear"),),
+    ),
+    Row(
+        points.COMMUNICATOR,
+        lambda facts: {"": CommunicatorNeed(world_size=facts.config.tensor_parallel_size, **facts.place)},
+        _several_ranks,
+    ),
+    Row(points.EXECUTOR, lambda facts: {"": ExecutorNeed(world_size=facts.config.tensor_parallel_size)}),
+    Row(points.EVICTOR, lambda facts: {"": None}),
+    Row(points.QUANTIZATION, _quantization, _has_layers),
+    Row(points.SCHEDULING_POLICY, lambda facts: {"": None}),
+    Row(
+        points.KV_CONNECTOR,
+        lambda facts: {
+            "": KVConnectorNeed(
+                page_bytes=facts.layout.page_bytes,
+                swap_space=facts.config.swap_space,
+                world_size=facts.config.tensor_parallel_size,
+                **facts.place,
+            )
+        },
+        _swaps,
+    ),
+    Row(points.DRAFTER, lambda facts: {"": DrafterNeed(dtype=facts.dtype, **facts.place)}),
+    Row(
+        points.LOGITS_PROCESSOR,
+        lambda facts: dict.fromkeys(PARAMETERS, LogitsProcessorNeed(vocab_size=facts.model.vocab_size, **facts.place)),
+    ),
+    Row(
+        points.ROUTER,
+        lambda facts: {
+            "": RouterNeed(
+                num_ranks=facts.config.data_parallel_size, enable_prefix_caching=facts.config.enable_prefix_caching
+            )
+        },
+        _several_cores,
+    ),
+    Row(points.GRAMMAR, lambda facts: dict.fromkeys(CONSTRAINTS)),
+    Row(
+        points.TOOL_PARSER,
+        lambda facts: {"": ToolParserNeed(chat_template=facts.template(True), architecture=facts.model.architecture)},
+    ),
+    Row(
+        points.REASONING_PARSER,
+        lambda facts: {
+            "": ReasoningParserNeed(chat_template=facts.template(False), architecture=facts.model.architecture)
+        },
+    ),
+)
+"""The points whose drivers the launcher itself asks for nothing more."""
+
+
+# -- what the cards of a choice say together ---------------------------------------------------------------------------
+def check_processors(chosen: Iterable[Selection[LogitsProcessorCard]]) -> None:
+    """Raise ConfigError where two logits processors take the same argument of a request."""
+    claimed: dict[str, str] = {}
+    for selection in chosen:
+        name = selection.candidate.name
+        for key in selection.card.extra_args:
+            if key in claimed:
+                raise ConfigError(
+                    f"start with logits processors '{claimed[key]}' and '{name}'",
+                    f"both take the request's argument {key!r}",
+                    "name one of them",
+                )
+            claimed[key] = name
+
+
+def renders_tools(tokenizer: Selection[TokenizerCard], folder: str, given: str | None = None) -> bool:
+    """Whether the chat template has a place for tools; True where the tokenizer's card does not tell it.
+
+    Args:
+        tokenizer, folder, given: see `template_source`.
+    """
+    template = template_source(tokenizer, folder, True, given)
+    return not template or _TOOLS.search(template) is not None
+
+
+def template_source(tokenizer: Selection[TokenizerCard], folder: str, with_tools: bool, given: str | None) -> str:
+    """The source of the chat template, with tools or without; "" where there is none, or the card does not tell it.
+
+    Args:
+        tokenizer: the tokenizer's driver, which knows the chat template.
+        folder: where its files lie.
+        given: a template in place of the model's.
+    """
+    if given is not None:
+        return given
+    try:
+        return tokenizer.card.chat_template(folder, with_tools)
+    except TokenizerError:  # the tokenizer's body will say it: there, and not here, the files are needed
+        return ""
