@@ -168,6 +168,8 @@ def describe_keys(app: FastAPI, *, keys: bool, administered: bool) -> None:
                 for operation in operations.values():
                     closed = administered if path.startswith(ADMIN_PATH + "/") else keys and path not in OPEN_PATHS
                     operation["security"] = [{"bearer": []}, {"x-api-key": []}] if closed else []
+                    if path in OPEN_PATHS:
+                        operation["responses"].pop("401", None)
         return make()
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
