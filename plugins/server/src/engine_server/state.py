@@ -49,7 +49,6 @@ class ServerState:
         background: what runs there; by itself one of its own.
         others: the API processes beside this one; None: there are none.
         created: seconds, for `/v1/models`.
-        shown: whether the model's chat template writes a variable into prompts, as far as that was found out.
     """
 
     engine: AsyncLLM
@@ -63,7 +62,6 @@ class ServerState:
     background: Background = field(default=None)  # type: ignore[assignment]
     others: Others | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    shown: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.background is None:
