@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from engine.types.kv import PageMap
 from engine.types.outputs import StepStats
-from engine.types.page_map import PageMap
 
 
 class EngineView(Protocol):

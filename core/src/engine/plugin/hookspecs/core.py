@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from engine.plugin.hookspecs.markers import observing
 
 if TYPE_CHECKING:
-    from engine.types.kv_events import KVEvent
+    from engine.types.kv import KVEvent
     from engine.types.outputs import StepStats
 
 
@@ -37,7 +37,7 @@ class CoreHooks:
 
         Order: the last plugin registered is called first, but for `tryfirst` and `trylast`.
         Arguments:
-            events: at least one, see `engine.types.kv_events`. Plain data, which may be kept, or sent elsewhere with
+            events: at least one, see `engine.types.kv`. Plain data, which may be kept, or sent elsewhere with
                 msgspec.
         Process: engine core.
         Thread: the step loop's. Its time is added to each step: hand work to a thread of your own.
