@@ -256,14 +256,18 @@ class Child(Generic[T]):
         else:  # it reads no messages yet; it leaves at once when the pipe ends
             self._close_pipe()
 
+    def wait(self, timeout: float) -> bool:
+        """Whether it ends by itself within so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        return not self.alive
+
     def end(self, grace: float) -> int:
         """Ask it to stop, wait so many seconds, and kill it if it has not. Returns its exit code. Idempotent."""
         if os.getpid() != self._owner:  # a fork of the owner has a copy of this object
             return 0
         self.ask_to_stop()
-        try:
-            self._process.wait(grace)
-        except subprocess.TimeoutExpired:
+        if not self.wait(grace):
             self.kill()
         self._close_pipe()
         return self._process.wait()

@@ -30,7 +30,7 @@ from engine.embedding import (
     rank_starts,
     record_start,
 )
-from engine.types.errors import ConfigError, EngineDeadError, EngineError, rebuild_error
+from engine.types.errors import ConfigError, EngineDeadError, EngineError
 from engine.types.messages import Attach, Detach
 from engine.types.outputs import StepStats
 from engine.types.start import WorkerReady
@@ -255,7 +255,6 @@ class Parent:
     def _handlers(self) -> dict[str, Any]:
         kept = self._responses
         return {
-            "failed": self._on_failure,
             "up": self._on_up,
             "snapshot": ApiProcess.take,
             "gather": self._gather,
@@ -283,9 +282,6 @@ class Parent:
         pid = self._cores.attach(rank, Attach(process.client, requests, outputs))
         place = CorePlace(rank=rank, pid=pid, requests=requests, outputs=outputs, worker=self._workers[rank])
         process.channel.tell("ready", place)
-
-    def _on_failure(self, process: ApiProcess, parts: Sequence[str]) -> None:
-        process.error = rebuild_error((parts[0], parts[1], parts[2], parts[3]))
 
     def _on_up(self, process: ApiProcess) -> None:
         process.up.set()
