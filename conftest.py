@@ -19,6 +19,10 @@ ROOT = Path(__file__).parent
 TEMPLATE: list[Any] = []
 SERVING = ROOT / "tests" / "serving"
 
+# How fast examples are drawn and tried says how loaded a machine is, not whether the code is right.
+settings.register_profile("engine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("engine")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """A machine with a GPU may lack pytest-xdist, whose marker tests name. A loaded machine draws examples slowly."""
