@@ -65,7 +65,9 @@ class _Run:
     def __init__(
         self, llm: AsyncLLM, requests: Sequence[BatchRequest], results: Results, advance: Callable[[], Any]
     ) -> None:
-        self._llm, self._results, self._advance = llm, results, advance
+        self._llm = llm
+        self._results = results
+        self._advance = advance
         self._at_once = max(1, QUEUED_PER_PLACE * llm.config.max_num_seqs * llm.config.data_parallel_size)
         self._left = iter(requests)
         self._failed = self._postponed = 0

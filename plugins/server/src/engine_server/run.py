@@ -96,10 +96,15 @@ class _Run:
         keys: KeyRing,
         early: Sequence[int] = (),
     ) -> None:
-        self._llm, self._server, self._lifecycle, self._settings = llm, server, lifecycle, settings
-        self._keys, self._early = keys, early
+        self._llm = llm
+        self._server = server
+        self._lifecycle = lifecycle
+        self._settings = settings
+        self._keys = keys
+        self._early = early
         self._dead: EngineError | None = None
-        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
 
     async def serve(self, listener: socket.socket) -> int:
         """See `engine_server.run.serve`. Connections are taken at once, so that probes learn that the model loads."""

@@ -96,7 +96,8 @@ def bounded_protocol(header_timeout: float, write_timeout: float, max_connection
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._in_head, self._head_bytes = True, 0
+            self._in_head = True
+            self._head_bytes = 0
             self._arm()
 
         def on_headers_complete(self) -> None:
