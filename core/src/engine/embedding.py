@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.cli.empty_answer import why_empty as why_empty
     from engine.cli.flags import add_engine_flags as add_engine_flags
+    from engine.cli.flags import add_plugin_flags as add_plugin_flags
     from engine.cli.flags import add_positional_model as add_positional_model
     from engine.cli.flags import add_server_flags as add_server_flags
     from engine.cli.flags import command_settings as command_settings
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from engine.frontend.measures import Measured as Measured
     from engine.frontend.measures import Measures as Measures
     from engine.frontend.merged_stats import merge_ready as merge_ready
-    from engine.frontend.plugin_record import record_start as record_start
     from engine.frontend.pooling import data_of as data_of
     from engine.frontend.prompts import LONG as LONG
     from engine.frontend.prompts import Prompt as Prompt
@@ -73,6 +73,7 @@ NAMES = {
     # commands and their settings
     "cli.flags": (
         "add_engine_flags",
+        "add_plugin_flags",
         "add_positional_model",
         "add_server_flags",
         "command_settings",
@@ -90,7 +91,6 @@ NAMES = {
     "frontend.banner": ("broken_plugins", "capacity", "greeting", "show"),
     "frontend.launch": ("Launch", "launch"),
     "frontend.measures": ("Histogram", "Measured", "Measures"),
-    "frontend.plugin_record": ("record_start",),
     "frontend.statistics": ("NOTHING", "StatisticsLog"),
     # requests, before they are sent
     "frontend.constraint_check": ("ConstraintCheck",),

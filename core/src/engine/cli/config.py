@@ -13,7 +13,7 @@ from engine.cli.flags import (
     command_settings,
     name_positional_model,
 )
-from engine.plugin.command import Command
+from engine.plugin.card import Command
 from engine.types.errors import EngineError
 
 

@@ -14,7 +14,7 @@ from engine.cli.empty_answer import why_empty
 from engine.cli.flags import add_engine_flags, command_settings
 from engine.cli.sampling_flags import DEFAULT_MAX_TOKENS, add_sampling_flags, sampling_keywords
 from engine.cli.terminal import printable
-from engine.plugin.command import Command
+from engine.plugin.card import Command
 from engine.types.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:

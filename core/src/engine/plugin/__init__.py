@@ -8,19 +8,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from engine.plugin.card import Card
+from engine.plugin.card import Card, Command
 from engine.plugin.points import POINTS, Point
 
 if TYPE_CHECKING:
     from engine.plugin.candidate import Candidate
     from engine.plugin.choosing import choose, choose_one
-    from engine.plugin.command import Command
     from engine.plugin.discovery import Registry
     from engine.plugin.hooks import HookRelay
-    from engine.plugin.hookspecs import hookimpl
+    from engine.plugin.hookspecs import hookimpl, without_key
     from engine.plugin.loading import load_body
     from engine.plugin.manifest import Manifest
-    from engine.plugin.open_route import without_key
     from engine.plugin.plugin_list import PluginList
     from engine.plugin.selection import Selection, Verdict
 
@@ -28,13 +26,12 @@ _HOMES = {
     "Candidate": "candidate",
     "choose": "choosing",
     "choose_one": "choosing",
-    "Command": "command",
     "Registry": "discovery",
     "HookRelay": "hooks",
     "hookimpl": "hookspecs",
     "load_body": "loading",
     "Manifest": "manifest",
-    "without_key": "open_route",
+    "without_key": "hookspecs",
     "PluginList": "plugin_list",
     "Selection": "selection",
     "Verdict": "selection",

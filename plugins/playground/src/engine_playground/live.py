@@ -11,8 +11,7 @@ import numpy as np
 from engine_playground.page_cells import summary
 
 if TYPE_CHECKING:
-    from engine.interfaces.engine_view import EngineView
-    from engine.types.hooks import EngineInfo
+    from engine.types.hooks import EngineInfo, EngineView
     from engine_playground.plugin import PlaygroundOptions
 
 

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from engine.interfaces.engine_view import EngineView
-    from engine.types.hooks import EngineInfo
+    from engine.types.hooks import EngineInfo, EngineView
 
 
 class PlaygroundOptions(BaseModel):

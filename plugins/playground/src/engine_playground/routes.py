@@ -12,8 +12,7 @@ from engine_playground.files import File, read_files
 from engine_playground.live import live
 
 if TYPE_CHECKING:
-    from engine.interfaces.engine_view import EngineView
-    from engine.types.hooks import EngineInfo
+    from engine.types.hooks import EngineInfo, EngineView
     from engine_playground.plugin import PlaygroundOptions
 
 PAGE, FOLDER, LIVE = "/", "/playground/", "/playground/live"

@@ -13,11 +13,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from engine.interfaces.engine_view import EngineView
 from engine.plugin import HookRelay
 from engine.plugin.hook_calls import Implementation
-from engine.plugin.open_route import is_without_key
+from engine.plugin.hookspecs import is_without_key
 from engine.types.errors import ContractError
+from engine.types.hooks import EngineView
 from engine_server.errors import ANY_ROUTE, faults
 from engine_server.gate import ADMIN_PATH, OPEN_PATHS, PAGE_METHODS
 from engine_server.json import JSONRequest

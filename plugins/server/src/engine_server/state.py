@@ -102,7 +102,7 @@ async def state_of(request: Request) -> ServerState:
 
 
 class AsyncEngineView:
-    """The engine as routes of hook plugins may look at it, `engine.interfaces.engine_view.EngineView`."""
+    """The engine as routes of hook plugins may look at it, `engine.types.hooks.EngineView`."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm

@@ -28,7 +28,6 @@ from engine.embedding import (
     launch,
     merge_ready,
     rank_starts,
-    record_start,
 )
 from engine.types.errors import ConfigError, EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Attach, Detach
@@ -162,7 +161,6 @@ class Parent:
             worker, address = merge_ready(self._workers), address_of(self._place, self._settings)
             verbose = self._settings.verbose
             greet(greeting(self._plan, worker, address, len(self._processes), verbose=verbose), address)
-            record_start(self._plan, worker, "engine serve")
             await stopped
             return 0 if self._dead is None else 1
         finally:
