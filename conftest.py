@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import runpy
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent
+TEMPLATE: list[Any] = []
 SERVING = ROOT / "tests" / "serving"
 
 
@@ -76,6 +80,29 @@ def state_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             del os.environ[name]
         else:
             os.environ[name] = value
+
+
+@pytest.fixture(scope="session", autouse=True)
+def template() -> Iterator[None]:
+    """Processes that tests start are forks of one that has torch imported: see `tests/template.py`."""
+    if sys.platform != "linux" or "PLAIN_PROCESSES" in os.environ:
+        yield
+        return
+    found = runpy.run_path(str(ROOT / "tests" / "template.py"), run_name="template")
+    TEMPLATE.append(found["Template"]())
+    found["install"](TEMPLATE[0])
+    yield
+    TEMPLATE[0].close()
+
+
+@pytest.fixture
+def plain_processes() -> Iterator[None]:
+    """In this test, processes are started as users start them."""
+    for one in TEMPLATE:
+        one.plainly += 1
+    yield
+    for one in TEMPLATE:
+        one.plainly -= 1
 
 
 @pytest.fixture(scope="session", autouse=True)

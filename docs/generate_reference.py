@@ -41,7 +41,6 @@ EXTRA_MODULES = (
     "engine.types.model",
     "engine.types.kv",
     "engine.types.hooks",
-    "engine.types.page_map",
     "engine.types.request",
     "engine.frontend.prompts",
     "engine.llm",

@@ -55,7 +55,7 @@ def seconds_each(product: Product, x: torch.Tensor, matrices: list[Any]) -> floa
 def drivers() -> dict[str, Any]:
     """Bodies by name: they take no settings, so that none is needed to build them."""
     from engine_cuda.ops_triton_gemv.body import TritonGemvBody
-    from engine_reference.ops_torch.body import TorchOpsBody
+    from engine_reference.ops_torch.ops import TorchOpsBody
 
     nothing: Any = None
     return {"torch": TorchOpsBody(nothing), "triton_gemv": TritonGemvBody(nothing)}

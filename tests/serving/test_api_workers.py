@@ -406,6 +406,7 @@ def test_with_several_cores() -> None:
     assert sum("has died" in line["message"] for line in told) == 1, "whoever started it says so, once"
 
 
+@pytest.mark.usefixtures("plain_processes")
 def test_a_start_that_fails_and_a_stop_in_a_hurry() -> None:
     """What is wrong is said once; and a second signal ends all at once."""
     command = [sys.executable, "-m", "engine", "serve", "no-such-model", "--api-workers", "2", "--port", "0"]

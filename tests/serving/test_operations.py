@@ -319,6 +319,7 @@ def command_of(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.usefixtures("plain_processes")
 def test_sigterm_while_the_model_loads() -> None:
     command = [sys.executable, "-m", "engine", "serve", "tiny", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

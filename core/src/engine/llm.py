@@ -27,9 +27,8 @@ from engine.frontend.statistics import LifecycleHooks
 from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.types.outputs import CompletionOutput, Logprob, RequestOutput, StepStats
-from engine.types.params import SamplingParams
+from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.pooling import PoolingParams
-from engine.types.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig

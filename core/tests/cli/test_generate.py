@@ -11,7 +11,7 @@ import pytest
 
 from engine.types.errors import KVCacheTooSmallError, ModelNotFoundError
 from engine.types.outputs import CompletionOutput, RequestOutput
-from engine.types.sampling_defaults import SamplingDefaults
+from engine.types.params import SamplingDefaults
 
 
 @dataclass

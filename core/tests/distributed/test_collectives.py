@@ -12,8 +12,8 @@ from thread_ranks import communicators, on_ranks
 from engine.distributed.group import ProcessGroup
 from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.types.errors import ConfigError, EngineError
-from engine_reference.communicator_gloo.body import DTYPES
 from engine_reference.communicator_gloo.card import GlooCommunicator
+from engine_reference.communicator_gloo.gloo import DTYPES
 
 SIZES = (2, 3, 4)
 DRIVERS = communicators()

@@ -14,7 +14,7 @@ from engine.plugin.selection import Selection, Verdict
 from engine.types.errors import ContractError
 from engine.types.hooks import ChosenDriver
 from engine.types.model import KVSpec
-from engine.types.sampling_defaults import SamplingDefaults
+from engine.types.params import SamplingDefaults
 from engine.types.start import WorkerReady
 
 FULL = KVSpec(kind="full", num_kv_heads=2, head_size=8)

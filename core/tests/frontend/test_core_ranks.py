@@ -17,9 +17,9 @@ from engine.frontend.rank_starts import rank_starts
 from engine.frontend.ranks_client import RanksClient
 from engine.interfaces.router import RankLoad
 from engine.types.errors import ConfigError, ContractError, EngineDeadError, EngineError, RankDeadError
+from engine.types.kv import PageMap
 from engine.types.messages import Abort, Add, Call, Outputs, Reply, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
-from engine.types.page_map import PageMap
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
 from engine.types.start import Choice, WorkerReady

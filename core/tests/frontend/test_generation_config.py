@@ -13,7 +13,7 @@ from engine.config.settings import EngineConfig
 from engine.frontend.generation_config import read_generation_config, sampling_defaults
 from engine.types.errors import ConfigError
 from engine.types.model import CheckpointFiles
-from engine.types.sampling_defaults import SamplingDefaults
+from engine.types.params import SamplingDefaults
 
 OF_THE_MODEL = {
     "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": None, "max_new_tokens": 64,

@@ -25,7 +25,7 @@ from engine.types.errors import (
 )
 from engine.types.model import KVSpec, ModelDescription
 from engine.types.start import CoreStart
-from engine_reference.models.card import Llama
+from engine_reference.models.llama_card import Llama
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -154,7 +154,7 @@ def test_no_torch_and_no_body(folder: Path) -> None:
 
 
 def test_tokenizer_body_is_torch_free() -> None:
-    code = "import sys, engine_reference.tokenizer_hf.body; print({'torch', 'transformers'} & {*sys.modules})"
+    code = "import sys, engine_reference.tokenizer_hf.tokenizer; print({'torch', 'transformers'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -12,7 +12,7 @@ from engine.frontend.processor_arguments import bad_word_ids
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.types.errors import InvalidRequestError
 from engine.types.params import SamplingParams
-from engine_reference.logits_processors.card import AllowedTokenIds, BadWords, LogitBias
+from engine_reference.logits_processors.card import AllowedTokenIdsProcessor, BadWordsProcessor, LogitBiasProcessor
 
 
 class Style(LogitsProcessorCard):
@@ -30,7 +30,7 @@ class Style(LogitsProcessorCard):
 
 @pytest.fixture
 def inputs(doubles: ModuleType) -> InputProcessor:
-    cards = (AllowedTokenIds, BadWords, LogitBias, Style)
+    cards = (AllowedTokenIdsProcessor, BadWordsProcessor, LogitBiasProcessor, Style)
     return InputProcessor(doubles.CharTokenizer(), doubles.description(), 32, processors=cards)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from cores import LAYOUTS
 
 from engine.interfaces.context import CoreContext
-from engine_reference.evictor_lru.body import LRU
+from engine_reference.evictor_lru import LRU
 
 
 def lru(num_pages: int) -> LRU:

@@ -15,7 +15,7 @@ from test_tails import ROOMY
 from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
-from engine.types.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from engine.types.kv import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from engine.types.params import SamplingParams
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, seed=0)

@@ -10,7 +10,7 @@ import pytest
 
 from engine import LLM, SamplingParams, StructuredOutputsParams
 from engine.types.errors import InvalidRequestError
-from engine.types.thinking import ThinkingBudget
+from engine.types.params import ThinkingBudget
 
 SETTINGS: dict[str, Any] = {"dtype": "float64", "max_num_seqs": 8, "num_kv_pages": 300, "grammar": "choice"}
 

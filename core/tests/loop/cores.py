@@ -22,8 +22,8 @@ from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import WorkerStart
 from engine_reference.connector_host.scheduler_half import HostScheduler
-from engine_reference.evictor_lru.body import LRU
-from engine_reference.policy_fcfs.body import FCFS
+from engine_reference.evictor_lru import LRU
+from engine_reference.policy_fcfs import FCFS
 
 FULL = KVSpec(kind="full", num_kv_heads=2, head_size=4)
 

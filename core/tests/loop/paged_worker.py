@@ -27,7 +27,7 @@ from engine.types.params import SamplingParams
 from engine.types.plan import LogprobRows, Masks, PageCopies, StepPlan, StepResult
 from engine.types.request import EncoderInput
 from engine.types.start import WorkerReady, WorkerStart
-from engine_reference.connector_host.metadata import Copies
+from engine_reference.connector_host.scheduler_half import Copies
 from engine_reference.connector_host.worker_half import HostWorker
 
 VOCAB = 13

@@ -21,9 +21,9 @@ from engine.types.request import EngineRequest
 from engine.types.start import Choice, CoreStart
 
 CARDS = {
-    "executor": "engine_reference.executor_inline.card:InlineExecutor",
-    "evictor": "engine_reference.evictor_lru.card:LRUEvictor",
-    "scheduling_policy": "engine_reference.policy_fcfs.card:FCFSPolicy",
+    "executor": "engine_reference.executor_inline:InlineExecutor",
+    "evictor": "engine_reference.evictor_lru:LRUEvictor",
+    "scheduling_policy": "engine_reference.policy_fcfs:FCFSPolicy",
 }
 SETTINGS = Settings(
     num_pages=100, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, in_flight=2, enable_prefix_caching=True

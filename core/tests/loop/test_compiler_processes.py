@@ -192,9 +192,7 @@ def test_close_ends_what_is_compiled(make: Callable[..., CompilerProcesses]) -> 
         compile_apart(b"echo")
 
 
-@pytest.mark.parametrize(
-    "pid", ["int(processes(b'pid'))", "processes.prepare() or [*processes._prepared][0].process.pid"]
-)
+@pytest.mark.parametrize("pid", ["int(processes(b'pid'))", "processes.prepare() or [*processes._children][0].pid"])
 def test_it_leaves_with_its_parent(tmp_path: Path, pid: str) -> None:
     """A parent that is killed closes nothing; the end of the pipe does. So does one that has been told nothing yet."""
     script = f"""

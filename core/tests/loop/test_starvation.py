@@ -22,9 +22,8 @@ from schedules import Planned, Settings
 from engine.interfaces.context import CoreContext
 from engine.loop.engine_core import EngineCore
 from engine.types.params import SamplingParams
-from engine_reference.policy_fcfs.body import FCFS
-from engine_reference.policy_priority.body import Priority
-from engine_reference.policy_priority.card import PriorityOptions
+from engine_reference.policy_fcfs import FCFS
+from engine_reference.policy_priority import Priority, PriorityOptions
 
 AGING = 8.0
 STEPS = 60

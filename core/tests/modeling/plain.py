@@ -12,9 +12,9 @@ from engine.interfaces.model import ModelContext, PagedAttention, PagedLatentAtt
 from engine.modeling import read_safetensors
 from engine.types.model import ModelDescription
 from engine_kit.dispatch_guard import DispatchGuard
-from engine_reference.checkpoint_safetensors.card import SafetensorsCheckpoint
-from engine_reference.models import card as cards
+from engine_reference.checkpoint_safetensors import SafetensorsCheckpoint
 from engine_reference.models import deepseek_card
+from engine_reference.models import llama_card as cards
 
 LLAMA_FAMILY = {
     "LlamaForCausalLM": cards.Llama,

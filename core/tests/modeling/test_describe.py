@@ -11,7 +11,7 @@ from plain import CARDS, LLAMA_FAMILY
 
 from engine.interfaces.model import ModelNeed
 from engine.types.errors import CheckpointError, UnsupportedModelError
-from engine_reference.models.card import Llama, Mistral, Qwen2, Qwen3
+from engine_reference.models.llama_card import Llama, Mistral, Qwen2, Qwen3
 
 
 def config_of(architecture: str = "LlamaForCausalLM", **more: Any) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def test_foreign_layer_types() -> None:
 def test_cards_are_light() -> None:
     """No card, and nothing that a card needs, imports torch."""
     code = (
-        "import sys, engine_reference.models.card, engine_reference.checkpoint_safetensors.card, engine.modeling\n"
+        "import sys, engine_reference.models.llama_card, engine_reference.checkpoint_safetensors, engine.modeling\n"
         "import engine.modeling.config, engine.modeling.config, engine.modeling.checkpoint_files\n"
         "heavy = {'torch', 'safetensors', 'transformers', 'pydantic'} & set(sys.modules)\n"
         "assert not heavy, heavy"

@@ -15,15 +15,15 @@ from engine.interfaces.model import State
 from engine.modeling import read_safetensors
 from engine.modeling.checkpoint_files import resolve_folder
 from engine_kit.dispatch_guard import DispatchGuard
-from engine_reference.models import bert_card, pooling_cards
+from engine_reference.models import bert_card, llama_card
 
 ENCODERS = {
     "BertModel": bert_card.Bert,
     "BertForSequenceClassification": bert_card.BertClassifier,
     "RobertaModel": bert_card.Roberta,
     "XLMRobertaForSequenceClassification": bert_card.RobertaClassifier,
-    "LlamaModel": pooling_cards.LlamaEmbedder,
-    "Qwen3ForSequenceClassification": pooling_cards.Qwen3Classifier,
+    "LlamaModel": llama_card.LlamaEmbedder,
+    "Qwen3ForSequenceClassification": llama_card.Qwen3Classifier,
 }
 
 

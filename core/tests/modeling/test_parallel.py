@@ -22,7 +22,7 @@ class NoGroup:
 
 def load_rank(folder: Path, rank: int, size: int) -> Any:
     description, weights, card = describe(folder)
-    context = make_context(description, rank=rank, size=size, group=NoGroup() if size > 1 else None)
+    context = make_context(description, tp_rank=rank, tp_size=size, group=NoGroup() if size > 1 else None)
     model = body_of(card)(context)
     model.load_weights(read_safetensors(weights))
     return model
@@ -82,7 +82,7 @@ def test_shapes_are_checked_before_they_are_cut(checkpoints) -> None:
     """A tensor whose part would fit by chance is still of the wrong shape."""
     folder = checkpoints("LlamaForCausalLM")
     description, weights, card = describe(folder)
-    model = body_of(card)(make_context(description, rank=1, size=2, group=NoGroup()))
+    model = body_of(card)(make_context(description, tp_rank=1, tp_size=2, group=NoGroup()))
     tensors = dict(read_safetensors(weights))
     name = "model.layers.0.mlp.up_proj.weight"
     tensors[name] = torch.cat((tensors[name], tensors[name]))
@@ -92,7 +92,7 @@ def test_shapes_are_checked_before_they_are_cut(checkpoints) -> None:
 
 def test_a_bias_that_another_rank_adds_is_passed_over(checkpoints) -> None:
     """But not a bias that nobody knows."""
-    context = make_context(describe(checkpoints("LlamaForCausalLM"))[0], rank=1, size=2, group=NoGroup())
+    context = make_context(describe(checkpoints("LlamaForCausalLM"))[0], tp_rank=1, tp_size=2, group=NoGroup())
     tensors = {"x.weight": torch.ones(3, 4), "x.bias": torch.ones(3)}
     load_weights(RowParallelLinear(context, 4, 3, "x", bias=True), tensors.items())
     with pytest.raises(CheckpointError, match=r"unexpected: x\.bias"):

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from engine.modeling.config import read_rope, scaled_length, unsupported_rope
 from engine.modeling.rotary import Rotary, cos_sin_table, inverse_frequencies, yarn_attention_factor
 from engine.types.errors import CheckpointError, ConfigError, EngineError, UnsupportedModelError
-from engine_reference.models.card import Llama
+from engine_reference.models.llama_card import Llama
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 LLAMA3 = ROPES["llama3"] | {"original_max_position_embeddings": 512}

@@ -185,8 +185,8 @@ def test_layers_compute_what_they_say() -> None:
         ops=PlainOps(),
         dtype=torch.float32,
         device=torch.device("cpu"),
-        rank=0,
-        size=1,
+        tp_rank=0,
+        tp_size=1,
         attention=None,
         quantization={},
     )
@@ -235,6 +235,6 @@ def test_layers_compute_what_they_say() -> None:
 def test_ranks_that_do_not_divide_the_model(folder: Path) -> None:
     description, _, card = describe(folder)
     with pytest.raises(ConfigError, match="over 3 ranks; 4 does not divide evenly"):
-        body_of(card)(make_context(description, rank=1, size=3, group=object()))
+        body_of(card)(make_context(description, tp_rank=1, tp_size=3, group=object()))
     with pytest.raises(ConfigError, match="no such rank"):
-        body_of(card)(make_context(description, rank=1, size=1))
+        body_of(card)(make_context(description, tp_rank=1, tp_size=1))

@@ -16,7 +16,7 @@ from engine.types.errors import IncompatibleDriverError
 from .conftest import Playground
 
 OLD = """
-from engine_reference.policy_fcfs.body import FCFS
+from engine_reference.policy_fcfs import FCFS
 from engine.interfaces.scheduling_policy import SchedulingPolicyCard
 
 class Card(SchedulingPolicyCard):
@@ -32,7 +32,7 @@ class Policy(FCFS):
         return running[-1]
 """
 NEW = """
-from engine_reference.policy_fcfs.body import FCFS
+from engine_reference.policy_fcfs import FCFS
 from engine.interfaces.scheduling_policy import SchedulingPolicyCard
 
 class Card(SchedulingPolicyCard):
@@ -44,10 +44,10 @@ class Policy(FCFS):
 """
 POINT = POINTS["scheduling_policy"]
 OF_MINOR_0 = """
-from engine_reference.drafter_ngram.body import NgramDrafterBody
+from engine_reference.drafter_ngram.ngram import NgramDrafterBody
 from engine_reference.drafter_ngram.card import NgramDrafter
-from engine_reference.evictor_lru.body import LRU
-from engine_reference.evictor_lru.card import LRUEvictor
+from engine_reference.evictor_lru import LRU
+from engine_reference.evictor_lru import LRUEvictor
 
 class EvictorCard(LRUEvictor):
     requires_minor = 0
@@ -131,7 +131,7 @@ def test_a_body_of_the_older_minor_is_adapted_and_one_of_this_is_not(point: str,
     candidate = registry.find(point, driver)
     card = registry.card(candidate)
     body: Any = load_body(card, candidate=candidate)
-    assert body.__module__ == f"engine_reference.{point}_{driver}.body" and body is load_body(card)
+    assert body.__module__ == card.body.partition(":")[0] and body is load_body(card)
     assert POINTS[point].minor == 1 and method in vars(body)
 
 

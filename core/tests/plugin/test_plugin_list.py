@@ -16,7 +16,7 @@ from engine.plugin.options import check_hook_options
 from engine.plugin.points import CHECKPOINT, EVICTOR, MODEL
 from engine.types.errors import ConfigError, DriverDeniedError, DuplicateDriverError, PluginError, UnsupportedModelError
 
-LRU = Candidate("evictor", "lru", 0, "engine", "1.0", "engine_reference.evictor_lru.card:LRUEvictor")
+LRU = Candidate("evictor", "lru", 0, "engine", "1.0", "engine_reference.evictor_lru:LRUEvictor")
 MOON = Candidate("evictor", "moon", 0, "engine_Moon", "2.0", "module_that_is_not_there:Moon")
 FLASH = Candidate("attention", "flash", 0, "engine-flash", "3.0", "module_that_is_not_there:Flash")
 HEARD = Candidate("hooks.core", "heard", 0, "engine-Moon", "2.0", "module_that_is_not_there:Hooks")

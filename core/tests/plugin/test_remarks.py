@@ -33,7 +33,7 @@ CARD = """
 )
 def test_remarks_of_the_chosen_one(playground, answer: str, said: str) -> None:
     playground.module("pg_moon", CARD.format(answer=answer))
-    lru = Candidate("evictor", "lru", 0, "engine", "1.0", "engine_reference.evictor_lru.card:LRUEvictor")
+    lru = Candidate("evictor", "lru", 0, "engine", "1.0", "engine_reference.evictor_lru:LRUEvictor")
     moon = Candidate("evictor", "moon", 0, "pg-moon", "1.0", "pg_moon:Moon")
     registry = Registry([lru, moon])
     told = {

@@ -28,13 +28,13 @@ from engine.types.model import CheckpointFiles
 from engine.types.params import SamplingParams
 from engine.types.plan import NewBlocks, NewSlot, StepPlan, StepResult
 from engine.types.start import Choice, WorkerStart
-from engine_reference.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch.attention import TorchAttentionBody
 from engine_reference.attention_torch.card import TorchAttention
-from engine_reference.models.card import Qwen2
 from engine_reference.models.llama import Qwen2Model
-from engine_reference.ops_torch.body import TorchOpsBody
-from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.models.llama_card import Qwen2
+from engine_reference.ops_torch.ops import TorchOpsBody
 from engine_reference.platform_host.card import HostPlatform
+from engine_reference.platform_host.platform import HostPlatformBody
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, INNER, WINDOW = 61, 24, 4, 2, 6, 32, 5
 CONFIG: dict[str, Any] = {

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from engine.interfaces.attention import AttentionBatch
 from engine.types.kv import KVGroup
-from engine_reference.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch.attention import TorchAttentionBody
 from engine_reference.attention_torch.card import TorchAttention
 from engine_reference.attention_torch.plan import TorchPlan
-from engine_reference.platform_host.body import HostPlatformBody
 from engine_reference.platform_host.card import HostPlatform
+from engine_reference.platform_host.platform import HostPlatformBody
 
 
 class Upload(NamedTuple):

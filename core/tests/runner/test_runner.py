@@ -13,7 +13,7 @@ from engine.process import wire
 from engine.runner.worker import Worker
 from engine.types.params import SamplingParams
 from engine.types.plan import NewBlocks, StepPlan
-from engine_reference.models.card import Qwen2
+from engine_reference.models.llama_card import Qwen2
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "repetition_penalty": 1.2, "presence_penalty": 0.3}
 

@@ -34,9 +34,9 @@ from engine.types.errors import (
 from engine.types.plan import StepPlan
 from engine.types.start import WorkerReady
 from engine_kit.dispatch_guard import DispatchGuard
-from engine_reference.ops_torch.body import TorchOpsBody
 from engine_reference.ops_torch.card import TorchOps
-from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.ops_torch.ops import TorchOpsBody
+from engine_reference.platform_host.platform import HostPlatformBody
 
 PAGE = layout().page_bytes
 HEARD: list[WorkerReady] = []

@@ -15,8 +15,8 @@ from engine.plugin import load_body
 from engine.sampling.processors import Processor, ProcessorChain
 from engine.types.params import SamplingParams
 from engine.types.plan import HostTokens, NewSlot
-from engine_reference.logits_processors.card import AllowedTokenIds, BadWords, LogitBias
-from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.logits_processors.card import AllowedTokenIdsProcessor, BadWordsProcessor, LogitBiasProcessor
+from engine_reference.platform_host.platform import HostPlatformBody
 
 VOCAB, SLOTS, LENGTH = 12, 5, 20
 
@@ -50,7 +50,10 @@ class Bench:
     def __init__(self) -> None:
         self.tokens = torch.zeros(SLOTS + 1, LENGTH, dtype=torch.int32)
         self.recorder = RecorderBody()
-        builtin = [Processor(card, load_body(card)(context())) for card in (AllowedTokenIds, BadWords, LogitBias)]
+        builtin = [
+            Processor(card, load_body(card)(context()))
+            for card in (AllowedTokenIdsProcessor, BadWordsProcessor, LogitBiasProcessor)
+        ]
         self.platform = HostPlatformBody(context())
         self.chain = ProcessorChain([*builtin, Processor(Recorder, self.recorder)], self.platform, self.tokens)
         self.prompts = np.zeros(SLOTS, np.int64)

@@ -13,8 +13,8 @@ from engine.sampling.sampler import SampledRows, Sampler
 from engine.types.params import SamplingParams
 from engine.types.plan import NewSlot
 from engine_kit.philox import uniform
-from engine_reference.ops_torch.body import TorchOpsBody
-from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.ops_torch.ops import TorchOpsBody
+from engine_reference.platform_host.platform import HostPlatformBody
 
 VOCAB, SLOTS = 20, 6
 

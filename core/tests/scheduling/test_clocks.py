@@ -11,8 +11,7 @@ from cores import LAYOUTS, make_core
 from steps import SETTINGS, request, run
 
 from engine.frontend.input_processor import SteadyClock
-from engine_reference.policy_priority.body import Priority
-from engine_reference.policy_priority.card import PriorityOptions
+from engine_reference.policy_priority import Priority, PriorityOptions
 
 
 @pytest.mark.parametrize("aging", [None, 10.0])

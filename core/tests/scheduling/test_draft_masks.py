@@ -13,12 +13,12 @@ from engine.interfaces.grammar import MAX_ROLLBACK, Matcher
 from engine.scheduling.structured import Constraints, DraftedRow, ReasoningGate, draft_masks
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_reference.grammar_choice.body import Choice
+from engine_reference.grammar_choice import ChoiceBody
 
 PIECES = [bytes([byte]) for byte in b"abcdef"] + [b"ab", b"cd", None]
 END, SIZE = 8, 9
 TEXTS = ["abcdef", "abab", "cdcd", "a", "fedcba"]
-GRAMMAR = Choice(GrammarContext(vocab_size=SIZE, vocabulary=lambda: PIECES))
+GRAMMAR = ChoiceBody(GrammarContext(vocab_size=SIZE, vocabulary=lambda: PIECES))
 
 
 def fill(matchers: Any, rows: np.ndarray, bits: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from engine.types.errors import ContractError, InvalidRequestError, PromptTooLon
 from engine.types.outputs import CoreOutput
 from engine.types.plan import StepResult
 from engine.types.request import FinishReason
-from engine_reference.evictor_lru.body import LRU
+from engine_reference.evictor_lru import LRU
 
 
 # -- rows and budget ---------------------------------------------------------------------------------------------------

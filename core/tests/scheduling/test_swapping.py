@@ -13,7 +13,7 @@ from engine.process import wire
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.slots import Status
 from engine.types.plan import StepPlan
-from engine_reference.connector_host.metadata import Copies
+from engine_reference.connector_host.scheduler_half import Copies
 
 
 def copies(made: StepPlan) -> Copies | None:

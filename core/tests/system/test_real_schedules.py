@@ -33,8 +33,8 @@ from engine.types.outputs import StepStats
 from engine.types.params import SamplingParams
 from engine.types.plan import StepPlan
 from engine.types.start import WorkerReady
-from engine_reference.evictor_lru.body import LRU
-from engine_reference.policy_fcfs.body import FCFS
+from engine_reference.evictor_lru import LRU
+from engine_reference.policy_fcfs import FCFS
 
 ROOMY = Settings(
     num_pages=200, max_num_seqs=1, max_num_batched_tokens=256, max_model_len=40, in_flight=1,

@@ -20,8 +20,8 @@ from engine.loop.engine_core import EngineCore
 from engine.runner.worker import Worker
 from engine.scheduling.scheduler import Scheduler
 from engine.types.params import SamplingParams
-from engine_reference.evictor_lru.body import LRU
-from engine_reference.policy_fcfs.body import FCFS
+from engine_reference.evictor_lru import LRU
+from engine_reference.policy_fcfs import FCFS
 
 SETTINGS = Settings(
     num_pages=600, max_num_seqs=64, max_num_batched_tokens=512, max_model_len=16, in_flight=2,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
 from engine.types.errors import ConfigError
 from engine.types.kv import KVGroup
-from engine_reference.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch.attention import TorchAttentionBody
 
 pytest.importorskip("engine_cpu.attention_cpu.card", reason="engine-cpu is not installed")
 

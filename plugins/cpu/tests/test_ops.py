@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engine.interfaces.ops import OpsNeed
 from engine.types.errors import ConfigError
-from engine_reference.ops_torch.body import TorchOpsBody
+from engine_reference.ops_torch.ops import TorchOpsBody
 
 card = pytest.importorskip("engine_cpu.ops_cpu.card", reason="engine-cpu is not installed")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.interfaces.quantization import QuantizationNeed
 from engine.types.errors import ConfigError
-from engine_reference.quantization_absmax.body import dequantize, quantize
+from engine_reference.quantization_absmax.absmax import dequantize, quantize
 
 pytest.importorskip("engine_cpu", reason="engine-cpu is not installed")
 

@@ -8,21 +8,19 @@ import triton
 from compiled import TARGETS, Case
 
 from engine_cuda.attention_triton.items import AT_ONCE, COUNTS, FIELDS, ROWS, plan_kernel
-from engine_cuda.attention_triton.kernel import attention_kernel
+from engine_cuda.attention_triton.kernel import Form, attention_kernel
 from engine_cuda.attention_triton.plan import Division
 from engine_cuda.attention_triton.tiles import decode_tiles, prefill_tiles, target_of
 from engine_cuda.attention_triton.write import write_kernel
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
-POINTERS = {
-    **dict.fromkeys(("table", "items", "counters"), "*i32"),
-    **dict.fromkeys(("lse", "partial", "sums", "sinks", "slopes"), "*fp32"),
-    **dict.fromkeys(("kv_index", "slot_mapping"), "*i64"),
+STRIDES = {
+    "out_strides": ("i32",) * 2,
+    "lse_strides": ("i32",) * 2,
+    "q_strides": ("i32",) * 2,
+    "kv_strides": ("i32",) * 5,
+    "table_stride": "i32",
 }
-STRIDES = (
-    "out_token", "out_head", "lse_token", "lse_head", "q_token", "q_head", "k_page", "k_head", "k_token", "v_head",
-    "v_token", "table_row",
-)  # fmt: skip
 
 
 def target(name: str) -> Any:
@@ -52,27 +50,36 @@ def attention(
     division = Division(decode_tiles(*facts), prefill_tiles(*facts, more), group, 1, 1)
     queries = division.queries(one)[long]
     packed = min(group, max(1, tiles.most_rows // queries))
-    absent = {
-        name: None
-        for name, feature in (("lse", "lse"), ("sinks", "sinks"), ("slopes", "alibi"))
-        if feature not in features
-    }
-    pointers = {name: kind for name, kind in POINTERS.items() if name not in absent}
-    constexprs = {
-        "KV_HEADS": 8, "GROUP": group, "PACKED": packed, "SIZE": size, "WIDTH": width, "PAGE": page,
-        "ROWS": max(16, triton.next_power_of_2(queries * packed)), "TILE": tiles.keys, "ONE": one, "SHORT": not long,
-        "CACHED": not encoder, "WINDOW": "window" in features, "CAP": "cap" in features, "SINKS": "sinks" in features,
-        "ALIBI": "alibi" in features, "LSE": "lse" in features,
-        "FUSED": "cap" not in features and "alibi" not in features, "WIDEN": dtype == "fp32", "FIELDS": FIELDS,
-    }  # fmt: skip
+    optional = {"lse": "lse", "sinks": "sinks", "slopes": "alibi"}
+    form = Form(
+        KV_HEADS=8,
+        GROUP=group,
+        PACKED=packed,
+        HEAD_SIZE=size,
+        BLOCK_D=width,
+        PAGE=page,
+        BLOCK_M=max(16, triton.next_power_of_2(queries * packed)),
+        BLOCK_N=tiles.keys,
+        ONE=one,
+        SHORT=not long,
+        CACHED=not encoder,
+        WINDOW="window" in features,
+        CAP="cap" in features,
+        SINKS="sinks" in features,
+        ALIBI="alibi" in features,
+        LSE="lse" in features,
+        FUSED="cap" not in features and "alibi" not in features,
+        WIDEN=dtype == "fp32",
+    )
     return Case(
         attention_kernel,
         {
-            **pointers, **dict.fromkeys(("out", "q"), f"*{dtype}"), **dict.fromkeys(("k", "v"), f"*{kv}"),
-            **dict.fromkeys(("scale", "cap"), "fp32"), "window": "i32", **dict.fromkeys(STRIDES, "i32"),
+            **dict.fromkeys(("out", "q"), f"*{dtype}"), "kv": (f"*{kv}",) * 2, "step": ("*i32", "*i32", "*i64", "*i64"),
+            "scratch": ("*fp32", "*fp32", "*i32"), "scores": ("fp32", "fp32", "i32"), **STRIDES,
+            **{name: "*fp32" for name, feature in optional.items() if feature in features},
         },
-        {**constexprs, **absent},
-        where, tiles.warps, tiles.stages, multiples_of_16=STRIDES,
+        {"FORM": form, **{name: None for name, feature in optional.items() if feature not in features}},
+        where, tiles.warps, tiles.stages, multiples_of_16=tuple(STRIDES),
     )  # fmt: skip
 
 
@@ -100,13 +107,10 @@ def plan(where: str, cached: bool = True, queries: int = 32, ones: bool = False)
 
 def write(where: str, dtype: str = "bf16", kv: str = "bf16", size: int = 128) -> Case:
     """The kernel that stores keys and values."""
-    strides = ("k_token", "k_head", "v_token", "v_head", "cache_page", "cache_head", "cache_token")
+    strides = {"k_strides": ("i32",) * 2, "v_strides": ("i32",) * 2, "cache_strides": ("i32",) * 3}
     return Case(
         write_kernel,
-        {
-            **dict.fromkeys(("k", "v"), f"*{dtype}"), **dict.fromkeys(("k_cache", "v_cache"), f"*{kv}"),
-            "slot_mapping": "*i64", "num_tokens": "i32", **dict.fromkeys(strides, "i32"),
-        },
-        {"SIZE": size, "WIDTH": triton.next_power_of_2(size), "PAGE": 16, "TOKENS": 16},
-        where, multiples_of_16=strides,
+        {"kv": (f"*{dtype}",) * 2, "caches": (f"*{kv}",) * 2, "slot_mapping": "*i64", "num_tokens": "i32", **strides},
+        {"HEAD_SIZE": size, "BLOCK_D": triton.next_power_of_2(size), "PAGE": 16, "BLOCK_T": 16},
+        where, multiples_of_16=tuple(strides),
     )  # fmt: skip

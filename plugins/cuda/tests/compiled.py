@@ -39,15 +39,17 @@ class Case:
         kernel: what `triton.jit` made, at a module's top level, of a module that can be imported.
         signature: type of each argument that is no constexpr, in any order: "*bf16", "*i64", "i32", "fp32"; a tuple
             of types for an argument that is a tuple, whose pointers are taken to be at multiples of 16 bytes.
-        constexprs: value of each constexpr. Arguments that are 1 or None at the launch are constexprs too.
+        constexprs: value of each constexpr. Arguments that are 1 or None at the launch are constexprs too;
+            ("strides", 1) is the second element of such a tuple, whose type is "constexpr".
         target: one of `TARGETS`.
-        multiples_of_16: names of whole numbers that are such multiples, as Triton sees at a launch (strides, sizes).
+        multiples_of_16: names of whole numbers that are such multiples, as Triton sees at a launch (strides, sizes); of
+            tuples whose whole numbers all are.
         unaligned: names of pointers that are not at multiples of 16 bytes; all others are taken to be.
     """
 
     kernel: Any
     signature: Mapping[str, str | tuple[str, ...]]
-    constexprs: Mapping[str, Any] = field(default_factory=dict)
+    constexprs: Mapping[str | tuple[str, int], Any] = field(default_factory=dict)
     target: str = "sm_90"
     num_warps: int = 4
     num_stages: int = 3
@@ -112,15 +114,22 @@ def _compile(name: tuple[str, str], case: Case) -> Compiled:
 
     kernel = getattr(importlib.import_module(name[0]), name[1])
     arguments = list(inspect.signature(kernel.fn).parameters)
-    given = {*case.signature, *case.constexprs}
+    elements = {name: value for name, value in case.constexprs.items() if isinstance(name, tuple)}
+    given = {*case.signature, *case.constexprs} - elements.keys()
     assert given == set(arguments), f"{name[1]}: {sorted(given.symmetric_difference(arguments))} are not as it takes"
     signature = {each: "constexpr" if each in case.constexprs else case.signature[each] for each in arguments}
-    aligned = [path for path, kind in _paths(signature.values()) if kind.startswith("*")]
-    aligned += [(arguments.index(each),) for each in case.multiples_of_16]
+    multiples = {arguments.index(each) for each in case.multiples_of_16}
+    aligned = [
+        path
+        for path, kind in _paths(signature.values())
+        if kind.startswith("*") or (path[0] in multiples and kind in ("i32", "i64"))
+    ]
     unaligned = {(arguments.index(each),) for each in case.unaligned}
     attributes = {path: [["tt.divisibility", 16]] for path in aligned if path not in unaligned}
+    constexprs = {name: value for name, value in case.constexprs.items() if name not in elements}
+    constexprs |= {(arguments.index(name), at): value for (name, at), value in elements.items()}
     made = triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=dict(case.constexprs), attrs=attributes),
+        ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes),
         target=GPUTarget(*TARGETS[case.target]),
         options={"num_warps": case.num_warps, "num_stages": case.num_stages},
     )

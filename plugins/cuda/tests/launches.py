@@ -40,9 +40,9 @@ from engine_cuda.attention_triton import body as attention_body
 from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOptions
 from engine_cuda.ops_triton.card import TritonOps
 from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
-from engine_reference.models.card import Llama, Qwen3
-from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.models.llama_card import Llama, Qwen3
 from engine_reference.platform_host.card import HostPlatform
+from engine_reference.platform_host.platform import HostPlatformBody
 
 PROMPT, BLOCK = 4, 16
 COSTS_NOTHING = frozenset(

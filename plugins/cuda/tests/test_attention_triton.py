@@ -28,7 +28,7 @@ from engine_cuda.attention_triton.card import TritonAttention, TritonAttentionOp
 from engine_cuda.attention_triton.items import FIELDS
 from engine_cuda.attention_triton.plan import TritonPlan
 from engine_cuda.interpreter import interpreted
-from engine_reference.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch.attention import TorchAttentionBody
 from engine_sdk.conformance.attention.case import Case, Form, check_unseen, whole_rows
 
 DEVICE = "cpu" if interpreted() else "cuda"

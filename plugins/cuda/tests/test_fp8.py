@@ -18,7 +18,7 @@ from scaled import needs_scales_of_rows, scales_of_rows
 
 from engine.interfaces.quantization import QuantizationNeed
 from engine.types.errors import ConfigError
-from engine_cuda.fp8 import to_e4m3
+from engine_cuda.interpreter_shim import to_e4m3
 from engine_cuda.quantization_fp8 import rows as kernels
 from engine_cuda.quantization_fp8.body import Fp8Body
 from engine_cuda.quantization_fp8.card import Fp8Options, Fp8Quantization

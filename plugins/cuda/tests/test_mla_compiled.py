@@ -21,52 +21,52 @@ A_FEW = 64
 """Bytes of spilled registers that do no harm, beside thousands of products a tile: 40 of Triton 3.6 for the largest."""
 CAPABILITIES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0), "gfx942": None}
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
-SIZES = {"C": 512, "C_BLOCK": 512, "LEAST": 128, "lse_head": 1}
-ROTATED = {"P": 64, "P_BLOCK": 64, "PAGE": 16}
-STRIDES = ["cache_page", "cache_vector", "out_token", "out_head"]
+SIZES = {"C": 512, "BLOCK_C": 512, "LEAST": 128}
+ROTATED = {"P": 64, "BLOCK_P": 64, "PAGE": 16}
+ROWS = dict.fromkeys(("first_row", "num_rows", "heads", "num_splits"), "i32")
+LSE_STRIDES = {"lse_strides": ("i32", "constexpr")}  # of heads it is 1
+ONE = {("lse_strides", 1): 1}
 
 
 def attention(target: str, pairs: int, ragged: bool, divided: bool, dtype: str = "bf16", kv: str = "") -> Case:
     """One launch for rows of so many pairs of token and head."""
     kv = kv or dtype
     tiles = tiles_of(pairs, BYTES[dtype], BYTES[kv], target_of(CAPABILITIES[target]))
-    queries = ["q_latent_token", "q_latent_head", "q_rope_token", "q_rope_head"]
-    numbers = [*queries, *STRIDES, "first_row", "num_rows", "heads", "num_splits", "table_row", "lse_token"]
+    strides = {"q_strides": ("i32",) * 4, "cache_strides": ("i32",) * 2, "out_strides": ("i32",) * 2}
     signature = {
-        "q_latent": f"*{dtype}", "q_rope": f"*{dtype}", "cache": f"*{kv}", "block_table": "*i32",
-        "query_start_loc": "*i32", "kv_index": "*i64", "slot_mapping": "*i64", "out": f"*{dtype}", "lse": "*fp32",
-        "partial": "*fp32", "partial_lse": "*fp32", "scale_log2": "fp32", **dict.fromkeys(numbers, "i32"),
+        "queries": (f"*{dtype}",) * 2, "cache": f"*{kv}", "step": ("*i32", "*i32", "*i64", "*i64"), "out": f"*{dtype}",
+        "lse": "*fp32", "partial": ("*fp32",) * 2, "scale_log2": "fp32", "table_stride": "i32", **strides, **ROWS,
+        **LSE_STRIDES,
     }  # fmt: skip
     constexprs = {
         **SIZES, **ROTATED, "BLOCK_M": tiles.queries, "BLOCK_N": tiles.vectors, "RAGGED": ragged, "SPLIT": divided,
         "LSE": False, "WIDEN": dtype == "fp32",
     }  # fmt: skip
-    aligned = [*queries, *STRIDES, "heads"]
-    return Case(latent_attention_kernel, signature, constexprs, target, tiles.warps, tiles.stages, aligned)
+    aligned = [*strides, "heads"]
+    return Case(latent_attention_kernel, signature, constexprs | ONE, target, tiles.warps, tiles.stages, aligned)
 
 
 def joining(target: str) -> Case:
     """The parts of divided rows, put together."""
-    numbers = ["out_token", "out_head", "first_row", "num_rows", "heads", "num_splits", "lse_token"]
     signature = {
-        "query_start_loc": "*i32", "kv_index": "*i64", "slot_mapping": "*i64", "out": "*bf16",
-        "lse": "*fp32", "partial": "*fp32", "partial_lse": "*fp32", **dict.fromkeys(numbers, "i32"),
+        "step": ("*i32", "*i64", "*i64"), "out": "*bf16", "lse": "*fp32", "partial": ("*fp32",) * 2,
+        "out_strides": ("i32",) * 2, **ROWS, **LSE_STRIDES,
     }  # fmt: skip
     constexprs = {
-        **SIZES, "BLOCK_M": 16, "BLOCK_N": 32, "RAGGED": True, "LSE": True, "SPLITS": 64, "COLUMNS": 128, "PAGE": 16,
+        **SIZES, "BLOCK_M": 16, "BLOCK_N": 32, "RAGGED": True, "LSE": True, "SPLITS": 64, "BLOCK_COLUMNS": 128,
+        "PAGE": 16,
     }  # fmt: skip
-    return Case(join_kernel, signature, constexprs, target, 1, 3, ["out_token", "out_head", "heads"])
+    return Case(join_kernel, signature, constexprs | ONE, target, 1, 3, ["out_strides", "heads"])
 
 
 def writing(target: str, kv: str) -> Case:
     """A step's vectors."""
-    numbers = ["num_tokens", "latent_token", "rope_token", "cache_page", "cache_vector"]
     signature = {
-        "latent": "*bf16", "rope_key": "*bf16", "cache": f"*{kv}", "slot_mapping": "*i64",
-        **dict.fromkeys(numbers, "i32"),
+        "vectors": ("*bf16",) * 2, "cache": f"*{kv}", "slot_mapping": "*i64", "num_tokens": "i32",
+        "strides": ("i32",) * 2, "cache_strides": ("i32",) * 2,
     }  # fmt: skip
-    constexprs = {"C": 512, "C_BLOCK": 512, **ROTATED, "TOKENS": 4}
-    return Case(write_kernel, signature, constexprs, target, 4, 3, numbers[1:])
+    constexprs = {"C": 512, "BLOCK_C": 512, **ROTATED, "BLOCK_T": 4}
+    return Case(write_kernel, signature, constexprs, target, 4, 3, ["strides", "cache_strides"])
 
 
 def check(cases: list[Case]) -> list[Compiled]:

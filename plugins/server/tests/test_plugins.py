@@ -12,7 +12,7 @@ from prometheus_client import Counter
 from engine.plugin import HookRelay, Registry, hookimpl, without_key
 from engine.plugin.candidate import Candidate
 from engine.types.errors import RequestRefusedError
-from engine.types.page_map import PageMap
+from engine.types.kv import PageMap
 from engine_server import errors
 from engine_server.metrics.exposition import PluginMetrics
 from engine_server.middleware import wrap

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import ModelContext, State
-from engine_reference.models.bert import BertClassifier
+from engine_reference.models.bert import BertForClassification
 
 
-class _Bert(BertClassifier):
+class _Bert(BertForClassification):
     """Exchanges what comes in."""
 
     def forward(self, state: State, walk: Any) -> torch.Tensor:
@@ -82,7 +82,7 @@ class SeesTheStep(_Bert):
         return hidden + 0.1 * hidden.mean(0, keepdim=True)
 
 
-class SeesItself(BertClassifier):
+class SeesItself(BertForClassification):
     """attention gives the value of the token itself: no other is seen"""
 
     def __init__(self, context: ModelContext) -> None:
@@ -98,7 +98,7 @@ class HeadOnOneRank(_Bert):
 
     def __init__(self, context: ModelContext) -> None:
         super().__init__(context)
-        if context.size > 1:
+        if context.tp_size > 1:
             self.layers[-1].down._group = None
 
 

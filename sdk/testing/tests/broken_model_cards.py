@@ -8,7 +8,7 @@ import msgspec
 
 from engine.types.errors import CheckpointError
 from engine.types.model import ModelDescription
-from engine_reference.models.card import Llama
+from engine_reference.models.llama_card import Llama
 
 
 class Sound(Llama):

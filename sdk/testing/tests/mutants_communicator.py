@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from mutant_suites import suites_of
 
-from engine_reference.communicator_gloo.body import Gloo
+from engine_reference.communicator_gloo.gloo import Gloo
 from engine_sdk.conformance import CommunicatorConformance
 
 

@@ -13,7 +13,7 @@ from plain_drafter_card import PlainDrafter
 from engine.interfaces.drafter import DraftRows, Drafts, DraftSession
 from engine.types.plan import NewSlot
 from engine_kit.philox import uniform
-from engine_reference.drafter_ngram.body import NgramDrafterBody
+from engine_reference.drafter_ngram.ngram import NgramDrafterBody
 from engine_sdk.conformance import DrafterConformance
 
 VOCAB = 256

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mutant_suites import suites_of
 
-from engine_reference.evictor_lru.body import LRU
+from engine_reference.evictor_lru import LRU
 from engine_sdk.conformance import EvictorConformance
 
 

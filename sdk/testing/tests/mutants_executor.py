@@ -12,7 +12,7 @@ from plain_executor_card import PlainExecutor
 
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.plan import StepResult
-from engine_reference.executor_inline.body import Inline
+from engine_reference.executor_inline import Inline
 from engine_reference.executor_process.body import Process
 from engine_sdk.conformance import ExecutorConformance
 

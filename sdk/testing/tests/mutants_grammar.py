@@ -11,7 +11,7 @@ from mutant_suites import suites_of
 from plain_grammar import Plain
 from plain_grammar_card import PlainGrammar
 
-from engine_reference.grammar_choice.body import Choice, ChoiceMatcher
+from engine_reference.grammar_choice import ChoiceBody, ChoiceMatcher
 from engine_sdk.conformance import GrammarConformance
 
 KEYWORDS = (
@@ -66,21 +66,21 @@ class RefusesWithoutName(Plain):
         return super().compile(constraint, end_token_ids)
 
 
-class EveryToken(Choice):
+class EveryToken(ChoiceBody):
     """masks allow every token"""
 
     def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
         out[rows] = -1
 
 
-class NoEnd(Choice):
+class NoEnd(ChoiceBody):
     """a text that another one continues may not end"""
 
     def compile(self, constraint: Any, end_token_ids: Sequence[int]) -> Any:
         return super().compile(constraint, ())
 
 
-class EndsAnywhere(Choice):
+class EndsAnywhere(ChoiceBody):
     """the end may follow anywhere"""
 
     def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
@@ -88,7 +88,7 @@ class EndsAnywhere(Choice):
         out[rows, 8] |= 1
 
 
-class OneSpelling(Choice):
+class OneSpelling(ChoiceBody):
     """tokens of several bytes are left out of the masks"""
 
     def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
@@ -97,14 +97,14 @@ class OneSpelling(Choice):
         out[rows, 9:] = 0
 
 
-class RowsInOrder(Choice):
+class RowsInOrder(ChoiceBody):
     """masks are written to the first rows, whatever rows are named"""
 
     def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
         super().fill_masks(matchers, np.arange(len(rows)), out)
 
 
-class ClearsOthers(Choice):
+class ClearsOthers(ChoiceBody):
     """rows that are not named are cleared"""
 
     def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
@@ -112,7 +112,7 @@ class ClearsOthers(Choice):
         super().fill_masks(matchers, rows, out)
 
 
-class OnlyAdds(Choice):
+class OnlyAdds(ChoiceBody):
     """bits are set, and none is cleared"""
 
     def fill_masks(self, matchers: Any, rows: np.ndarray, out: np.ndarray) -> None:
@@ -121,7 +121,7 @@ class OnlyAdds(Choice):
         out[rows] |= before
 
 
-class ReadsEarly(Choice):
+class ReadsEarly(ChoiceBody):
     """the vocabulary is read when the body is built"""
 
     def __init__(self, context: Any) -> None:
@@ -129,7 +129,7 @@ class ReadsEarly(Choice):
         context.vocabulary()
 
 
-class LosesTheLast(Choice):
+class LosesTheLast(ChoiceBody):
     """the last text of a choice is forgotten"""
 
     def compile(self, constraint: Any, end_token_ids: Sequence[int]) -> Any:
@@ -137,7 +137,7 @@ class LosesTheLast(Choice):
         return super().compile(type(constraint)(choice=texts[:-1] or texts), end_token_ids)
 
 
-class WithMatcher(Choice):
+class WithMatcher(ChoiceBody):
     """The base of those whose matchers are broken."""
 
     matcher: type = ChoiceMatcher

@@ -15,8 +15,7 @@ from plain_connector_card import HeavyHalf, Moody, OneHalf, PlainConnector
 
 from engine.interfaces.kv_connector import KVTransferResult, SwapUsage
 from engine.process import wire
-from engine_reference.connector_host.metadata import Copies
-from engine_reference.connector_host.scheduler_half import HostScheduler
+from engine_reference.connector_host.scheduler_half import Copies, HostScheduler
 from engine_sdk.conformance import KVConnectorConformance
 
 

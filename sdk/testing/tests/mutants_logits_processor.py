@@ -9,10 +9,8 @@ from mutant_suites import suites_of
 
 from engine.interfaces.logits_processor import LogitsRows
 from engine.types.plan import NewSlot
-from engine_reference.logits_processors.allowed_token_ids import AllowedTokenIdsBody
-from engine_reference.logits_processors.bad_words import BadWordsBody
-from engine_reference.logits_processors.card import LogitBias
-from engine_reference.logits_processors.logit_bias import LogitBiasBody
+from engine_reference.logits_processors.card import LogitBiasProcessor
+from engine_reference.logits_processors.processors import AllowedTokenIdsBody, BadWordsBody, LogitBiasBody
 from engine_sdk.conformance import LogitsProcessorConformance
 
 
@@ -135,7 +133,7 @@ class LastTokens(BadWordsBody):
         self._length[new.slot] = self._length[new.slot].clamp(max=0)
 
 
-class RefusesNothing(LogitBias):
+class RefusesNothing(LogitBiasProcessor):
     """ids outside the vocabulary are not refused"""
 
     @classmethod
@@ -143,7 +141,7 @@ class RefusesNothing(LogitBias):
         pass
 
 
-class UsedByAll(LogitBias):
+class UsedByAll(LogitBiasProcessor):
     """every request is said to use it"""
 
     @classmethod

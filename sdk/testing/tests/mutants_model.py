@@ -372,7 +372,7 @@ class _Shared(Llama):
     def changes(self, context: ModelContext) -> dict[str, Any]:
         if context.group is None:
             return {}
-        return {"group": Instead(context.group, size=context.size, **self.collectives(context.group))}
+        return {"group": Instead(context.group, size=context.tp_size, **self.collectives(context.group))}
 
 
 class ShiftsShards(_Shared):
@@ -403,7 +403,7 @@ class OneRankMore(_Shared):
     """the last rank makes a call that the others do not make"""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self.context.size > 1 and self.context.rank == self.context.size - 1:
+        if self.context.tp_size > 1 and self.context.tp_rank == self.context.tp_size - 1:
             self.context.group.all_reduce(hidden[:1].clone())
         return super().logits(hidden)
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from mutant_suites import suites_of
 
 from engine.interfaces.ops import SamplingRows, StepInputs, StepTables
-from engine_reference.ops_torch.body import TorchOpsBody
-from engine_reference.ops_torch.sample import Sample, kept_weights
+from engine_reference.ops_torch.drawing import Drawing, kept_weights
+from engine_reference.ops_torch.ops import TorchOpsBody
 from engine_sdk.conformance import OpsConformance
 
 
@@ -352,7 +352,7 @@ class KeepsEverything(TorchOpsBody):
     """every draft is kept"""
 
     def reject(self, logits: Any, rows: SamplingRows, drafts: Any, draft_probs: Any) -> torch.Tensor:
-        return torch.where(drafts >= 0, drafts, Sample().sample(logits, rows))
+        return torch.where(drafts >= 0, drafts, Drawing().sample(logits, rows))
 
 
 class UnnormalisedDraft(TorchOpsBody):
@@ -367,7 +367,7 @@ class NoResidual(TorchOpsBody):
 
     def reject(self, logits: Any, rows: SamplingRows, drafts: Any, draft_probs: Any) -> torch.Tensor:
         found = super().reject(logits, rows, drafts, draft_probs)
-        other = Sample().sample(logits, rows._replace(position=rows.position + 1000))
+        other = Drawing().sample(logits, rows._replace(position=rows.position + 1000))
         return torch.where((drafts >= 0) & (found != drafts) & (rows.temperature > 0), other, found)
 
 

@@ -9,7 +9,7 @@ import torch
 from mutant_suites import suites_of
 
 from engine.interfaces.platform import CacheMemory
-from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.platform_host.platform import HostPlatformBody
 from engine_sdk.conformance import PlatformConformance
 
 

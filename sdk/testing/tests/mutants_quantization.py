@@ -6,7 +6,7 @@ import torch
 from mutant_suites import suites_of
 from plain_quantization_cards import Overstates, SaysNothing, ServesEverything
 
-from engine_reference.quantization_absmax.body import AbsmaxBody, Rounded
+from engine_reference.quantization_absmax.absmax import AbsmaxBody, Rounded
 from engine_sdk.conformance import QuantizationConformance
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from mutant_suites import suites_of
 
-from engine_reference.policy_fcfs.body import FCFS
-from engine_reference.policy_priority.body import Priority
+from engine_reference.policy_fcfs import FCFS
+from engine_reference.policy_priority import Priority
 from engine_sdk.conformance import SchedulingPolicyConformance
 
 

@@ -14,7 +14,7 @@ from mutant_suites import suites_of
 
 from engine.interfaces.context import FrontContext
 from engine.types.errors import TokenizerError
-from engine_reference.tokenizer_hf.body import HFTokenizerBody
+from engine_reference.tokenizer_hf.tokenizer import HFTokenizerBody
 from engine_sdk.conformance import TokenizerConformance
 
 Ids = Sequence[int]

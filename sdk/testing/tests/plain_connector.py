@@ -9,7 +9,7 @@ import torch
 
 from engine.interfaces.kv_connector import KVTransferResult
 from engine.process import wire
-from engine_reference.connector_host.metadata import Copies
+from engine_reference.connector_host.scheduler_half import Copies
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext

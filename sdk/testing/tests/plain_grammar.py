@@ -14,14 +14,14 @@ from judge import Judged, altered, fits, table, valid
 from engine.interfaces.grammar import Matcher
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_kit.schemas.normal import in_normal_form
-from engine_reference.grammar_choice.body import Choice
+from engine_reference.grammar_choice import ChoiceBody
 from engine_sdk.conformance.grammar.decoding import decoded
 from engine_sdk.conformance.grammar.values import Held
 
 REPEATS = 4
 
 
-class Plain(Choice):
+class Plain(ChoiceBody):
     """See `engine.interfaces.grammar.Grammar`. `dropped` names the schema keywords that are not read."""
 
     dropped: ClassVar[frozenset[str]] = frozenset()

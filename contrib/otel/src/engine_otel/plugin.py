@@ -70,6 +70,7 @@ class Tracing:
     @hookimpl
     def engine_stopping(self) -> None:
         """Send what is left."""
-        writer, self._writer = self._writer, None
+        writer = self._writer
+        self._writer = None
         if writer is not None:
             writer.close()

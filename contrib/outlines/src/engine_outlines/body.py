@@ -32,7 +32,8 @@ class Outlines:
     """See `engine.interfaces.grammar.Grammar`."""
 
     def __init__(self, context: GrammarContext) -> None:
-        self._context, self._options = context, cast("OutlinesOptions", context.options)
+        self._context = context
+        self._options = cast("OutlinesOptions", context.options)
         self._cache: BoundedCache[bytes, Index] = BoundedCache(self._options.cache_size << 20)
         self._lock = threading.Lock()
         self._here: Compiler | None = None
@@ -52,7 +53,7 @@ class Outlines:
         return OutlinesMatcher(index, ends, row, size, self._context.vocabulary())
 
     def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
-        """See the interface. A mask is written in some 50 microseconds, by a look into a table."""
+        """A mask is written in some 50 microseconds, by a look into a table."""
         for matcher, row in zip(cast("Sequence[OutlinesMatcher]", matchers), rows.tolist(), strict=True):
             out[row] = matcher.mask()
 

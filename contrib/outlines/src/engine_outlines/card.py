@@ -26,7 +26,6 @@ class OutlinesCard(GrammarCard):
 
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:
-        """See the interface."""
         if constraint.json is not None:
             from engine_kit.schemas.normal import in_normal_form
             from engine_outlines.schemas import check_schema  # what knows schemas and patterns: not at every start

@@ -51,7 +51,6 @@ class Compiler:
         self._vocabulary = vocabulary(context.vocabulary(), context.vocab_size)
 
     def compile(self, source: bytes) -> bytes:
-        """See the interface."""
         asked = msgspec.msgpack.decode(source, type=Source)
         try:
             index = Index(f"(?:{_regex(asked)}){MARK}", self._vocabulary)

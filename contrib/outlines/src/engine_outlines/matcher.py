@@ -36,12 +36,13 @@ class OutlinesMatcher:
     ) -> None:
         self._guide = Guide(index, 2 * MAX_ROLLBACK)  # twice: for what is only looked at
         self._pieces = pieces
-        self._ends, self._ends_row, self._size = ends, ends_row, vocab_size
+        self._ends = ends
+        self._ends_row = ends_row
+        self._size = vocab_size
         self._ended = self._complete = False
         self._row: np.ndarray | None = None
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """See the interface."""
         for count, token in enumerate(tokens):
             if self._ended or not 0 <= token < self._size:
                 return count
@@ -58,13 +59,14 @@ class OutlinesMatcher:
         return len(tokens)
 
     def rollback(self, num_tokens: int) -> None:
-        """See the interface. The automaton has not heard of the end."""
+        """The automaton has not heard of the end."""
         if num_tokens:
             self._guide.rollback_state(num_tokens - self._ended)
-            self._ended, self._row = False, None
+            self._ended = False
+            self._row = None
 
     def forced_bytes(self) -> bytes:
-        """See the interface. Where every token that may come begins with the shortest of them, that one is forced."""
+        """Where every token that may come begins with the shortest of them, that one is forced."""
         forced, steps = bytearray(), 0
         while not self._ended and steps < MAX_ROLLBACK:
             tokens = self._guide.get_tokens()
@@ -83,7 +85,6 @@ class OutlinesMatcher:
 
     @property
     def finished(self) -> bool:
-        """See the interface."""
         return self._ended or (not (self.mask() & ~self._ends_row).any() and self._complete)
 
     def mask(self) -> np.ndarray:

@@ -33,9 +33,8 @@ from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
 from engine.types.messages import Outputs, Reply
 from engine.types.outputs import CoreOutput, RequestOutput, StepStats
-from engine.types.params import SamplingParams
+from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.pooling import PoolingParams, PoolingRequestOutput
-from engine.types.sampling_defaults import SamplingDefaults
 from engine.types.start import WorkerReady
 
 log = logging.getLogger(__name__)

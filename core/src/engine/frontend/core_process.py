@@ -59,7 +59,9 @@ class CoreProcess:
             try:
                 message = self._child.receive(POLL_SECONDS)
             except EngineError as error:
-                return error
+                if not self._child.stopping.is_set():
+                    return error
+                break
             if isinstance(message, Ready):
                 self._tree = ProcessTree(self.pid)
                 return message.worker

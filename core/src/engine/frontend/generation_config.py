@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from engine.plugin.hints import did_you_mean
 from engine.types.errors import ConfigError, InvalidRequestError
 from engine.types.model import CheckpointFiles
-from engine.types.params import SamplingParams
-from engine.types.sampling_defaults import SamplingDefaults
+from engine.types.params import SamplingDefaults, SamplingParams
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig

@@ -135,7 +135,7 @@ class ModelContext:
         attention: gives each layer its attention.
         dtype, device: of the weights.
         max_model_len: positions that will be asked for.
-        rank, size: this worker's place; layers hold 1 / size of their weights.
+        tp_rank, tp_size: this worker's place among those that share the layers; each holds 1 / tp_size of the weights.
         group: the ranks that share the layers; None where there is one.
         quantization: for each kind of layer who packs and multiplies it; a kind that is not there is the ops'.
         latent_attention: gives layers of kind "mla" theirs; None where the description has none of them.
@@ -147,8 +147,8 @@ class ModelContext:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    rank: int = 0
-    size: int = 1
+    tp_rank: int = 0
+    tp_size: int = 1
     group: Group | None = None
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
     latent_attention: LatentAttentionFactory | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.types.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from engine.types.kv import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 
 class KVEventLog:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.types.errors import ContractError
-from engine.types.kv import NULL_PAGE
-from engine.types.page_map import MOST_HOLDERS, PageMap
+from engine.types.kv import MOST_HOLDERS, NULL_PAGE, PageMap
 
 if TYPE_CHECKING:
     from engine.interfaces.evictor import Evictor

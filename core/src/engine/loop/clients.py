@@ -50,9 +50,11 @@ class _Client:
     __slots__ = ("address", "behind", "ids", "sink", "told")
 
     def __init__(self, address: str, sink: Sink) -> None:
-        self.address, self.sink = address, sink
+        self.address = address
+        self.sink = sink
         self.ids: dict[str, None] = {}  # of its requests that have not ended
-        self.told, self.behind = 0.0, False
+        self.told = 0.0
+        self.behind = False
 
 
 class Clients:
@@ -72,7 +74,10 @@ class Clients:
         connect: Callable[[str], Sink],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inbox, self._outbox, self._connect, self._clock = inbox, outbox, connect, clock
+        self._inbox = inbox
+        self._outbox = outbox
+        self._connect = connect
+        self._clock = clock
         self._attached: dict[int, _Client] = {}
         self._owner: dict[str, int] = {}
         self._first = _Client("", outbox)
@@ -139,7 +144,8 @@ class Clients:
                 continue
             said = CoreOutputs(outputs=outputs or [], stats=quiet if not number or outputs is None else stats)
             one.sink.put(Outputs(said, len(self._owner) - len(one.ids)))
-            one.told, one.behind = now, False
+            one.told = now
+            one.behind = False
             if number and outputs is not None:
                 stats = quiet  # the first has them
 
@@ -154,4 +160,5 @@ class Clients:
         for one in (self._first, *self._attached.values()) if self._attached else ():
             if one.behind:
                 one.sink.put(Outputs(CoreOutputs(outputs=[], stats=self._state), len(self._owner) - len(one.ids)))
-                one.told, one.behind = self._clock(), False
+                one.told = self._clock()
+                one.behind = False

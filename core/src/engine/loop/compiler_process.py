@@ -1,9 +1,8 @@
-"""A process that compiles constraints: `python -m engine.loop.compiler_process package.module:Class`.
+"""A process that compiles constraints: `python -m engine.loop.compiler_process`.
 
-It imports that compiler, for which some libraries take seconds; then it reads its start message and one source after
-the other from standard input, and answers each on what was its standard output. The engine core ends it where a source
-takes too long, and starts another. It ends itself when its parent is gone: at the end of standard input, or, in the
-middle of a compilation that may hold every lock there is, by the alarm that is set before each.
+It imports its compiler, for which some libraries take seconds; then it is told the vocabulary and one source after the
+other, and answers each. The engine core ends it where a source takes too long, and starts another. Should the core die
+in the middle of a compilation that holds every lock there is, the alarm ends it that is set before each.
 """
 
 from __future__ import annotations
@@ -11,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
-from typing import BinaryIO
 
 import msgspec
 
 from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import GrammarCompiler
-from engine.process import wire
 from engine.process.importing import import_object
+from engine.process.run import Parent, run
 from engine.types.errors import EngineError, InvalidRequestError
+from engine.types.messages import Shutdown
 
 ALARM_SECONDS = 5.0
 """How long after its time limit a compilation ends by itself, where nobody has ended it."""
@@ -28,25 +26,35 @@ NICENESS = 5
 """Steps come before compilations."""
 
 
-class CompilerStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message.
+class CompilerStart(msgspec.Struct, frozen=True):
+    """The start message: "package.module:Class" of a `GrammarCompiler`."""
+
+    compiler: str
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """Build the compiler.
 
     Args:
-        compiler: "package.module:Class" of a `GrammarCompiler`.
         vocab_size, vocabulary: of its context.
         seconds: of one compilation.
         memory_bytes: that compilations may take, beyond what the process has when it is ready.
     """
 
-    compiler: str
     vocab_size: int
     vocabulary: list[bytes | None]
     seconds: float
     memory_bytes: int
 
 
-class CompilerAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """To the start (neither is set), and to each source.
+class Source(msgspec.Struct, frozen=True, tag="source"):
+    """Compile this."""
+
+    source: bytes
+
+
+class Compiled(msgspec.Struct, frozen=True, kw_only=True, tag="compiled", omit_defaults=True):
+    """To `Begin`, when it is ready, and to each `Source`.
 
     Args:
         compiled: what the compiler gave.
@@ -54,71 +62,59 @@ class CompilerAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         memory: the memory limit was hit; the process ends.
     """
 
-    compiled: bytes | None = None
+    compiled: bytes = b""
     error: tuple[str, str, str, str] | None = None
     memory: bool = False
 
 
-def main() -> int:
-    """Compile until standard input ends. Returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library that prints does not print into the answers
-    sources = sys.stdin.buffer
+def main(start: CompilerStart, parent: Parent[Begin | Source | Shutdown]) -> int:
+    """Compile until told to stop. Returns the exit code."""
+    os.dup2(2, 1)  # a library that prints does not print into what the engine's program writes
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     with contextlib.suppress(Exception):  # what is wrong is told when it is built
-        import_object(sys.argv[1])
-    try:
-        start = msgspec.msgpack.decode(wire.read_frame(sources), type=CompilerStart)
-        try:
-            compiler = _build(start)
-        except EngineError as error:
-            _send(answers, CompilerAnswer(error=error.parts))
-            return 1
-        _limit_memory(start.memory_bytes)
-        _send(answers, CompilerAnswer())
-        while True:
-            source = wire.read_frame(sources)
-            _alarm(start.seconds + ALARM_SECONDS)
-            answer = _compile(compiler, source)
-            _alarm(0.0)
-            _send(answers, answer)
-            if answer.memory:
-                return 1
-    except (EOFError, BrokenPipeError):
+        import_object(start.compiler)
+    begin = parent.receive()
+    if not isinstance(begin, Begin):
         return 0
+    compiler = _build(start.compiler, begin)
+    _limit_memory(begin.memory_bytes)
+    parent.send(Compiled())
+    while isinstance(message := parent.receive(), Source):
+        _alarm(begin.seconds + ALARM_SECONDS)
+        answer = _compile(compiler, message.source)
+        _alarm(0.0)
+        parent.send(answer)
+        if answer.memory:
+            return 1
+    return 0
 
 
-def _build(start: CompilerStart) -> GrammarCompiler:
-    context = GrammarContext(vocab_size=start.vocab_size, vocabulary=lambda: start.vocabulary)
+def _build(name: str, begin: Begin) -> GrammarCompiler:
+    context = GrammarContext(vocab_size=begin.vocab_size, vocabulary=lambda: begin.vocabulary)
     try:
-        compiler: GrammarCompiler = import_object(start.compiler)(context)
+        compiler: GrammarCompiler = import_object(name)(context)
     except EngineError:
         raise
     except Exception as error:
-        raise EngineError(f"start the compiler {start.compiler}", f"{type(error).__name__}: {error}") from error
+        raise EngineError(f"start the compiler {name}", f"{type(error).__name__}: {error}") from error
     return compiler
 
 
-def _compile(compiler: GrammarCompiler, source: bytes) -> CompilerAnswer:
+def _compile(compiler: GrammarCompiler, source: bytes) -> Compiled:
     try:
-        return CompilerAnswer(compiled=compiler.compile(source))
+        return Compiled(compiled=compiler.compile(source))
     except MemoryError:
-        return CompilerAnswer(memory=True)
+        return Compiled(memory=True)
     except EngineError as error:
-        return CompilerAnswer(error=error.parts)
+        return Compiled(error=error.parts)
     except RecursionError:
-        return CompilerAnswer(error=InvalidRequestError("compile structured_outputs", "it is nested too deeply").parts)
+        return Compiled(error=InvalidRequestError("compile structured_outputs", "it is nested too deeply").parts)
     except Exception as error:
         if "bad_alloc" in str(error):
-            return CompilerAnswer(memory=True)
+            return Compiled(memory=True)
         found = f"{type(error).__name__}: {error}"
-        return CompilerAnswer(error=EngineError("compile structured_outputs", found).parts)
-
-
-def _send(answers: BinaryIO, answer: CompilerAnswer) -> None:
-    wire.write_frame(answers, msgspec.msgpack.encode(answer))
+        return Compiled(error=EngineError("compile structured_outputs", found).parts)
 
 
 def _alarm(seconds: float) -> None:
@@ -141,4 +137,4 @@ def _limit_memory(more: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("the compiler", CompilerStart, Begin | Source | Shutdown, main)

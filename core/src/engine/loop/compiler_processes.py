@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import queue
-import select
+import shutil
 import signal
-import subprocess
-import sys
 import threading
-import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, BinaryIO, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from engine.loop.compiler_process import CompilerAnswer, CompilerStart
-from engine.process import wire
+from engine.loop.compiler_process import Begin, Compiled, CompilerStart, Source
+from engine.process.child import Child
 from engine.types.errors import EngineError, InvalidRequestError, rebuild_error
 
 if TYPE_CHECKING:
@@ -62,73 +56,6 @@ class _Ended(Exception):
     """The process was ended from outside, by this signal."""
 
 
-class _TooLate(Exception):
-    """No answer in time."""
-
-
-class _Child:
-    """One process. It imports the compiler at once, and waits for its start message.
-
-    Args:
-        compiler: "package.module:Class".
-    """
-
-    def __init__(self, compiler: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, compiler],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    def begin(self, start: bytes) -> None:
-        """Send the start message and wait until it is ready. Raises as `ask`; then the process has been ended."""
-        try:
-            self.ask(start, START_SECONDS)
-        except BaseException:
-            self.kill()
-            raise
-
-    def ask(self, message: bytes, seconds: float) -> CompilerAnswer:
-        """Send a message and wait for the answer. Raises _TooLate, OSError, EOFError, or the EngineError answered."""
-        wire.write_frame(cast(BinaryIO, self.process.stdin), message)
-        deadline = time.monotonic() + seconds
-        size = int.from_bytes(self._read(8, deadline), "little")
-        answer = msgspec.msgpack.decode(self._read(size, deadline), type=CompilerAnswer)
-        if answer.error is not None:
-            raise rebuild_error(answer.error)
-        return answer
-
-    def _read(self, size: int, deadline: float) -> bytes:
-        assert self.process.stdout is not None
-        pipe, parts = self.process.stdout.fileno(), []
-        while size:
-            poll = select.poll()  # `select` takes no descriptor above 1024
-            poll.register(pipe, select.POLLIN)
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise _TooLate
-            part = os.read(pipe, min(size, MIB))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
-
-    @property
-    def lives(self) -> bool:
-        """Whether the process has not ended."""
-        return self.process.poll() is None
-
-    def kill(self) -> int:
-        """End it. Returns its exit code, negative for a signal."""
-        self.process.kill()
-        code = self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                cast(BinaryIO, pipe).close()
-        return code
-
-
 class CompilerProcesses:
     """Children that compile. The first is started when it is needed, further ones where sources have to wait.
     Thread-safe.
@@ -146,26 +73,24 @@ class CompilerProcesses:
         vocab_size: int,
         vocabulary: Callable[[], Sequence[bytes | None]],
     ) -> None:
-        self._compiler, self._options = compiler, options
-        self._vocab_size, self._vocabulary = vocab_size, vocabulary
+        self._compiler = compiler
+        self._options = options
+        self._vocab_size = vocab_size
+        self._vocabulary = vocabulary
         self._places = threading.BoundedSemaphore(options.compile_processes)
-        self._idle: queue.LifoQueue[_Child | EngineError] = queue.LifoQueue()  # an error is why a child did not start
         self._lock = threading.Lock()
-        self._living: set[_Child] = set()
-        self._prepared: set[_Child] = set()  # one at most, that has been told nothing yet
-        self._starting, self._waiting = False, 0
+        self._children: set[Child[Compiled]] = set()
+        self._idle: queue.LifoQueue[Child[Compiled]] = queue.LifoQueue()
         self._runaways: OrderedDict[bytes, tuple[str, str, str, str]] = OrderedDict()  # by hash: what their error said
         self._closed = False
-        # Also at the interpreter's exit.
-        self._close = weakref.finalize(self, _kill_all, (self._living, self._prepared))
+        self._kill_all = weakref.finalize(self, _kill_all, self._children)  # also at the interpreter's exit
 
     def prepare(self) -> None:
         """Have a first child import its library, for which it takes seconds, before anybody needs it. Does not wait;
         nothing comes of a failure, which whoever needs it meets again."""
-        with self._lock:
-            if not (self._closed or self._living or self._prepared):
-                with contextlib.suppress(OSError):
-                    self._prepared.add(_Child(self._compiler))
+        with contextlib.suppress(EngineError):
+            if not self._children:
+                self._idle.put(self._started())
 
     def __call__(self, source: bytes) -> bytes:
         """Compile; see `GrammarContext.compile_apart`."""
@@ -185,36 +110,38 @@ class CompilerProcesses:
                 "send it again; who runs the server may see who ends them, or whether the machine is out of memory",
             )
 
+    def close(self) -> None:
+        """End all children, and with them what they compile. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._kill_all()
+        while not self._idle.empty():
+            self._drop(self._idle.get())
+
     def _compile(self, key: bytes, source: bytes) -> bytes:
         """Compile in a child. Raises _Ended, and as `__call__`."""
         child = self._take()
         seconds = self._options.compile_timeout
+        child.send(Source(source))
         try:
-            answer = child.ask(source, seconds)
-        except _TooLate:
+            answer = child.receive(seconds)
+        except EngineError as error:
+            raise self._remembered(key, self._died(child)) from error
+        if answer is None:
             self._drop(child)
             late = InvalidRequestError(
                 "compile structured_outputs",
                 f"it takes longer than the {seconds:g} s that a compilation may take",
                 "ask for something simpler; who runs the server may raise --grammar.compile_timeout",
             )
-            raise self._remembered(key, late) from None
-        except EngineError:
-            self._idle.put(child)
-            raise
-        except (OSError, EOFError) as error:
-            raise self._remembered(key, self._died(child)) from error
-        if answer.memory or answer.compiled is None:
+            raise self._remembered(key, late)
+        if answer.memory:
             self._drop(child)
             raise self._remembered(key, self._too_much_memory())
         self._idle.put(child)
+        if answer.error is not None:
+            raise rebuild_error(answer.error)
         return answer.compiled
-
-    def close(self) -> None:
-        """End all children, and with them what they compile. Idempotent."""
-        with self._lock:
-            self._closed = True
-        self._close()
 
     def _remembered(self, key: bytes, error: EngineError) -> EngineError:
         """The same source would end a process again: who sends it again is told at once."""
@@ -225,93 +152,64 @@ class CompilerProcesses:
                     self._runaways.popitem(last=False)
         return error
 
-    def _take(self) -> _Child:
-        """The first child that has nothing to do; started where there is none, and where all are busy for long."""
-        with self._lock:
-            self._waiting += 1
-        try:
-            patience = 0.0
-            while True:
-                with contextlib.suppress(queue.Empty):
-                    found = self._idle.get(timeout=patience) if patience else self._idle.get_nowait()
-                    if isinstance(found, EngineError):
-                        raise found
-                    if found.lives:
-                        return found
-                    self._drop(found)  # somebody ended it while it had nothing to do
+    # -- children ------------------------------------------------------------------------------------------------------
+    def _take(self) -> Child[Compiled]:
+        """A child that has nothing to do; another where there is none, or all are busy for long. Whoever asks has one
+        of the places, so there is room for it."""
+        patience = 0.0
+        while True:
+            try:
+                child = self._idle.get(timeout=patience)
+            except queue.Empty:
+                if self._children and not patience:
+                    patience = GRACE_SECONDS
                     continue
-                self._start_where_needed(waited=patience > 0)
-                patience = GRACE_SECONDS
-        finally:
-            with self._lock:
-                self._waiting -= 1
+                child = self._started()
+            if child.ready and child.alive:
+                return child
+            if child.alive:
+                return self._begun(child)
+            self._drop(child)  # somebody ended it while it had nothing to do
 
-    def _start_where_needed(self, waited: bool) -> None:
-        """Begin to start a child where none is being started, and there is none, or room for one and `waited`."""
+    def _started(self) -> Child[Compiled]:
+        """A child that imports its library."""
         with self._lock:
             if self._closed:
-                raise EngineError("compile structured_outputs", "the engine is shutting down")
-            room = not self._starting and len(self._living) < self._options.compile_processes
-            if room and (waited or not self._living):
-                self._starting = True
-                threading.Thread(target=self._start, name="compiler", daemon=True).start()
+                raise _shutting_down()
+            child: Child[Compiled] = Child(
+                MODULE, CompilerStart(self._compiler), Compiled, what=f"a process of {self._compiler}"
+            )
+            self._children.add(child)
+        return child
 
-    def _start(self) -> None:
-        """Start a child; whoever waits gets it, or the error."""
-        child: _Child | EngineError
+    def _begun(self, child: Child[Compiled]) -> Child[Compiled]:
+        """The child when it is ready to compile."""
+        seconds, memory = self._options.compile_timeout, self._options.compile_memory * MIB
         try:
-            child = self._started()
-        except EngineError as error:
-            child = error
-        except Exception as error:
-            child = EngineError(f"start a process of {self._compiler}", f"{type(error).__name__}: {error}")
-        with self._lock:
-            self._starting = False
-            if isinstance(child, _Child) and not self._closed:
-                self._living.add(child)
-                self._idle.put(child)
-            elif isinstance(child, EngineError) and self._waiting:
-                self._idle.put(child)
-        if isinstance(child, _Child) and child not in self._living:
-            child.kill()
+            child.send(Begin(self._vocab_size, list(self._vocabulary()), seconds, memory))
+            if child.receive(START_SECONDS) is not None:
+                return child
+            error = EngineError(f"start a process of {self._compiler}", f"not ready after {START_SECONDS:g} s")
+        except EngineError as failed:
+            error = failed
+        self._drop(child)
+        raise _shutting_down() if self._closed else error
 
-    def _started(self) -> _Child:
-        options = self._options
-        start = CompilerStart(
-            compiler=self._compiler,
-            vocab_size=self._vocab_size,
-            vocabulary=list(self._vocabulary()),
-            seconds=options.compile_timeout,
-            memory_bytes=options.compile_memory * MIB,
-        )
+    def _drop(self, child: Child[Compiled]) -> int:
+        """End a child. Returns its exit code."""
         with self._lock:
-            child = self._prepared.pop() if self._prepared else None
-        try:
-            if child is not None and child.process.poll() is not None:
-                child.kill()  # it died of itself, nobody knows why: what follows will tell, if it goes on
-                child = None
-            child = child or _Child(self._compiler)
-            child.begin(msgspec.msgpack.encode(start))
-            return child
-        except (OSError, EOFError, _TooLate) as error:
-            raise EngineError(
-                f"start a process of {self._compiler}", f"{type(error).__name__} {error}", "the log may say why"
-            ) from error
+            self._children.discard(child)
+        child.kill()
+        code = child.end(0)
+        child.close()
+        return code
 
-    def _drop(self, child: _Child) -> int:
-        with self._lock:
-            self._living.discard(child)
-        return child.kill()
-
-    def _died(self, child: _Child) -> EngineError:
+    def _died(self, child: Child[Compiled]) -> EngineError:
         """A child that leaves by itself in the middle of a compilation has run out of memory or stack, as far as one
         can know. Raises _Ended for one that somebody else ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(1.0)
         code = self._drop(child)
-        with self._lock:
-            if self._closed:
-                return EngineError("compile structured_outputs", "the engine is shutting down")
+        if self._closed:
+            return _shutting_down()
         if code == -signal.SIGABRT:  # how C++ ends where memory is refused
             return self._too_much_memory()
         if code < 0 and -code not in OWN_SIGNALS:
@@ -329,8 +227,12 @@ class CompilerProcesses:
         )
 
 
-def _kill_all(sets: Iterable[set[_Child]]) -> None:
-    for children in sets:
-        for child in list(children):
-            child.kill()
-        children.clear()
+def _shutting_down() -> EngineError:
+    return EngineError("compile structured_outputs", "the engine is shutting down")
+
+
+def _kill_all(children: set[Child[Compiled]]) -> None:
+    """Who waits for one of them sees that, and frees what it used."""
+    for child in list(children):
+        child.kill()
+        shutil.rmtree(child.directory, ignore_errors=True)

@@ -18,7 +18,7 @@ from engine.types.request import EngineRequest
 if TYPE_CHECKING:
     from engine.interfaces.executor import Executor, StepFuture
     from engine.plugin import HookRelay
-    from engine.types.page_map import PageMap
+    from engine.types.kv import PageMap
     from engine.types.plan import StepPlan
     from engine.types.start import Choice, WorkerReady
 
@@ -53,9 +53,12 @@ class EngineCore:
         hooks: HookRelay | None = None,
         choices: Sequence[Choice] = (),
     ) -> None:
-        self.scheduler, self.executor, self.in_flight = scheduler, executor, in_flight
+        self.scheduler = scheduler
+        self.executor = executor
+        self.in_flight = in_flight
         self.worker_ready = worker_ready
-        self._hooks, self._choices = hooks, choices
+        self._hooks = hooks
+        self._choices = choices
         self._checked_idle = True
         if hooks is not None and hooks.kv_events:
             scheduler.kv.record_events()
@@ -149,7 +152,8 @@ class EngineCore:
         drafts = partial(self._drafts, self._unmasked.step_id)
         masks = self.scheduler.states.constraints.masks(self._unmasked, self.scheduler.slots, drafts)
         if masks is not None:
-            step_id, self._unmasked = self._unmasked.step_id, None
+            step_id = self._unmasked.step_id
+            self._unmasked = None
             self.executor.sample(step_id, masks)
 
     def _drafts(self, step_id: int) -> list[list[int]]:
@@ -158,7 +162,8 @@ class EngineCore:
         return drafts
 
     def _news(self) -> CoreOutputs:
-        outputs, self._outputs = self._outputs + self.scheduler.take_notices(), []
+        outputs = self._outputs + self.scheduler.take_notices()
+        self._outputs = []
         news = CoreOutputs(outputs=outputs, stats=self.stats())
         self._num_tokens = 0
         return news

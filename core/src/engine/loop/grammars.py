@@ -56,23 +56,20 @@ class InTurn:
     __slots__ = ("grammar", "matcher")
 
     def __init__(self, matcher: Matcher, grammar: Grammar) -> None:
-        self.matcher, self.grammar = matcher, grammar
+        self.matcher = matcher
+        self.grammar = grammar
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """See the interface."""
         return self.matcher.accept(tokens)
 
     def rollback(self, num_tokens: int) -> None:
-        """See the interface."""
         self.matcher.rollback(num_tokens)
 
     def forced_bytes(self) -> bytes:
-        """See the interface."""
         return self.matcher.forced_bytes()
 
     @property
     def finished(self) -> bool:
-        """See the interface."""
         return self.matcher.finished
 
 
@@ -94,7 +91,7 @@ class Grammars:
         self._later: OrderedDict[bytes, int] = OrderedDict()  # by hash of the constraint: whose turn it was in the end
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
-        """See the interface. The error where nobody takes it names each driver and its reason."""
+        """The error where nobody takes it names each driver and its reason."""
         (kind,) = constraint.kinds
         key = _key(constraint)
         with self._lock:
@@ -118,7 +115,7 @@ class Grammars:
         raise constraint.refused(refusals)
 
     def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
-        """See the interface. Each driver is asked once."""
+        """Each driver is asked once."""
         places: dict[int, list[int]] = {}
         held = cast("Sequence[InTurn]", matchers)
         for place, matcher in enumerate(held):

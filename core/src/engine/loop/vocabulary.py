@@ -25,7 +25,8 @@ class Vocabulary:
     """
 
     def __init__(self, start: CoreStart, registry: Registry) -> None:
-        self._start, self._registry = start, registry
+        self._start = start
+        self._registry = registry
         self._lock = threading.Lock()
         self._pieces: Sequence[bytes | None] | None = None
         self._built: Tokenizer | None = None

@@ -145,7 +145,7 @@ class Embedding(Module):
         self._group = group_of(context)
         self._dtype = context.dtype
         self._device = context.device
-        self._rows = vocabulary(vocab_size, context.size)[context.rank]
+        self._rows = vocabulary(vocab_size, context.tp_size)[context.tp_rank]
         self.shape = (self._rows.length, hidden_size)
         self._weight: torch.Tensor | None = None
 
@@ -194,9 +194,9 @@ class LMHead(Module):
         self.name = name
         self._tied = tied
         self._group = group_of(context)
-        shards = vocabulary(vocab_size, context.size)
+        shards = vocabulary(vocab_size, context.tp_size)
         self._sizes = tuple(shard.length for shard in shards)
-        self._own = None if tied else Linear(context, hidden_size, [shards[context.rank]], [name], bias, kind="head")
+        self._own = None if tied else Linear(context, hidden_size, [shards[context.tp_rank]], [name], bias, kind="head")
         self._quantization = context.quantization.get("head")
         self._linear = context.ops.linear if self._quantization is None else self._quantization.linear
         self._packed: Any = None

@@ -54,7 +54,8 @@ class Linear(Module):
         self._device = context.device
         self._in = Shard.of(in_size)
         self._out = tuple(Shard.of(size) for size in out_sizes)
-        self.in_size, self.out_sizes = self._in.length, tuple(shard.length for shard in self._out)
+        self.in_size = self._in.length
+        self.out_sizes = tuple(shard.length for shard in self._out)
         self.names = tuple(names)
         self.bias = bias
         self._adds_bias = adds_bias
@@ -125,7 +126,7 @@ class RowParallelLinear(Linear):
 
     def __init__(self, context: ModelContext, in_size: int, out_size: int, name: str, bias: bool = False) -> None:
         columns = even(in_size, context, name)
-        super().__init__(context, columns, [out_size], [name], bias, adds_bias=context.rank == 0)
+        super().__init__(context, columns, [out_size], [name], bias, adds_bias=context.tp_rank == 0)
         self._group = group_of(context)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

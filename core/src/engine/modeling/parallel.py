@@ -50,14 +50,14 @@ def even(total: int, context: ModelContext, what: str) -> Shard:
         ConfigError: `total` does not divide, or there is no such rank; `what` begins the message.
     """
     _check_rank(context, what)
-    if total % context.size:
+    if total % context.tp_size:
         raise ConfigError(
-            f"divide {what} over {context.size} ranks",
+            f"divide {what} over {context.tp_size} ranks",
             f"{total} does not divide evenly",
             "choose a --tensor-parallel-size that divides it",
         )
-    length = total // context.size
-    return Shard(total, context.rank * length, length)
+    length = total // context.tp_size
+    return Shard(total, context.tp_rank * length, length)
 
 
 def vocabulary(total: int, size: int) -> tuple[Shard, ...]:
@@ -74,16 +74,16 @@ def kv_heads(total: int, context: ModelContext, what: str) -> Shard:
     Raises ConfigError as `engine.types.kv.kv_heads_on_rank`.
     """
     _check_rank(context, what)
-    length = kv_heads_on_rank(total, context.size)
-    return Shard(total, context.rank * total // context.size, length)
+    length = kv_heads_on_rank(total, context.tp_size)
+    return Shard(total, context.tp_rank * total // context.tp_size, length)
 
 
 def group_of(context: ModelContext) -> Group | None:
     """The ranks to compute with; None for one rank, which asks nobody. Raises ConfigError for a rank that is none."""
     _check_rank(context, "build a model")
-    if context.size == 1:
+    if context.tp_size == 1:
         return None
-    assert context.group is not None, f"{context.size} ranks were given no process group"
+    assert context.group is not None, f"{context.tp_size} ranks were given no process group"
     return context.group
 
 
@@ -109,5 +109,5 @@ def unsupported_ranks(model: ModelDescription, size: int, **widths: int) -> list
 
 
 def _check_rank(context: ModelContext, what: str) -> None:
-    if not 0 <= context.rank < context.size:
-        raise ConfigError(f"{what} on rank {context.rank} of {context.size}", "there is no such rank")
+    if not 0 <= context.tp_rank < context.tp_size:
+        raise ConfigError(f"{what} on rank {context.tp_rank} of {context.tp_size}", "there is no such rank")

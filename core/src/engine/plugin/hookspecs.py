@@ -29,7 +29,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from engine.types.hooks import EngineInfo, EngineView, IntervalStats, OutputFilter, RequestInfo, RequestSummary
-    from engine.types.kv_events import KVEvent
+    from engine.types.kv import KVEvent
     from engine.types.outputs import StepStats
     from engine.types.request import EngineRequest
     from engine.types.start import WorkerReady

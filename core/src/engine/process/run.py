@@ -82,6 +82,8 @@ def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], in
     with parent.at_end:
         try:
             code = main(message, parent)
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
         except EngineError as error:
             parent.send(Failed(error.parts))
         except Exception as error:  # a bug, or the machine

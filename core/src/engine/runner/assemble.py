@@ -79,7 +79,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         PluginError: a card or body cannot be imported.
         CheckpointError: the weights are broken or do not fit the model.
     """
-    chosen = _Chosen(start, registry)
+    chosen = _ManifestChoices(start, registry)
     context = WorkerContext(start=start)
     platform: Platform = chosen.build("platform", "", PlatformNeed(dtype=start.dtype), context)
     dtype: torch.dtype = getattr(torch, start.dtype)
@@ -116,7 +116,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
 
 
 def _not_captured(
-    card: type[PlatformCard], start: WorkerStart, chosen: _Chosen, attention: AttentionLayers
+    card: type[PlatformCard], start: WorkerStart, chosen: _ManifestChoices, attention: AttentionLayers
 ) -> tuple[str, ...] | None:
     if card.recorder is None or not start.model.generates:
         return None
@@ -133,7 +133,7 @@ def _not_captured(
     return tuple(reasons)
 
 
-class _Chosen:
+class _ManifestChoices:
     """The manifest's choices, checked against what is installed here."""
 
     def __init__(self, start: WorkerStart, registry: Registry) -> None:
@@ -186,7 +186,7 @@ class _Chosen:
         return self._bodies[key]
 
 
-def _group(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> ProcessGroup:
+def _group(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> ProcessGroup:
     """The group of all ranks. All of them build their communicators here, in the same order, and meet."""
     if start.size == 1:
         return ProcessGroup(0, 1)
@@ -198,7 +198,7 @@ def _group(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Proce
     return ProcessGroup(start.rank, start.size, communicators)
 
 
-def _ops(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Ops:
+def _ops(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> Ops:
     operations = {}
     for name in OPERATIONS:
         need = OpsNeed(operation=name, dtype=start.dtype, device=start.device)
@@ -206,7 +206,7 @@ def _ops(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Ops:
     return cast(Ops, ResolvedOps(operations))
 
 
-def _drafter(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> ChosenDrafter | None:
+def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> ChosenDrafter | None:
     if not chosen.names("drafter"):
         return None
     need = DrafterNeed(dtype=start.dtype, device=start.device)
@@ -215,7 +215,7 @@ def _drafter(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> Cho
     return ChosenDrafter(drafter, options.acceptance, options.num_tokens)
 
 
-def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> AttentionLayers:
+def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> AttentionLayers:
     needs = []
     backends: dict[str, Backend] = {}
     groups = attention_groups(start.layout, start.model, start.size)
@@ -239,7 +239,7 @@ def _attention(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> A
     return AttentionLayers(groups, tuple(needs), backends)
 
 
-def _quantization(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> dict[str, Quantization]:
+def _quantization(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> dict[str, Quantization]:
     return {
         kind: chosen.build(
             "quantization",
@@ -252,7 +252,7 @@ def _quantization(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -
     }
 
 
-def _processors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> tuple[Processor, ...]:
+def _processors(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> tuple[Processor, ...]:
     need = LogitsProcessorNeed(vocab_size=start.model.vocab_size, device=start.device)
     return tuple(
         Processor(
@@ -263,7 +263,7 @@ def _processors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> 
     )
 
 
-def _connectors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> dict[str, KVConnectorWorker]:
+def _connectors(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> dict[str, KVConnectorWorker]:
     need = KVConnectorNeed(
         page_bytes=start.layout.page_bytes, swap_space=start.swap_space, world_size=start.size, device=start.device
     )
@@ -277,7 +277,7 @@ def _connectors(start: WorkerStart, chosen: _Chosen, context: WorkerContext) -> 
 
 def _model(
     start: WorkerStart,
-    chosen: _Chosen,
+    chosen: _ManifestChoices,
     ops: Ops,
     attention: AttentionLayers,
     quantization: dict[str, Quantization],
@@ -295,8 +295,8 @@ def _model(
             dtype=dtype,
             device=device,
             max_model_len=start.max_model_len,
-            rank=start.rank,
-            size=start.size,
+            tp_rank=start.rank,
+            tp_size=start.size,
             group=group if start.size > 1 else None,
             quantization=quantization,
             latent_attention=attention.latent,

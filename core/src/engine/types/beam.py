@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.types.checks import MAX_INT, check_flags, check_number, check_ranges
 from engine.types.errors import InvalidRequestError, shown
 from engine.types.outputs import Logprob
 from engine.types.params import MAX_LOGPROBS
@@ -40,28 +41,15 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def verify(self) -> None:
         """Check types and ranges."""
-        for name, high in (("beam_width", MAX_BEAM_WIDTH), ("max_tokens", 2**31 - 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-                raise InvalidRequestError(
-                    f"{name}={shown(value)}", f"it is no integer from 1 to {high}", "pass one in that range"
-                )
-        for name in ("ignore_eos", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(
-                    f"{name}={shown(getattr(self, name))}", "it is not a boolean", "pass true or false"
-                )
+        check_ranges(self, {"beam_width": (1, MAX_BEAM_WIDTH), "max_tokens": (1, MAX_INT)})
+        check_flags(self, "ignore_eos", "include_stop_str_in_output")
         if self.temperature not in (0, 1):
             raise InvalidRequestError(
                 f"temperature={shown(self.temperature)}",
                 "beams are ranked by the model's own probabilities, a temperature would change nothing",
                 "leave it at 0 or 1",
             )
-        penalty = self.length_penalty
-        if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or not -100 <= penalty <= 100:
-            raise InvalidRequestError(
-                f"length_penalty={shown(penalty)}", "it is no number from -100 to 100", "pass one in that range"
-            )
+        check_number("length_penalty", self.length_penalty, -100.0, 100.0)
 
 
 @dataclass(slots=True)

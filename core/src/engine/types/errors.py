@@ -22,7 +22,9 @@ class EngineError(Exception):
     code = "engine_error"
 
     def __init__(self, asked: str, found: str = "", remedy: str = "") -> None:
-        self.asked, self.found, self.remedy = asked, found, remedy
+        self.asked = asked
+        self.found = found
+        self.remedy = remedy
         super().__init__(*self._text())
 
     def add_place(self, place: str) -> None:
@@ -158,7 +160,8 @@ class RequestRefusedError(EngineError):
     ) -> None:
         if not 400 <= status <= 599:
             raise ValueError(f"status={status}: a refusal is answered with 400 to 599")
-        self.status, self.retry_after = status, retry_after
+        self.status = status
+        self.retry_after = retry_after
         super().__init__(asked, found, remedy)
 
 
@@ -230,7 +233,9 @@ class PluginError(EngineError):
         driver: str = "",
         distribution: str = "",
     ) -> None:
-        self.point, self.driver, self.distribution = point, driver, distribution
+        self.point = point
+        self.driver = driver
+        self.distribution = distribution
         super().__init__(asked, found, remedy)
 
 

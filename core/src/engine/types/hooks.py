@@ -11,8 +11,8 @@ from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
 
 if TYPE_CHECKING:
+    from engine.types.kv import PageMap
     from engine.types.outputs import StepStats
-    from engine.types.page_map import PageMap
 
 OutputFilter = Callable[[str, bool], str]
 """What `output_filter` gives: (new text, is it the last) -> the text to show."""

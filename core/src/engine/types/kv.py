@@ -1,5 +1,6 @@
-"""How the KV cache is cut: one pool of equal pages, shared by groups of layers.
+"""How the KV cache is cut, who holds its pages, and what happens to its prefixes.
 
+One pool of equal pages is shared by groups of layers.
 The pool is `[num_pages, page_bytes]`. A page holds `tokens_per_block` tokens of *all layers of one group*; layer i of
 the group owns bytes `[i * layer_bytes, (i + 1) * layer_bytes)` of it. Page 0 is never given out: padding rows write
 there.
@@ -14,6 +15,8 @@ from engine.types.model import KVKind
 
 NULL_PAGE = 0
 """The page that nobody owns."""
+MOST_HOLDERS = 255
+"""What more holders than these are told as: a page has one byte."""
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,3 +86,60 @@ def kv_heads_on_rank(num_kv_heads: int, size: int) -> int:
             f"use a number of ranks that divides {num_kv_heads}, or a multiple of it",
         )
     return max(1, num_kv_heads // size)
+
+
+class PageMap(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds the pages of one engine core's KV cache. The null page, which is never given out, is left out.
+
+    Args:
+        holders: uint8 [pages]; the page's reference count: how many sequences' block tables name it, `MOST_HOLDERS` at
+            most. With prefix caching, requests that begin alike hold the same pages.
+        cached: uint8 [pages]; 1 where the prefix cache can find the page's content, held or not.
+    """
+
+    holders: bytes
+    cached: bytes
+
+
+class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag="BlockStored"):
+    """Blocks that follow one another have got cached content; whoever asks for it from the next plan on finds it.
+
+    Args:
+        block_hashes: one a block, in order; each covers the block and all before it (`engine.kv.hashing`).
+        parent_block_hash: of the block before the first; None at a sequence's start.
+        token_ids: `block_size` for each block.
+        block_size: tokens of one block of this group.
+        group: the KV group's index.
+        lora_id: the adapter that computed them; None for the model alone.
+    """
+
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None
+    token_ids: list[int]
+    block_size: int
+    group: int = 0
+    lora_id: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="BlockRemoved"):
+    """The content of these blocks was given up.
+
+    Args:
+        block_hashes: in no order.
+        group: the KV group's index.
+    """
+
+    block_hashes: list[bytes]
+    group: int = 0
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, kw_only=True, tag="AllBlocksCleared"):
+    """Nothing is cached any more."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+"""What happens to the prefix cache, for those who keep track of it: routers, caches outside, dashboards.
+
+The events and their fields are those of vLLM's KV events; `group` tells the KV groups of a model with several apart.
+Only full blocks are told: the partly filled last block of a sequence is nobody else's to find by its hash.
+"""

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.types.params import SamplingDefaults
 from engine.types.pooling import Pooler
-from engine.types.sampling_defaults import SamplingDefaults
 
 KVKind = Literal["full", "sliding", "mla", "state", "cross", "encoder"]
 """The kinds of KV cache.

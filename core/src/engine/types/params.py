@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from engine.types.checks import (
+    MAX_INT,
+    Range,
+    check_count,
+    check_flags,
+    check_ids,
+    check_integer,
+    check_number,
+    check_ranges,
+)
 from engine.types.errors import InvalidRequestError, shown
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine.types.thinking import ThinkingBudget
 
 MAX_LOGPROBS = 64
 """The most alternatives per position that a request may ask for."""
@@ -29,7 +38,47 @@ MAX_BAD_WORD_LENGTH = 256
 """The most characters of one bad word."""
 MAX_BAD_WORD_TOKENS = 32
 """The most tokens of one bad word."""
+MAX_THINKING_MARK = 16
+"""The most token ids that begin thoughts, and that end them."""
 MAX_SEED = 2**64 - 1
+
+_RANGES: dict[str, Range] = {
+    "n": (1, 128),
+    "best_of": (1, 128),
+    "temperature": (0.0, 1e4),
+    "top_k": (0, MAX_INT),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "seed": (-(2**63), MAX_SEED),
+    "max_tokens": (1, MAX_INT),
+    "min_tokens": (0, MAX_INT),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+_OPTIONAL = frozenset({"best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs"})
+
+
+class ThinkingBudget(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """Thoughts that have not ended by themselves are ended.
+
+    Args:
+        tokens: where so many tokens of the output are there, and thoughts have begun and not ended, the next are `end`.
+        end: token ids that end thoughts, as those of "</think>" do.
+        begin: ids with which thoughts begin; []: the prompt has begun them.
+
+    Raises (from `verify`): InvalidRequestError.
+    """
+
+    tokens: int
+    end: list[int]
+    begin: list[int] = []
+
+    def verify(self) -> None:
+        """Check types and ranges."""
+        check_integer("thinking_budget.tokens", self.tokens)
+        check_ids("thinking_budget.end", self.end, MAX_THINKING_MARK, least=1)
+        check_ids("thinking_budget.begin", self.begin, MAX_THINKING_MARK)
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=True):
@@ -130,63 +179,35 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
 
     def verify(self) -> None:
         """Check types and ranges. Raises InvalidRequestError for the first parameter that is out of range."""
-        _integer("n", self.n, 1, 128)
-        _number("temperature", self.temperature, 0.0, 1e4)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _integer("top_k", self.top_k, 0, 2**31 - 1)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 1e4, open_low=True)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), MAX_SEED)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        check_ranges(self, _RANGES, _OPTIONAL)
+        for name, high in (("top_p", 1.0), ("repetition_penalty", 1e4)):
+            check_number(name, getattr(self, name), 0.0, high, open_low=True)
+        check_flags(self, "include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens={self.min_tokens}",
                 f"max_tokens is {self.max_tokens}",
                 "make min_tokens at most max_tokens",
             )
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(
-                    f"{name}={getattr(self, name)!r}", "it is not a boolean", "pass true or false"
-                )
-        if self.prompt_logprobs is not None:
-            _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        if self.best_of is not None:
-            _integer("best_of", self.best_of, 1, 128)
-            if self.best_of < self.n:
-                raise InvalidRequestError(f"best_of={self.best_of}", f"n is {self.n}", "make best_of at least n")
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(f"best_of={self.best_of}", f"n is {self.n}", "make best_of at least n")
         self._verify_stops()
         self._verify_logit_bias()
         self.verify_bad_words()
         if self.allowed_token_ids is not None:
-            if isinstance(self.allowed_token_ids, list) and len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:
-                raise InvalidRequestError(
-                    f"allowed_token_ids={len(self.allowed_token_ids)} ids",
-                    f"at most {MAX_ALLOWED_TOKEN_IDS} are taken",
-                    "name each id once, or use structured_outputs",
-                )
-            _ids("allowed_token_ids", self.allowed_token_ids)
-            if not self.allowed_token_ids:
+            if self.allowed_token_ids == []:
                 raise InvalidRequestError(
                     "allowed_token_ids=[]", "no token could be drawn", "name the ids, or leave it out to allow all"
                 )
+            remedy = "name each id once, or use structured_outputs"
+            check_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS, remedy=remedy)
         self._verify_extra_args()
         self._verify_structures()
 
     def _verify_stops(self) -> None:
         if not isinstance(self.stop, list) or not all(isinstance(s, str) for s in self.stop):
             raise InvalidRequestError(f"stop={shown(self.stop)}", "it is not a string or a list of strings")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(
-                f"stop={len(self.stop)} strings", f"at most {MAX_STOP_STRINGS} are taken", "send fewer stop strings"
-            )
+        check_count("stop", len(self.stop), MAX_STOP_STRINGS, "strings", "send fewer stop strings")
         longest = max(map(len, self.stop), default=0)
         if longest > MAX_STOP_LENGTH:
             raise InvalidRequestError(
@@ -198,13 +219,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
             raise InvalidRequestError(
                 "stop strings with detokenize=False", "no text is made to search", "use stop_token_ids"
             )
-        if isinstance(self.stop_token_ids, list) and len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequestError(
-                f"stop_token_ids={len(self.stop_token_ids)} ids",
-                f"at most {MAX_STOP_TOKEN_IDS} are taken",
-                "send fewer",
-            )
-        _ids("stop_token_ids", self.stop_token_ids)
+        check_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
 
     def _verify_logit_bias(self) -> None:
         if self.logit_bias is None:
@@ -215,13 +230,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
                 "it is not a mapping",
                 "pass {token id: number from -100 to 100}",
             )
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequestError(
-                f"logit_bias={{{len(self.logit_bias)} ids}}", f"at most {MAX_LOGIT_BIAS} are taken", "name fewer ids"
-            )
+        check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS, "ids", "name fewer ids")
         for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0, 2**31 - 1)
-            _number("logit_bias", bias, -100.0, 100.0)
+            check_integer("logit_bias", token)
+            check_number("logit_bias", bias, -100.0, 100.0)
 
     def verify_bad_words(self) -> None:
         """The part of `verify` that is about them, in text and in token ids."""
@@ -238,16 +250,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
         if not isinstance(self.bad_words_token_ids, list):
             raise InvalidRequestError(f"bad_words_token_ids={shown(self.bad_words_token_ids)}", "it is not a list")
         for ids in self.bad_words_token_ids:
-            _ids("bad_words_token_ids", ids)
+            check_ids("bad_words_token_ids", ids)
             if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS:
                 raise InvalidRequestError(
                     f"bad_words_token_ids=[{shown(ids)}]",
                     f"it has {len(ids)} tokens",
                     f"1 to {MAX_BAD_WORD_TOKENS} are taken",
                 )
-        for name, most in (("bad_words", MAX_BAD_WORDS), ("bad_words_token_ids", 2 * MAX_BAD_WORDS)):
-            if (count := len(getattr(self, name))) > most:
-                raise InvalidRequestError(f"{name}=[{count} words]", f"at most {most} are taken", "name fewer")
+        check_count("bad_words", len(self.bad_words), MAX_BAD_WORDS, "words")
+        check_count("bad_words_token_ids", len(self.bad_words_token_ids), 2 * MAX_BAD_WORDS, "words")
 
     def _verify_extra_args(self) -> None:
         if self.extra_args is None:
@@ -287,36 +298,46 @@ class SamplingParams(msgspec.Struct, kw_only=True, dict=False, omit_defaults=Tru
             raise self.structured_outputs.renamed(error) from error
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """The sampling parameters that a model's makers, or who runs the engine, have chosen in place of the neutral ones.
+
+    Args:
+        params: by their names in `SamplingParams`; those that are not here are neutral.
+        max_tokens_limit: no request of the server gets more tokens, whatever it asks for; None: no such limit.
+        source: who chose them, for people.
+    """
+
+    params: dict[str, int | float] = msgspec.field(default_factory=dict)
+    max_tokens_limit: int | None = None
+    source: str = ""
+
+    def sampling_params(self) -> SamplingParams:
+        """The parameters of a request that says nothing; new ones at each call."""
+        return SamplingParams(**self.params)  # type: ignore[arg-type]
+
+    def under(self, given: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
+        """The keywords of `SamplingParams` for a request to the server.
+
+        Args:
+            given: what the request says, without `max_tokens`.
+            max_tokens: what it says of that, or the route's own default; None: this one's, and without one what fits.
+        """
+        if max_tokens is None:
+            max_tokens = self.params.get("max_tokens")  # type: ignore[assignment]
+        # What is no integer is left to be refused by its name.
+        if self.max_tokens_limit is not None and (max_tokens is None or type(max_tokens) is int):
+            max_tokens = self.max_tokens_limit if max_tokens is None else min(max_tokens, self.max_tokens_limit)
+        return {**self.params, **given, "max_tokens": max_tokens}
+
+    def __str__(self) -> str:
+        """Such as "temperature 0.6, top_k 20, by the model's generation_config.json"; "" where all is neutral."""
+        if not self.params:
+            return ""
+        told = ", ".join(f"{name} {value}" for name, value in self.params.items())
+        limit = "" if self.max_tokens_limit is None else f"; no request gets more than {self.max_tokens_limit} tokens"
+        return f"{told}, by {self.source}{limit}"
+
+
 def _id_of(token: Any) -> Any:
     """A token id that was written as a string; anything else as it came, for `verify` to refuse."""
     return int(token) if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12 else token
-
-
-def _ids(name: str, value: Any) -> None:
-    if not isinstance(value, list):
-        raise InvalidRequestError(f"{name}={shown(value)}", "it is not a list of integers")
-    if value and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31:
-        return  # as nearly always; there may be as many as a vocabulary has
-    for token in value:
-        _integer(name, token, 0, 2**31 - 1)
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(
-            f"{name}={shown(value)}", "it is not an integer", f"pass an integer from {low} to {high}"
-        )
-    if not low <= value <= high:
-        raise InvalidRequestError(
-            f"{name}={value}", f"it is outside {low}..{high}", f"pass a value from {low} to {high}"
-        )
-
-
-def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise InvalidRequestError(f"{name}={shown(value)}", "it is not a number", f"pass a number from {low} to {high}")
-    if not low <= value <= high or (open_low and value == low):
-        bracket = "(" if open_low else "["
-        raise InvalidRequestError(
-            f"{name}={value}", f"it is outside {bracket}{low}, {high}]", "pass a value in that range"
-        )

@@ -9,6 +9,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 import numpy as np
 
+from engine.types.checks import MAX_INT, check_flags, check_ranges
 from engine.types.errors import InvalidRequestError, shown
 
 T = TypeVar("T")
@@ -17,6 +18,8 @@ PoolingType = Literal["last", "cls", "mean"]
 """What stands for a prompt: the hidden state of its last token, of its first token, or the mean over all tokens."""
 PoolingTask = Literal["embed", "token_embed", "classify"]
 Activation = Literal["softmax", "sigmoid", "identity"]
+
+_OPTIONAL = frozenset({"dimensions", "second_text_start"})
 
 POOLING_TYPES: tuple[PoolingType, ...] = ("last", "cls", "mean")
 POOLING_TASKS: tuple[PoolingTask, ...] = ("embed", "token_embed", "classify")
@@ -52,13 +55,8 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise InvalidRequestError(f"{name}={shown(value)}", "there is no such one", f"use {_either(known)}")
-        for name in ("normalize", "use_activation"):
-            if not isinstance(value := getattr(self, name), bool | None):
-                raise InvalidRequestError(f"{name}={shown(value)}", "it is not a boolean", "pass true or false")
-        for name in ("dimensions", "second_text_start"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidRequestError(f"{name}={shown(value)}", "it is no positive integer", "pass 1 or more")
+        check_flags(self, "normalize", "use_activation", optional=True)
+        check_ranges(self, {"dimensions": (1, MAX_INT), "second_text_start": (1, MAX_INT)}, _OPTIONAL)
         if self.task in ("token_embed", "classify") and self.pooling_type is not None:
             raise InvalidRequestError(
                 f"pooling_type={self.pooling_type!r} with task={self.task!r}",

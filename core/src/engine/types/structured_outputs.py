@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from engine.types.checks import check_ids
 from engine.types.errors import InvalidRequestError, shown
 
 MAX_CHOICES = 1024
@@ -95,7 +96,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
                 f"set one of {', '.join(KINDS)}",
             )
         if self.start_after is not None:
-            self._verify_start()
+            check_ids("structured_outputs.start_after", self.start_after, MAX_START, least=1)
         (kind,) = kinds
         value: Any = getattr(self, kind)
         if self.choice is not None:
@@ -109,14 +110,6 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, dict=False, omit_def
         elif isinstance(value, str):
             _check_length(self.asked, len(value))
             _check_unicode(kind, value)
-
-    def _verify_start(self) -> None:
-        ids = self.start_after
-        whole = isinstance(ids, list) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
-        if ids is None or not whole or not 1 <= len(ids) <= MAX_START:
-            raise InvalidRequestError(
-                f"structured_outputs.start_after={shown(ids)}", f"it is not a list of 1 to {MAX_START} token ids"
-            )
 
     def _verify_json(self, kind: str, value: Any) -> None:
         if isinstance(value, dict):

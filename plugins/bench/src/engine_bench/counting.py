@@ -38,7 +38,8 @@ class Counter:
     """
 
     def __init__(self, model: ModelDescription, ready: WorkerReady, dtype: str, own_head: bool = False) -> None:
-        self._model, self._itemsize = model, ITEM_SIZES[dtype]
+        self._model = model
+        self._itemsize = ITEM_SIZES[dtype]
         table = model.vocab_size * model.hidden_size
         tied = bool(model.config.get("tie_word_embeddings", False))
         # An input embedding of its own is not multiplied with: a step reads single rows of it.

@@ -31,25 +31,23 @@ class DeviceExecutor:
     """
 
     def __init__(self, step_seconds: float, num_pages: int) -> None:
-        self._step_seconds, self._num_pages = step_seconds, num_pages
+        self._step_seconds = step_seconds
+        self._num_pages = num_pages
         self._queue: queue.SimpleQueue[_Sent | None] = queue.SimpleQueue()
         self._masks: dict[int, Masks] = {}
         self._open: Future[float] | None = None
         threading.Thread(target=self._run, name="device", daemon=True).start()
 
     def start(self, message: WorkerStart) -> WorkerReady:
-        """See the interface."""
         return WorkerReady(num_pages=self._num_pages, weight_bytes=0, cache_bytes=0, num_parameters=0, load_seconds=0.0)
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
-        """See the interface."""
         future: Future[StepResult] = Future()
         self._open = Future() if plan.masks_follow else None
         self._queue.put((plan, time.monotonic(), future, self._open))
         return future
 
     def sample(self, step_id: int, masks: Masks) -> None:
-        """See the interface."""
         assert self._open is not None
         self._masks[step_id] = masks
         self._open.set_result(time.monotonic())
@@ -62,7 +60,6 @@ class DeviceExecutor:
         """It lives."""
 
     def shutdown(self) -> None:
-        """See the interface."""
         self._queue.put(None)
 
     def _run(self) -> None:

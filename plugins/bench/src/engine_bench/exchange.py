@@ -88,7 +88,9 @@ class Outcome(NamedTuple):
 
 class _Connection(asyncio.Protocol):
     def __init__(self, request: bytes, exchange: Exchange, ended: asyncio.Future[None]) -> None:
-        self._request, self._exchange, self._ended = request, exchange, ended
+        self._request = request
+        self._exchange = exchange
+        self._ended = ended
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -41,7 +41,8 @@ class InstantWorker(NullWorker):
     def __init__(self, message: WorkerStart, tokens_per_s: float = 0.0) -> None:
         super().__init__(message)
         self._span = min(LAST_TOKEN, message.model.vocab_size) - FIRST_TOKEN
-        self._rate, self._free = tokens_per_s, 0.0
+        self._rate = tokens_per_s
+        self._free = 0.0
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Done when it returns, which is when the rate allows it: a core that is late is not waited for twice."""

@@ -60,7 +60,8 @@ class _Connection(asyncio.Protocol):
     """Sends its request again and again, each when the answer to the one before is whole."""
 
     def __init__(self, request: bytes, rounds: int) -> None:
-        self._request, self._left = request, rounds
+        self._request = request
+        self._left = rounds
         self.exchanges: list[Exchange] = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

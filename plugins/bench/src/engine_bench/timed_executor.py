@@ -29,31 +29,25 @@ class TimedExecutor:
         self._executor = executor
 
     def start(self, message: WorkerStart) -> WorkerReady:
-        """See the interface."""
         return self._executor.start(message)
 
     def execute(self, plan: StepPlan) -> StepFuture:
-        """See the interface."""
         with self._clock():
             return _TimedFuture(self, self._executor.execute(plan))
 
     def sample(self, step_id: int, masks: Masks) -> None:
-        """See the interface."""
         with self._clock():
             self._executor.sample(step_id, masks)
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """See the interface."""
         with self._clock():
             return self._executor.call(method, *args)
 
     def check_health(self) -> None:
-        """See the interface."""
         with self._clock():
             self._executor.check_health()
 
     def shutdown(self) -> None:
-        """See the interface."""
         self._executor.shutdown()
 
     @contextmanager
@@ -73,7 +67,8 @@ class TimedExecutor:
 
 class _TimedFuture:
     def __init__(self, executor: TimedExecutor, future: StepFuture) -> None:
-        self._executor, self._future = executor, future
+        self._executor = executor
+        self._future = future
 
     def done(self) -> bool:
         with self._executor._clock():

@@ -26,7 +26,8 @@ class EmbeddedBackend:
     """
 
     def __init__(self, engine: LLMEngine, params: SamplingParams) -> None:
-        self._engine, self._params = engine, params
+        self._engine = engine
+        self._params = params
         self._ids = itertools.count()
         self.limited = params.max_tokens is not None
         params.verify()

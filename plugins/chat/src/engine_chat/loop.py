@@ -53,8 +53,12 @@ class Chat:
         *,
         limited: bool = False,
     ) -> None:
-        self._backend, self.conversation, self._limited = backend, conversation, limited
-        self._out, self._notes, self._reader = out, notes, reader
+        self._backend = backend
+        self.conversation = conversation
+        self._limited = limited
+        self._out = out
+        self._notes = notes
+        self._reader = reader
         self.failed = 0
         self._shown = printable if out.isatty() else str
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -29,12 +28,3 @@ def stored(keys, values, DTYPE: tl.constexpr):
         broken = tl.max(((tl.abs(values) < float("inf")) == 0).to(tl.int32), 1)[:, None] > 0
         keys, values = tl.where(broken, float("nan"), keys).to(DTYPE), tl.where(broken, 0.0, values).to(DTYPE)
     return keys, values
-
-
-def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same without the rule for NaN, where kernels are interpreted: Triton's interpreter cuts off what it should
-    round."""
-    if dtype.itemsize == 1:
-        limits = torch.finfo(dtype)
-        values = values.clamp(limits.min, limits.max)
-    return values.to(dtype)

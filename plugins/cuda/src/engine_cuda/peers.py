@@ -39,7 +39,10 @@ class Peers:
     """
 
     def __init__(self, directory: str, name: str, rank: int, size: int, timeout: float) -> None:
-        self._rank, self._size, self._timeout, self._name = rank, size, timeout, name
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._name = name
         self._sockets: dict[int, socket.socket] = {}
         self._watch: threading.Thread | None = None
         self._closing = threading.Event()

@@ -66,7 +66,8 @@ class FlashPlan:
         """Work it out for this step, which has as many rows and tokens as the first one."""
         bounds = batch.query_start_loc_host[: self.num_rows + 1]
         counts = np.diff(bounds)
-        self.num_tokens, self.max_query_len = int(bounds[-1]), int(counts.max())
+        self.num_tokens = int(bounds[-1])
+        self.max_query_len = int(counts.max())
         self.row_tokens = self.max_query_len if int(counts.min()) == self.max_query_len else None
         if group.kind == "encoder":
             return

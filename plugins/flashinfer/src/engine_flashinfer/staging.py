@@ -31,7 +31,8 @@ class Staging:
     def __init__(
         self, make_buffer: Callable[[], torch.Tensor], make_event: Callable[[], Event] = torch.cuda.Event
     ) -> None:
-        self._make_buffer, self._make_event = make_buffer, make_event
+        self._make_buffer = make_buffer
+        self._make_event = make_event
         self._sent: list[tuple[torch.Tensor, Event]] = []
 
     def take(self) -> torch.Tensor:

@@ -68,7 +68,9 @@ class Wrappers:
     """
 
     def __init__(self, make: type[Any], workspace: torch.Tensor, staging: Staging) -> None:
-        self._make, self._workspace, self._staging = make, workspace, staging
+        self._make = make
+        self._workspace = workspace
+        self._staging = staging
         self._takes_hint = HINT in inspect.signature(make.plan).parameters
 
     def fixed(

@@ -45,7 +45,8 @@ class LLGuidance:
     """See `engine.interfaces.grammar.Grammar`."""
 
     def __init__(self, context: GrammarContext) -> None:
-        self._context, self._options = context, cast("LLGuidanceOptions", context.options)
+        self._context = context
+        self._options = cast("LLGuidanceOptions", context.options)
         self._cache: BoundedCache[tuple[str, tuple[int, ...]], LLMatcher] = BoundedCache(self._options.cache_size << 20)
         self._executor = LLExecutor(num_threads=self._options.threads)
         self._limits = LLParserLimits(step_max_items=STEP_ITEMS, verbose_errors=False)
@@ -70,7 +71,7 @@ class LLGuidance:
         return LLGuidanceMatcher(handle, frozenset(ends), row, size)
 
     def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
-        """See the interface. LLGuidance lets go of the interpreter's lock and writes into `out`."""
+        """LLGuidance lets go of the interpreter's lock and writes into `out`."""
         pending: list[tuple[LLMatcher, int]] = []
         for matcher, row in zip(cast("Sequence[LLGuidanceMatcher]", matchers), rows.tolist(), strict=True):
             if matcher.row is not None:

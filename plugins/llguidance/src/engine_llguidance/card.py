@@ -29,7 +29,7 @@ class LLGuidanceCard(GrammarCard):
 
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:
-        """See the interface. What else the library cannot enforce it says when it compiles."""
+        """What else the library cannot enforce it says when it compiles."""
         if constraint.json is not None:
             from engine_kit.schemas.normal import in_normal_form
             from engine_llguidance.schemas import check_schema  # what knows schemas and patterns: not at every start

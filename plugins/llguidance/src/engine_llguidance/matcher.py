@@ -27,12 +27,13 @@ class LLGuidanceMatcher:
 
     def __init__(self, handle: LLMatcher, ends: frozenset[int], ends_row: np.ndarray, vocab_size: int) -> None:
         self.handle = handle
-        self._ends, self._ends_row, self._size = ends, ends_row, vocab_size
+        self._ends = ends
+        self._ends_row = ends_row
+        self._size = vocab_size
         self._ended = False
         self.row: np.ndarray | None = None
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """See the interface."""
         count = 0
         for token in tokens:
             if self._ended or not 0 <= token < self._size:
@@ -54,18 +55,18 @@ class LLGuidanceMatcher:
         return count
 
     def rollback(self, num_tokens: int) -> None:
-        """See the interface. The library has not heard of the end."""
+        """The library has not heard of the end."""
         if num_tokens:
             self.handle.rollback(num_tokens - self._ended)
-            self._ended, self.row = False, None
+            self._ended = False
+            self.row = None
 
     def forced_bytes(self) -> bytes:
-        """See the interface."""
         return b"" if self._ended or self.handle.is_accepting() else bytes(self.handle.compute_ff_bytes())
 
     @property
     def finished(self) -> bool:
-        """See the interface. Where the output is complete its mask says whether it may go on, and is kept for then."""
+        """Where the output is complete its mask says whether it may go on, and is kept for then."""
         if self._ended:
             return True
         if not self.handle.is_accepting():

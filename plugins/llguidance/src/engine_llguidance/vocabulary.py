@@ -14,7 +14,8 @@ class Pieces:
     special_token_ids: Sequence[int] = ()
 
     def __init__(self, tokens: Sequence[bytes], end: int) -> None:
-        self.tokens, self.eos_token_id = tokens, end
+        self.tokens = tokens
+        self.eos_token_id = end
         self._ids = {piece: token for token, piece in enumerate(tokens) if len(piece) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed
 from engine.interfaces.context import WorkerContext
 from engine.types.kv import KVGroup
-from engine_reference.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch.attention import TorchAttentionBody
 
 
 def dense(

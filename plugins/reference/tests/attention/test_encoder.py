@@ -9,8 +9,8 @@ import torch
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
 from engine.interfaces.context import WorkerContext
 from engine.types.kv import KVGroup
-from engine_reference.attention_torch import encoder as encoder_module
-from engine_reference.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch import attention as attention_module
+from engine_reference.attention_torch.attention import TorchAttentionBody
 
 SIZE = 6
 
@@ -38,7 +38,7 @@ def test_whole_rows(
     monkeypatch, dtype: torch.dtype, features: bool, at_once: int, group: int, cap: float | None, padding: int
 ) -> None:
     """Rows of several lengths, queries in chunks where there are many; padding comes out finite."""
-    monkeypatch.setattr(encoder_module, "MAX_SCORES", at_once)
+    monkeypatch.setattr(attention_module, "MAX_SCORES", at_once)
     heads, lengths = 2, (5, 1, 17, 9)
     bounds = np.append(0, np.cumsum(lengths)).astype(np.int32)
     total = int(bounds[-1]) + padding

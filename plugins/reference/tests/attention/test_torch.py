@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.context import WorkerContext
-from engine_reference.attention_torch import body as body_module
+from engine_reference.attention_torch import attention as body_module
 from engine_reference.attention_torch import plan as plan_module
-from engine_reference.attention_torch.body import TorchAttentionBody
+from engine_reference.attention_torch.attention import TorchAttentionBody
 from engine_reference.attention_torch.card import TorchAttention
 
 

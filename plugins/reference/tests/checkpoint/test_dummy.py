@@ -11,9 +11,9 @@ import torch
 from engine.llm import LLM
 from engine.types.errors import ModelNotFoundError
 from engine.types.params import SamplingParams
-from engine_reference.checkpoint_dummy.body import DummyWeights
 from engine_reference.checkpoint_dummy.card import DummyCheckpoint
 from engine_reference.checkpoint_dummy.sizes import config_of, shapes_of
+from engine_reference.checkpoint_dummy.weights import DummyWeights
 
 
 def test_the_sizes_are_those_of_the_published_models():

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from engine.types.errors import CheckpointError, EngineError, ModelNotFoundError
-from engine_reference.checkpoint_safetensors.card import SafetensorsCheckpoint as Card
-from engine_reference.checkpoint_safetensors.reader import SafetensorsReader
+from engine_reference.checkpoint_safetensors import SafetensorsCheckpoint as Card
+from engine_reference.checkpoint_safetensors import SafetensorsReader
 
 
 @pytest.fixture

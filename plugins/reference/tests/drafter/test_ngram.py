@@ -15,8 +15,8 @@ from engine.interfaces.drafter import DrafterNeed, DraftRows
 from engine.plugin import Registry, choose_one
 from engine.plugin.points import DRAFTER
 from engine.types.errors import OptionsError
-from engine_reference.drafter_ngram.body import NgramDrafterBody
 from engine_reference.drafter_ngram.card import NgramDrafter, NgramOptions
+from engine_reference.drafter_ngram.ngram import NgramDrafterBody
 
 
 def make(device: str = "cpu", **options: object) -> NgramDrafterBody:

@@ -7,8 +7,7 @@ from schedules import Settings
 from engine.interfaces.context import CoreContext
 from engine.interfaces.executor import ExecutorNeed
 from engine.types.errors import EngineDeadError
-from engine_reference.executor_inline.body import Inline
-from engine_reference.executor_inline.card import InlineExecutor
+from engine_reference.executor_inline import Inline, InlineExecutor
 
 SETTINGS = Settings(
     num_pages=8, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16, in_flight=1, enable_prefix_caching=True

@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from engine.interfaces.context import GrammarContext
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_reference.grammar_choice.body import Choice
-from engine_reference.grammar_choice.card import ChoiceGrammar
+from engine_reference.grammar_choice import ChoiceBody, ChoiceGrammar
 
 
-def grammar(vocabulary: Sequence[bytes | None], vocab_size: int | None = None) -> Choice:
-    return Choice(GrammarContext(vocab_size=vocab_size or len(vocabulary), vocabulary=lambda: vocabulary))
+def grammar(vocabulary: Sequence[bytes | None], vocab_size: int | None = None) -> ChoiceBody:
+    return ChoiceBody(GrammarContext(vocab_size=vocab_size or len(vocabulary), vocabulary=lambda: vocabulary))
 
 
 def params(*texts: str) -> StructuredOutputsParams:
     return StructuredOutputsParams(choice=list(texts))
 
 
-def allowed(driver: Choice, *matchers: object, vocab_size: int = 0) -> list[set[int]]:
+def allowed(driver: ChoiceBody, *matchers: object, vocab_size: int = 0) -> list[set[int]]:
     """What the masks say, written into rows in another order between rows that must stay."""
     size = vocab_size or driver._context.vocab_size
     out = np.full((2 * len(matchers), -(-size // 32)), -1, np.int32)
@@ -138,7 +137,7 @@ def test_the_vocabulary_is_read_once_by_whoever_comes_first() -> None:
         calls.append(threading.current_thread().name)
         return [b"a", b"b"]
 
-    driver = Choice(GrammarContext(vocab_size=2, vocabulary=vocabulary))
+    driver = ChoiceBody(GrammarContext(vocab_size=2, vocabulary=vocabulary))
     assert not calls, "not when the body is built"
     threads = [threading.Thread(target=driver.compile, args=(params("a" * n), ())) for n in range(1, 6)]
     for thread in threads:

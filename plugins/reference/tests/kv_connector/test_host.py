@@ -17,7 +17,7 @@ from engine.types.errors import KVCacheTooSmallError
 from engine_reference.connector_host.card import HostConnector
 from engine_reference.connector_host.scheduler_half import HostScheduler
 from engine_reference.connector_host.worker_half import HostWorker
-from engine_reference.platform_host.body import HostPlatformBody
+from engine_reference.platform_host.platform import HostPlatformBody
 
 PAGE_BYTES = 24
 

@@ -14,8 +14,8 @@ from test_sampling_ops import rows_of
 
 from engine.interfaces import ops as ops_interface
 from engine_kit.philox import uniform
-from engine_reference.ops_torch import asking
-from engine_reference.ops_torch.body import TorchOpsBody
+from engine_reference.ops_torch import common
+from engine_reference.ops_torch.ops import TorchOpsBody
 
 OPS = TorchOpsBody(None)  # type: ignore[arg-type]
 VOCAB = 11
@@ -74,7 +74,7 @@ def test_tokens_have_the_targets_distribution(setting: tuple[float, int, float, 
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("one_hot", [True, False])
 def test_reject_equals_its_definition(one_hot: bool, asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "may_ask", lambda tensor: asks)
+    monkeypatch.setattr(common, "may_ask", lambda tensor: asks)
     """Row by row in numpy, with the random numbers that the interface names; greedy rows and rows without a draft
     give what `sample` gives."""
     n, rng = 400, np.random.default_rng(2)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from engine.interfaces.ops import OPERATIONS, OpsNeed, StepInputs, StepTables
-from engine_reference.ops_torch.body import TorchOpsBody
 from engine_reference.ops_torch.card import TorchOps
+from engine_reference.ops_torch.ops import TorchOpsBody
 
 OPS = TorchOpsBody(None)  # type: ignore[arg-type]
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from engine.interfaces.ops import SamplingRows
 from engine_kit import philox
-from engine_reference.ops_torch import asking
+from engine_reference.ops_torch import common
+from engine_reference.ops_torch import drawing as drawing_module
 from engine_reference.ops_torch import philox as torch_philox
-from engine_reference.ops_torch import sample as sample_module
-from engine_reference.ops_torch.body import TorchOpsBody
+from engine_reference.ops_torch.ops import TorchOpsBody
 
 OPS = TorchOpsBody(None)  # type: ignore[arg-type]
 GREEDY = (0.0, 0, 1.0, 0.0)
@@ -67,7 +67,7 @@ settings_of_a_row = st.tuples(
     st.integers(1, 700),
     st.integers(0, 2**32),
     st.sampled_from([None, 1, 3]),
-    st.sampled_from([sample_module._FIRST_CANDIDATES, 4]),
+    st.sampled_from([drawing_module._FIRST_CANDIDATES, 4]),
     st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
@@ -87,8 +87,8 @@ def test_sample_equals_the_definition(
     seeds, positions = generator.integers(0, 2**63, len(chosen)).tolist(), generator.integers(0, 5000, len(chosen))
     rows = rows_of(chosen, seeds, positions.tolist())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_module, "_FIRST_CANDIDATES", candidates)
-        patch.setattr(asking, "may_ask", lambda tensor: asks)
+        patch.setattr(drawing_module, "_FIRST_CANDIDATES", candidates)
+        patch.setattr(common, "may_ask", lambda tensor: asks)
         batched = OPS.sample(torch.from_numpy(logits.copy()), rows)
         assert batched.dtype == torch.int32
         expected = [

@@ -12,8 +12,8 @@ from engine.types.errors import KVCacheTooSmallError
 from engine_kit import host_memory as memory_module
 from engine_kit.host_memory import MAX_DEFAULT_POOL, free_memory
 from engine_reference.platform_host import card as card_module
-from engine_reference.platform_host.body import HostPlatformBody
 from engine_reference.platform_host.card import HostPlatform
+from engine_reference.platform_host.platform import HostPlatformBody
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from cores import LAYOUTS
 
 from engine.interfaces.context import CoreContext
-from engine_reference.policy_fcfs.body import FCFS
+from engine_reference.policy_fcfs import FCFS
 
 
 class Waiting(NamedTuple):

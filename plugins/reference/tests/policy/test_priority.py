@@ -16,8 +16,7 @@ from schedules import Planned, Schedule, Settings, run_schedule, schedules
 
 from engine.interfaces.context import CoreContext
 from engine.types.params import SamplingParams
-from engine_reference.policy_priority.body import Priority
-from engine_reference.policy_priority.card import PriorityOptions
+from engine_reference.policy_priority import Priority, PriorityOptions
 
 
 class Waiting(NamedTuple):

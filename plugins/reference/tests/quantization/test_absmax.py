@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.interfaces.quantization import QuantizationNeed
-from engine_reference.quantization_absmax.body import AbsmaxBody, dequantize, quantize
+from engine_reference.quantization_absmax.absmax import AbsmaxBody, dequantize, quantize
 from engine_reference.quantization_absmax.card import AbsmaxOptions, AbsmaxQuantization
 
 

@@ -11,7 +11,7 @@ from engine.frontend.launch import launch
 from engine.interfaces.quantization import QuantizationCard, QuantizationNeed
 from engine.plugin import Candidate, Registry
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, UnfitDriverError
-from engine_reference.models.card import Llama
+from engine_reference.models.llama_card import Llama
 
 MODEL = "dummy:tiny"
 

@@ -17,7 +17,7 @@ from engine import LLM, SamplingParams
 from engine.interfaces.model import State
 from engine.modeling import read_safetensors
 from engine_kit.dispatch_guard import DispatchGuard
-from engine_reference.quantization_absmax.body import AbsmaxBody, dequantize, quantize
+from engine_reference.quantization_absmax.absmax import AbsmaxBody, dequantize, quantize
 from engine_reference.quantization_absmax.card import AbsmaxOptions
 
 SETTINGS = {"dtype": "float64", "max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_pages": 60, "block_size": 4}

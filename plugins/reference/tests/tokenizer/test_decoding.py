@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from engine.interfaces.context import FrontContext
 from engine.types.model import CheckpointFiles, ModelDescription
-from engine_reference.tokenizer_hf.body import HFTokenizerBody
 from engine_reference.tokenizer_hf.decoding import PieceDecoder, WindowDecoder
+from engine_reference.tokenizer_hf.tokenizer import HFTokenizerBody
 
 FAMILIES: dict[str, Callable[[ModuleType], Any]] = {
     "byte_level": lambda b: b.byte_level(),

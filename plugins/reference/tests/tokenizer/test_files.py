@@ -13,8 +13,8 @@ from tokenizers import AddedToken
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tokenizer import TokenizerNeed
 from engine.types.errors import TokenizerError
-from engine_reference.tokenizer_hf.body import HFTokenizerBody
 from engine_reference.tokenizer_hf.card import HFTokenizer
+from engine_reference.tokenizer_hf.tokenizer import HFTokenizerBody
 
 TEXTS = ["Hello, world!", "", " a", "<|eos|>x", "Grüße 你好 <tool call> \n"]
 

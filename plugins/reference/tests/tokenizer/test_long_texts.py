@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from engine.interfaces.context import FrontContext
 from engine.types.errors import TokenizerError
-from engine_reference.tokenizer_hf.body import LONG_TEXT, HFTokenizerBody
+from engine_reference.tokenizer_hf.tokenizer import LONG_TEXT, HFTokenizerBody
 
 FAMILIES = ("byte_level", "llama2", "metaspace", "wordpiece", "no_decoder")
 WORDS = st.sampled_from(

@@ -8,7 +8,7 @@ import time
 import jinja2
 import pytest
 
-from engine_reference.tokenizer_hf.sandbox import LARGEST, Sandbox, TemplateTimeoutError
+from engine_reference.tokenizer_hf.template import LARGEST, Sandbox, TemplateTimeoutError
 
 
 @pytest.mark.parametrize(

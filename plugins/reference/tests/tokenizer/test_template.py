@@ -11,7 +11,7 @@ import pytest
 
 from engine.interfaces.context import FrontContext
 from engine.types.errors import TokenizerError
-from engine_reference.tokenizer_hf.body import HFTokenizerBody
+from engine_reference.tokenizer_hf.tokenizer import HFTokenizerBody
 
 USER = {"role": "user", "content": "What's the weather in Köln <now> & tomorrow?"}
 SYSTEM = {"role": "system", "content": "Be brief. "}

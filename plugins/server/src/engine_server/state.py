@@ -10,8 +10,8 @@ import msgspec
 from fastapi import Request
 
 from engine.embedding import AsyncLLM, ServerConfig
+from engine.types.kv import PageMap
 from engine.types.outputs import StepStats
-from engine.types.page_map import PageMap
 from engine_server.errors import APIError
 from engine_server.lifecycle import Lifecycle
 from engine_server.metrics.exposition import Exposition

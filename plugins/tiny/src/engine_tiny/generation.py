@@ -33,7 +33,8 @@ class TransformersBackend:
         import torch
         from transformers import AutoModelForCausalLM
 
-        self._torch, self._rows = torch, rows
+        self._torch = torch
+        self._rows = rows
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:

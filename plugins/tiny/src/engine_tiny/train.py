@@ -105,7 +105,8 @@ class Crew:
     """The ranks that train together: their gradients are averaged, and rank 0's clock is everyone's."""
 
     def __init__(self, rank: int, ranks: int, rendezvous: Path) -> None:
-        self.rank, self.ranks = rank, ranks
+        self.rank = rank
+        self.ranks = ranks
         if ranks > 1:
             dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
 

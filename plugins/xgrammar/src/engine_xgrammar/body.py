@@ -29,11 +29,11 @@ class XGrammar:
     """See `engine.interfaces.grammar.Grammar`."""
 
     def __init__(self, context: GrammarContext) -> None:
-        self._context, self._lock = context, threading.Lock()
+        self._context = context
+        self._lock = threading.Lock()
         self._work: Work | None = None
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
-        """See the interface."""
         with self._lock:
             if self._work is None:
                 if self._context.compile_apart is not None:  # its process imports the library at the same time
@@ -45,7 +45,6 @@ class XGrammar:
             return self._work.compile(normal, end_token_ids)
 
     def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
-        """See the interface."""
         assert self._work is not None, "whoever has a matcher has compiled"
         self._work.fill_masks(matchers, rows, out)
 

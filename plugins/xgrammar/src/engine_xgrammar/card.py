@@ -32,7 +32,6 @@ class XGrammarCard(GrammarCard):
 
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:
-        """See the interface."""
         from engine_kit.schemas.normal import in_normal_form
         from engine_xgrammar.checks import check  # what knows schemas and patterns: not at every start
 

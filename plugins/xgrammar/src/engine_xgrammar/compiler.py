@@ -57,7 +57,6 @@ class Compiler:
         }
 
     def compile(self, source: bytes) -> bytes:
-        """See the interface."""
         asked = msgspec.msgpack.decode(source, type=Source)
         try:
             with listening() as warnings:

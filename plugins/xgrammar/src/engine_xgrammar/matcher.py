@@ -35,13 +35,14 @@ class XGrammarMatcher:
 
     def __init__(self, compiled: xgr.CompiledGrammar, ends: frozenset[int], ends_row: np.ndarray) -> None:
         self.handle = xgr.GrammarMatcher(compiled, override_stop_tokens=sorted(ends) or None)
-        self._ends, self._ends_row = ends, ends_row
-        self._ended, self._strikes = False, 0
+        self._ends = ends
+        self._ends_row = ends_row
+        self._ended = False
+        self._strikes = 0
         self.row: np.ndarray | None = None
         self.failure: EngineError | None = None
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """See the interface."""
         if self.failure is not None:
             raise self.failure
         began = time.perf_counter()
@@ -54,13 +55,13 @@ class XGrammarMatcher:
         return len(tokens)
 
     def rollback(self, num_tokens: int) -> None:
-        """See the interface."""
         if num_tokens:
             self.handle.rollback(num_tokens)
-            self._ended, self.row = False, None
+            self._ended = False
+            self.row = None
 
     def forced_bytes(self) -> bytes:
-        """See the interface. The library gives text: within a character, of which some bytes are written, it cannot."""
+        """The library gives text: within a character, of which some bytes are written, it cannot."""
         if self._ended or self.failure is not None:
             return b""
         began = time.perf_counter()
@@ -85,7 +86,7 @@ class XGrammarMatcher:
 
     @property
     def finished(self) -> bool:
-        """See the interface. Where the output is complete its mask says whether it may go on, and is kept for then."""
+        """Where the output is complete its mask says whether it may go on, and is kept for then."""
         if self._ended:
             return True
         if not self.handle.is_completed():

@@ -39,7 +39,8 @@ class Work:
     """See `engine.interfaces.grammar.Grammar`."""
 
     def __init__(self, context: GrammarContext) -> None:
-        self._context, self._options = context, cast("XGrammarOptions", context.options)
+        self._context = context
+        self._options = cast("XGrammarOptions", context.options)
         self._cache: BoundedCache[bytes, xgr.CompiledGrammar] = BoundedCache(self._options.cache_size << 20)
         self._batch = xgr.BatchGrammarMatcher(self._options.threads)
         self._lock = threading.Lock()
@@ -48,7 +49,6 @@ class Work:
         self._watched = 0
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
-        """See the interface."""
         source = _source(constraint, self._options.max_whitespace)
         compiled = self._cache.get(msgspec.msgpack.encode(source), lambda: self._compile(source, constraint))
         ends = frozenset(token for token in end_token_ids if token < self._context.vocab_size)
@@ -58,7 +58,7 @@ class Work:
         return XGrammarMatcher(compiled, ends, row)
 
     def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
-        """See the interface. XGrammar lets go of the interpreter's lock and writes into `out`."""
+        """XGrammar lets go of the interpreter's lock and writes into `out`."""
         pending: list[XGrammarMatcher] = []
         places: list[int] = []
         for matcher, row in zip(cast("Sequence[XGrammarMatcher]", matchers), rows.tolist(), strict=True):

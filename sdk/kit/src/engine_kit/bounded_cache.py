@@ -20,7 +20,8 @@ class BoundedCache(Generic[K, V]):
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._size = limit, 0
+        self._limit = limit
+        self._size = 0
         self._lock = threading.Lock()
         self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._making: dict[K, Future[V]] = {}

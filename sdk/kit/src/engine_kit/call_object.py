@@ -37,9 +37,14 @@ class CallObject:
     ) -> None:
         self.name: str | None = None
         self.arguments: JsonStream | None = None
-        self.done, self.failed = False, False
-        self._accepts, self._others, self._needs_arguments = accepts, others, needs_arguments
-        self._state, self._keys, self._key = _OPEN, set[str](), ""
+        self.done = False
+        self.failed = False
+        self._accepts = accepts
+        self._others = others
+        self._needs_arguments = needs_arguments
+        self._state = _OPEN
+        self._keys = set[str]()
+        self._key = ""
         self._stream = JsonStream()
 
     def feed(self, text: str, position: int) -> int:
@@ -70,7 +75,8 @@ class CallObject:
         if character == "}" and state in (_KEY_OR_END, _NEXT):
             return self._close()
         if state in (_KEY_OR_END, _KEY):
-            self._state, self._stream = _READ_KEY, JsonStream()
+            self._state = _READ_KEY
+            self._stream = JsonStream()
             return character == '"'
         if state == _COLON:
             self._state = _VALUE
@@ -81,7 +87,8 @@ class CallObject:
         return self._begin_value(character)
 
     def _begin_value(self, character: str) -> bool:
-        self._state, self._stream = _READ_VALUE, JsonStream()
+        self._state = _READ_VALUE
+        self._stream = JsonStream()
         if self._key == "name":
             return character == '"'
         if self._key not in ARGUMENTS:
@@ -97,7 +104,8 @@ class CallObject:
     def _end(self) -> bool:
         """A key or a value has ended; whether the arguments and the name are now known."""
         if self._state == _READ_KEY:
-            self._key, self._state = json.loads(self._stream.take()), _COLON
+            self._key = json.loads(self._stream.take())
+            self._state = _COLON
             twice = self._key in self._keys or (self._key in ARGUMENTS and self.arguments is not None)
             known = self._others is None or self._key == "name" or self._key in ARGUMENTS or self._key in self._others
             self._keys.add(self._key)

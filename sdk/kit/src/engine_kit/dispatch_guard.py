@@ -115,7 +115,8 @@ class _Allowed:
     """Calls to it and to its methods run with the guard's permission."""
 
     def __init__(self, guard: DispatchGuard, target: Any) -> None:
-        self._guard, self._target = guard, target
+        self._guard = guard
+        self._target = target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._guard.allowed():

@@ -53,10 +53,15 @@ class JsonStream:
     __slots__ = ("_expected", "_is_key", "_left", "_mode", "_place", "_stack", "done", "failed", "pieces")
 
     def __init__(self) -> None:
-        self.done, self.failed = False, False
+        self.done = False
+        self.failed = False
         self.pieces: list[str] = []
         self._stack: list[str] = []
-        self._mode, self._place, self._left, self._is_key, self._expected = _VALUE, 0, 0, False, ""
+        self._mode = _VALUE
+        self._place = 0
+        self._left = 0
+        self._is_key = False
+        self._expected = ""
 
     def take(self) -> str:
         """The pieces, which are then forgotten."""
@@ -95,7 +100,8 @@ class JsonStream:
                 if text[at] < " ":
                     break
                 self.pieces += (text[start:at], "\\")
-                start, self._mode = at, _STRING
+                start = at
+                self._mode = _STRING
             elif mode in (_ESCAPE, _HEX, _LITERAL):
                 if not self._inside(text[at]):
                     break
@@ -140,7 +146,8 @@ class JsonStream:
         if mode in (_VALUE, _VALUE_OR_END):
             return self._begin_value(character)
         if mode in (_KEY, _KEY_OR_END):
-            self._mode, self._is_key = _STRING, True
+            self._mode = _STRING
+            self._is_key = True
             return character == '"'
         if mode == _COLON:
             self._mode = _VALUE
@@ -150,13 +157,15 @@ class JsonStream:
 
     def _begin_value(self, character: str) -> bool:
         if character == '"':
-            self._mode, self._is_key = _STRING, False
+            self._mode = _STRING
+            self._is_key = False
         elif character in "{[":
             self._stack.append("}" if character == "{" else "]")
             self._mode = _KEY_OR_END if character == "{" else _VALUE_OR_END
             return len(self._stack) <= MAX_DEPTH
         elif character in _LITERALS:
-            self._mode, self._expected = _LITERAL, _LITERALS[character]
+            self._mode = _LITERAL
+            self._expected = _LITERALS[character]
         elif character == "-" or character in "0123456789":
             self._mode = _NUMBER
             self._place = _MINUS if character == "-" else _ZERO if character == "0" else _WHOLE

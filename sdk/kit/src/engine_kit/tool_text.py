@@ -39,13 +39,16 @@ class ToolText:
         self._blank: list[str] = []
         self._after_call = False
         self._taken: list[str] | None = None  # since a marker, or since a call was complete; None in content
-        self._index, self._announced, self._told = -1, False, False
+        self._index = -1
+        self._announced = False
+        self._told = False
         self._object = CallObject()
         self._json = JsonStream()
         self._then: State = self.in_content
         self.name = ""
         self._pieces: list[str] = []
-        self._room, self._stop = 0, ""
+        self._room = 0
+        self._stop = ""
 
     # -- what is called ----------------------------------------------------------------------------------------------
     def push(self, text: str) -> Sequence[ToolEvent]:
@@ -61,19 +64,22 @@ class ToolText:
                 break
             position = after
         self._tail = text[position:]
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
     def finish(self) -> Sequence[ToolEvent]:
         """See `ToolStream`."""
-        tail, self._tail = self._tail, ""
+        tail = self._tail
+        self._tail = ""
         if self._taken is not None and (self._announced or not self._after_call):
             self.give_up(tail, 0, len(tail), self.untold() + tail)
         elif self._taken is None:
             self.content(tail)
         if not self._after_call:
             self._tell_blank()
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
     def untold(self) -> str:
@@ -118,11 +124,15 @@ class ToolText:
     # -- calls -------------------------------------------------------------------------------------------------------
     def attempt(self) -> None:
         """What is read from here on is a call, or else content: for forms without markers."""
-        self._taken, self._after_call = [], False
+        self._taken = []
+        self._after_call = False
 
     def announce(self, name: str, call_id: str = "") -> None:
         """A call has begun."""
-        self._index, self._announced, self._told, self._after_call = self._index + 1, True, True, False
+        self._index = self._index + 1
+        self._announced = True
+        self._told = True
+        self._after_call = False
         if self._taken is not None:
             self._taken.insert(0, "".join(self._blank))
         self._blank.clear()
@@ -136,11 +146,14 @@ class ToolText:
     def complete(self) -> None:
         """The call's arguments have ended. What follows is the rest of its form, until `leave`, or content."""
         self._events.append(ToolCallDelta(self._index, complete=True))
-        self._announced, self._after_call, self._taken = False, True, []
+        self._announced = False
+        self._after_call = True
+        self._taken = []
 
     def leave(self) -> None:
         """The form has ended; content follows, or another call."""
-        self._taken, self.state = None, self.in_content
+        self._taken = None
+        self.state = self.in_content
 
     def give_up(self, text: str, position: int, after: int, untold: str = "") -> int:
         """What was read since the marker, up to `after`, is no call. Returns `after`; content follows.
@@ -149,7 +162,9 @@ class ToolText:
         """
         assert self._taken is not None
         self._taken.append(text[position:after])
-        read, self._taken, self.state = "".join(self._taken), None, self.in_content
+        read = "".join(self._taken)
+        self._taken = None
+        self.state = self.in_content
         if self._announced:
             self._announced = False
             self._events.append(BrokenCall(self._index, read, untold))
@@ -161,7 +176,9 @@ class ToolText:
     # -- states ------------------------------------------------------------------------------------------------------
     def read_object(self, call: CallObject, then: State) -> None:
         """Next comes a call as a JSON object; `then` reads on after it."""
-        self._object, self._then, self.state = call, then, self._in_object
+        self._object = call
+        self._then = then
+        self.state = self._in_object
         self._told = self._after_call = False
 
     def _in_object(self, text: str, position: int) -> int:
@@ -177,13 +194,17 @@ class ToolText:
         if call.failed:
             return self.give_up(text, position, after)
         if call.done:
-            self._taken, self.state = [], self._then
+            self._taken = []
+            self.state = self._then
         return after
 
     def read_name(self, stop: str, then: State) -> None:
         """Next comes a name, up to the text `stop`; `then` finds it in `name`, and reads on behind that text."""
-        self._pieces, self._room, self._stop = [], MAX_NAME, stop
-        self._then, self.state = then, self._in_name
+        self._pieces = []
+        self._room = MAX_NAME
+        self._stop = stop
+        self._then = then
+        self.state = self._in_name
 
     def _in_name(self, text: str, position: int) -> int:
         stop, last = self._stop, position + self._room
@@ -201,7 +222,9 @@ class ToolText:
 
     def read_arguments(self, then: State) -> None:
         """Next come the arguments of the announced call as a JSON object; `then` reads on after them."""
-        self._json, self._then, self.state = JsonStream(), then, self._in_arguments
+        self._json = JsonStream()
+        self._then = then
+        self.state = self._in_arguments
 
     def _in_arguments(self, text: str, position: int) -> int:
         after = self._json.feed(text, position)

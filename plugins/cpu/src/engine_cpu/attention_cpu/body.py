@@ -41,7 +41,8 @@ class CpuAttentionBody:
                 "it is not compiled in, or not of this processor",
                 f"choose auto or one of {', '.join(levels())}",
             )
-        self._level, self._threads = options.level, torch.get_num_threads()
+        self._level = options.level
+        self._threads = torch.get_num_threads()
         self._kernels: dict[tuple[int, int], Attention] = {}
 
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> CpuLayerCache:

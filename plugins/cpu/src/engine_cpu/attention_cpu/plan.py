@@ -49,7 +49,8 @@ class CpuPlan:
         whole = self.whole
         table, slots = (batch.block_table, batch.slot_mapping) if whole is None else (whole.table, whole.slots)
         self.query_start_loc = batch.query_start_loc.data_ptr()
-        self.block_table, self.table_stride = table.data_ptr(), table.stride(0)
+        self.block_table = table.data_ptr()
+        self.table_stride = table.stride(0)
         self.slot_mapping = slots.data_ptr()
         self.kv_index = batch.kv_index.data_ptr() if whole is None else 0
         self.kept = (batch.query_start_loc, table, slots, batch.kv_index)

@@ -30,7 +30,8 @@ class Shm:
 
     def __init__(self, context: WorkerContext) -> None:
         start = context.start
-        self._rank, self._size = start.rank, start.size
+        self._rank = start.rank
+        self._size = start.size
         memory, peers = meet(start.rendezvous, start.rank, start.size, shm_bytes(start.size), LONGEST_WAIT)
         try:
             self._group = ShmGroup(memory, start.rank, start.size, peers, LONGEST_WAIT)

@@ -46,7 +46,8 @@ class CpuPlatformBody:
 
     def __init__(self, context: WorkerContext) -> None:
         options: CpuPlatformOptions = context.options
-        self._start, self._mode = context.start, options.capture
+        self._start = context.start
+        self._mode = options.capture
         self._device = torch.device(context.start.device)
         if options.threads != "auto":
             torch.set_num_threads(options.threads)  # the other drivers' bodies, built after this one, ask for it
@@ -63,7 +64,7 @@ class CpuPlatformBody:
         return () if self._mode == "never" or not most else (min(max_num_seqs, most),)
 
     def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[..., None]:
-        """See the interface. Recorded as native calls; `fn` itself, with a warning, where that cannot be done and the
+        """Recorded as native calls; `fn` itself, with a warning, where that cannot be done and the
         option `capture` does not insist."""
         if key is None or self._mode == "never":
             return fn

@@ -27,7 +27,9 @@ class Replay:
     __slots__ = ("_kept", "_replay", "tape")
 
     def __init__(self, tape: Tape, kept: object) -> None:
-        self.tape, self._kept, self._replay = tape, kept, tape.replay
+        self.tape = tape
+        self._kept = kept
+        self._replay = tape.replay
 
     def __call__(self, rows: int = 0) -> None:
         """Run the calls again, for the first `rows` rows; 0: for all."""

@@ -20,7 +20,8 @@ class Int4Body:
 
     def __init__(self, context: WorkerContext) -> None:
         options: Int4Options = context.options
-        self._group_size, self._head_bits = options.group_size, options.head_bits
+        self._group_size = options.group_size
+        self._head_bits = options.head_bits
         self._layers = PackedLinear("quantization", options.level)
 
     def pack(self, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:

@@ -16,8 +16,8 @@ from engine.types.kv import KVGroup
 from engine_cuda.attention_mla.kernels import join_kernel, latent_attention_kernel, write_kernel
 from engine_cuda.attention_mla.plan import LEAST_SPLIT, Launch, MLAPlan, launches_of
 from engine_cuda.attention_mla.tiles import Target, target_of
-from engine_cuda.attention_storing import rounded
 from engine_cuda.interpreter import interpreted
+from engine_cuda.interpreter_shim import PROCESSORS, rounded, widens, written_for
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -27,8 +27,6 @@ WRITTEN = 4
 """Tokens that one program writes to the cache."""
 JOINED = 128
 """Columns of a mean that one program joins."""
-INTERPRETED_PROCESSORS = 3
-"""Multiprocessors that the interpreter is taken to have: few, so that small examples are divided."""
 
 
 class TritonLatentAttentionBody:
@@ -42,23 +40,26 @@ class TritonLatentAttentionBody:
     def __init__(self, context: WorkerContext) -> None:
         device, dtype, start = context.device, context.dtype, context.start
         assert device is not None and dtype is not None
-        self._device, self._dtype = device, dtype
+        self._device = device
+        self._dtype = dtype
         self._heads = max(1, start.model.num_q_heads // max(1, start.size))
         self._kv_bytes = dtype.itemsize
         self._interpreted = interpreted()
         self._target: Target = "interpreter"
-        self._processors = INTERPRETED_PROCESSORS
+        self._processors = PROCESSORS
         self._partial: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         if not self._interpreted:
             facts = torch.cuda.get_device_properties(device)
             capability = None if torch.version.hip else (facts.major, facts.minor)
-            self._target, self._processors = target_of(capability), facts.multi_processor_count
+            self._target = target_of(capability)
+            self._processors = facts.multi_processor_count
 
     # -- the cache ---------------------------------------------------------------------------------------------------
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> torch.Tensor:
         """A view [num_pages, tokens_per_block, C + P] of uint8 pages [num_pages, layer_bytes]."""
         dtype: torch.dtype = getattr(torch, need.kv_dtype)
-        self._heads, self._kv_bytes = need.num_q_heads, dtype.itemsize
+        self._heads = need.num_q_heads
+        self._kv_bytes = dtype.itemsize
         elements = group.tokens_per_block * group.head_size
         return pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, (group.tokens_per_block, -1))
 
@@ -74,9 +75,9 @@ class TritonLatentAttentionBody:
             latent, rope_key = (rounded(x, cache.dtype) for x in (latent, rope_key))
         tokens, (c, p) = len(latent), (latent.shape[1], rope_key.shape[1])
         write_kernel[(triton.cdiv(tokens, WRITTEN),)](
-            latent, rope_key, cache, plan.batch.slot_mapping, tokens, latent.stride(0), rope_key.stride(0),
-            cache.stride(0), cache.stride(1), C=c, P=p, C_BLOCK=_width(c), P_BLOCK=_width(p),
-            PAGE=layer.group.tokens_per_block, TOKENS=WRITTEN, num_warps=4,
+            (latent, rope_key), cache, plan.batch.slot_mapping, tokens, (latent.stride(0), rope_key.stride(0)),
+            cache.stride()[:2], C=c, P=p, BLOCK_C=_width(c), BLOCK_P=_width(p), PAGE=layer.group.tokens_per_block,
+            BLOCK_T=WRITTEN, num_warps=4,
         )  # fmt: skip
 
     # -- plans -------------------------------------------------------------------------------------------------------
@@ -91,7 +92,8 @@ class TritonLatentAttentionBody:
                 if launch.splits > 1:
                     self._partials(launch, _width(group.head_size - group.rope_size))
             return MLAPlan(batch, launches, num_tokens)
-        out.batch, out.num_tokens = batch, num_tokens
+        out.batch = batch
+        out.num_tokens = num_tokens
         return out
 
     def _partials(self, launch: Launch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,10 +119,7 @@ class TritonLatentAttentionBody:
     ) -> None:
         """See `engine.interfaces.latent_attention.LatentAttentionBackend.forward`."""
         q_latent, q_rope = _dense_inside(q_latent), _dense_inside(q_rope)
-        # The interpreter cuts off what it should round.
-        rounds = self._interpreted and out.dtype != torch.float32
-        own = out.stride(-1) == 1 and not rounds
-        result = out if own else torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        result = written_for(out, self._interpreted)
         if plan.num_tokens < len(out):
             result[plan.num_tokens :].zero_()
             if lse is not None:
@@ -144,29 +143,29 @@ class TritonLatentAttentionBody:
         batch, tiles, heads = plan.batch, launch.tiles, q_latent.shape[1]
         c, p = q_latent.shape[2], q_rope.shape[2]
         width, divided = _width(c), launch.splits > 1
-        partial, partial_lse = self._partials(launch, width) if divided else (out, out)
+        partial = self._partials(launch, width) if divided else (out, out)
         lse_strides = (0, 0) if lse is None else lse.stride()
         sums = out if lse is None else lse
         form = {
-            "C": c, "C_BLOCK": width, "BLOCK_M": tiles.queries, "BLOCK_N": tiles.vectors, "LEAST": LEAST_SPLIT,
+            "C": c, "BLOCK_C": width, "BLOCK_M": tiles.queries, "BLOCK_N": tiles.vectors, "LEAST": LEAST_SPLIT,
             "RAGGED": launch.ragged, "LSE": lse is not None, "PAGE": layer.group.tokens_per_block,
         }  # fmt: skip
+        rows = (launch.first_row, launch.num_rows, heads, launch.splits)
+        out_strides = out.stride()[:2]
         latent_attention_kernel[(launch.blocks, launch.splits)](
-            q_latent, q_rope, cache, batch.block_table, batch.query_start_loc, batch.kv_index, batch.slot_mapping, out,
-            sums, partial, partial_lse, layer.scale * LOG2E, launch.first_row, launch.num_rows, heads, launch.splits,
-            q_latent.stride(0), q_latent.stride(1), q_rope.stride(0), q_rope.stride(1), cache.stride(0),
-            cache.stride(1), batch.block_table.stride(0), out.stride(0), out.stride(1), *lse_strides,
-            P=p, P_BLOCK=_width(p), SPLIT=divided,
-            WIDEN=self._interpreted or q_latent.dtype == torch.float32, **form,
+            (q_latent, q_rope), cache,
+            (batch.block_table, batch.query_start_loc, batch.kv_index, batch.slot_mapping), out, sums, partial,
+            layer.scale * LOG2E, *rows, q_latent.stride()[:2] + q_rope.stride()[:2], cache.stride()[:2],
+            batch.block_table.stride(0), out_strides, lse_strides, P=p, BLOCK_P=_width(p), SPLIT=divided,
+            WIDEN=widens(q_latent.dtype, self._interpreted), **form,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         if not divided:
             return
         columns = min(JOINED, width)
         join_kernel[(launch.blocks, tiles.queries, width // columns)](
-            batch.query_start_loc, batch.kv_index, batch.slot_mapping, out, sums, partial, partial_lse,
-            launch.first_row, launch.num_rows, heads, launch.splits, out.stride(0), out.stride(1), *lse_strides,
-            SPLITS=triton.next_power_of_2(launch.splits), COLUMNS=columns, **form, num_warps=1,
+            (batch.query_start_loc, batch.kv_index, batch.slot_mapping), out, sums, partial, *rows, out_strides,
+            lse_strides, SPLITS=triton.next_power_of_2(launch.splits), BLOCK_COLUMNS=columns, **form, num_warps=1,
         )  # fmt: skip
 
 

@@ -53,14 +53,14 @@ def _place(block, query_start_loc, first_row, num_rows, heads, BLOCK_M: tl.const
 
 
 @triton.jit
-def _seen(kv_index, slot_mapping, token, there, PAGE: tl.constexpr):
+def _seen(kv_index, slot_mapping, token, mask_m, PAGE: tl.constexpr):
     """The last place that each query sees; -1 for none.
 
     A token that pads a row of fewer drafts stands on the null page, at a place that nobody wrote: what lies there must
     not reach the row's own queries, whose tile it shares. It sees the row's first vector alone.
     """
-    place = tl.load(kv_index + token, mask=there, other=-1).to(tl.int32)
-    owned = tl.load(slot_mapping + token, mask=there, other=0) >= PAGE
+    place = tl.load(kv_index + token, mask=mask_m, other=-1).to(tl.int32)
+    owned = tl.load(slot_mapping + token, mask=mask_m, other=0) >= PAGE
     return tl.where(owned, place, tl.minimum(place, 0))
 
 
@@ -73,37 +73,26 @@ def _part(keys, num_splits, BLOCK_N: tl.constexpr, LEAST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "num_splits"])  # or each size of step would be compiled
 def latent_attention_kernel(
-    q_latent,  # [T, H, C]
-    q_rope,  # [T, H, P]
+    queries,  # [T, H, C] for the latents, [T, H, P] for the rotary keys
     cache,  # [pages, PAGE, C + P]
-    block_table,  # int32 [R, blocks]
-    query_start_loc,  # int32 [R + 1]
-    kv_index,  # int64 [T]
-    slot_mapping,  # int64 [T]
+    step,  # block table int32 [R, blocks], query_start_loc int32 [R + 1], kv_index int64 [T], slot_mapping int64 [T]
     out,  # [T, H, C]
     lse,  # float32 [T, H]
-    partial,  # float32 [tiles * splits, BLOCK_M, C_BLOCK]
-    partial_lse,  # float32 [tiles * splits, BLOCK_M], in base 2
+    partial,  # float32 [tiles * splits, BLOCK_M, BLOCK_C], and their lse [tiles * splits, BLOCK_M] in base 2
     scale_log2,
     first_row,
     num_rows,
     heads,
     num_splits,
-    q_latent_token,
-    q_latent_head,
-    q_rope_token,
-    q_rope_head,
-    cache_page,
-    cache_vector,
-    table_row,
-    out_token,
-    out_head,
-    lse_token,
-    lse_head,
+    q_strides,  # token, head of the first queries; of the second
+    cache_strides,  # page, vector
+    table_stride,
+    out_strides,  # token, head
+    lse_strides,
     C: tl.constexpr,
     P: tl.constexpr,
-    C_BLOCK: tl.constexpr,  # C and P, up to powers of two
-    P_BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,  # C and P, up to powers of two
+    BLOCK_P: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -114,16 +103,17 @@ def latent_attention_kernel(
     WIDEN: tl.constexpr,  # compute in float32: the interpreter's bfloat16 is wrong
 ):
     """Program (tile of queries, split)."""
+    block_table, query_start_loc, kv_index, slot_mapping = step
     # The tiles at a prompt's end see most vectors: they go first, so that short ones fill the gaps.
     block = tl.num_programs(0) - 1 - tl.program_id(0) if RAGGED else tl.program_id(0)
     row, start, count, pair = _place(block, query_start_loc, first_row, num_rows, heads, BLOCK_M, RAGGED)
     if pair >= count * heads:
         return
-    pairs = pair + tl.arange(0, BLOCK_M)
-    there = pairs < count * heads
-    token = start + pairs // heads
-    head = pairs % heads
-    place = _seen(kv_index, slot_mapping, token, there, PAGE)
+    offs_m = pair + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < count * heads
+    token = start + offs_m // heads
+    head = offs_m % heads
+    place = _seen(kv_index, slot_mapping, token, mask_m, PAGE)
     keys = tl.max(place, 0) + 1
     begin = 0
     end = keys
@@ -134,77 +124,73 @@ def latent_attention_kernel(
         if begin >= keys:
             return
 
-    c = tl.arange(0, C_BLOCK)
-    p = tl.arange(0, P_BLOCK)
-    ql_mask = there[:, None] & (c < C)[None, :]
-    qr_mask = there[:, None] & (p < P)[None, :]
-    ql_at = token.to(tl.int64) * q_latent_token + head * q_latent_head
-    qr_at = token.to(tl.int64) * q_rope_token + head * q_rope_head
-    ql = tl.load(q_latent + ql_at[:, None] + c[None, :], mask=ql_mask, other=0.0)
-    qr = tl.load(q_rope + qr_at[:, None] + p[None, :], mask=qr_mask, other=0.0)
+    offs_c = tl.arange(0, BLOCK_C)
+    offs_p = tl.arange(0, BLOCK_P)
+    mask_c = mask_m[:, None] & (offs_c < C)[None, :]
+    mask_p = mask_m[:, None] & (offs_p < P)[None, :]
+    ql_ptrs = queries[0] + token.to(tl.int64) * q_strides[0] + head * q_strides[1]
+    qr_ptrs = queries[1] + token.to(tl.int64) * q_strides[2] + head * q_strides[3]
+    ql = tl.load(ql_ptrs[:, None] + offs_c[None, :], mask=mask_c, other=0.0)
+    qr = tl.load(qr_ptrs[:, None] + offs_p[None, :], mask=mask_p, other=0.0)
     if WIDEN:
         ql = ql.to(tl.float32)
         qr = qr.to(tl.float32)
 
-    acc = tl.zeros([BLOCK_M, C_BLOCK], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    table = block_table + row.to(tl.int64) * table_row
-    for first in range(begin, end, BLOCK_N):
-        key = first + tl.arange(0, BLOCK_N)
-        inside = key < end
-        page = tl.load(table + key // PAGE, mask=inside, other=0).to(tl.int64)
-        at = page * cache_page + (key % PAGE) * cache_vector
+    acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    table = block_table + row.to(tl.int64) * table_stride
+    for start_n in range(begin, end, BLOCK_N):
+        offs_n = start_n + tl.arange(0, BLOCK_N)
+        mask_n = offs_n < end
+        page = tl.load(table + offs_n // PAGE, mask=mask_n, other=0).to(tl.int64)
+        ptrs = cache + page * cache_strides[0] + (offs_n % PAGE) * cache_strides[1]
         # What lies past the end may be anything, NaN included: it is not read.
-        latent = tl.load(cache + at[:, None] + c[None, :], mask=inside[:, None] & (c < C)[None, :], other=0.0)
-        rotated = tl.load(cache + at[:, None] + (C + p)[None, :], mask=inside[:, None] & (p < P)[None, :], other=0.0)
+        latent = tl.load(ptrs[:, None] + offs_c[None, :], mask=mask_n[:, None] & (offs_c < C)[None, :], other=0.0)
+        rotated = tl.load(
+            ptrs[:, None] + (C + offs_p)[None, :], mask=mask_n[:, None] & (offs_p < P)[None, :], other=0.0
+        )
         latent = latent.to(ql.dtype)
         rotated = rotated.to(ql.dtype)
-        scores = tl.dot(ql, tl.trans(latent), input_precision="ieee")
-        scores = tl.dot(qr, tl.trans(rotated), scores, input_precision="ieee") * scale_log2
-        scores = tl.where((key[None, :] <= place[:, None]) & inside[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # a query that has seen nothing yet
-        weights = tl.exp2(scores - base[:, None])
-        shrunk = tl.exp2(top - base)
-        total = total * shrunk + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(latent.dtype), latent, acc * shrunk[:, None], input_precision="ieee")
-        top = higher
+        qk = tl.dot(ql, tl.trans(latent), input_precision="ieee")
+        qk = tl.dot(qr, tl.trans(rotated), qk, input_precision="ieee") * scale_log2
+        qk = tl.where((offs_n[None, :] <= place[:, None]) & mask_n[None, :], qk, float("-inf"))
+        m_ij = tl.maximum(m_i, tl.max(qk, 1))
+        shift = tl.where(m_ij == float("-inf"), 0.0, m_ij)  # a query that has seen nothing yet
+        p = tl.exp2(qk - shift[:, None])
+        alpha = tl.exp2(m_i - shift)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        acc = tl.dot(p.to(latent.dtype), latent, acc * alpha[:, None], input_precision="ieee")
+        m_i = m_ij
 
-    seen = total > 0
-    mean = acc / tl.where(seen, total, 1.0)[:, None]
-    logarithm = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
+    seen = l_i > 0
+    mean = acc / tl.where(seen, l_i, 1.0)[:, None]
+    logarithm = tl.where(seen, m_i + tl.log2(tl.where(seen, l_i, 1.0)), float("-inf"))
     if SPLIT:
-        m = tl.arange(0, BLOCK_M)
-        at = (block.to(tl.int64) * num_splits + tl.program_id(1)) * BLOCK_M + m
-        tl.store(partial + at[:, None] * C_BLOCK + c[None, :], mean, mask=ql_mask)
-        tl.store(partial_lse + at, logarithm, mask=there)
+        at = (block.to(tl.int64) * num_splits + tl.program_id(1)) * BLOCK_M + tl.arange(0, BLOCK_M)
+        tl.store(partial[0] + at[:, None] * BLOCK_C + offs_c[None, :], mean, mask=mask_c)
+        tl.store(partial[1] + at, logarithm, mask=mask_m)
     else:
-        at = token.to(tl.int64) * out_token + head * out_head
-        tl.store(out + at[:, None] + c[None, :], mean.to(out.dtype.element_ty), mask=ql_mask)
+        out_ptrs = out + token.to(tl.int64) * out_strides[0] + head * out_strides[1]
+        tl.store(out_ptrs[:, None] + offs_c[None, :], mean.to(out.dtype.element_ty), mask=mask_c)
         if LSE:
-            tl.store(lse + token.to(tl.int64) * lse_token + head * lse_head, logarithm * LN2, mask=there)
+            tl.store(lse + token.to(tl.int64) * lse_strides[0] + head * lse_strides[1], logarithm * LN2, mask=mask_m)
 
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "num_splits"])
 def join_kernel(
-    query_start_loc,
-    kv_index,
-    slot_mapping,
+    step,  # query_start_loc, kv_index, slot_mapping
     out,
     lse,
-    partial,
-    partial_lse,
+    partial,  # as `latent_attention_kernel` leaves them
     first_row,
     num_rows,
     heads,
     num_splits,
-    out_token,
-    out_head,
-    lse_token,
-    lse_head,
+    out_strides,
+    lse_strides,
     C: tl.constexpr,
-    C_BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -212,70 +198,69 @@ def join_kernel(
     RAGGED: tl.constexpr,
     LSE: tl.constexpr,
     SPLITS: tl.constexpr,  # num_splits, up to a power of two
-    COLUMNS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):
     """Program (tile of queries, pair in it, columns): the mean of the parts' means by the weight of each."""
+    query_start_loc, kv_index, slot_mapping = step
+    means, mean_lse = partial
     block = tl.program_id(0)
     _row, start, count, pair = _place(block, query_start_loc, first_row, num_rows, heads, BLOCK_M, RAGGED)
     mine = pair + tl.program_id(1)
     if mine >= count * heads:
         return
-    pairs = pair + tl.arange(0, BLOCK_M)
-    place = _seen(kv_index, slot_mapping, start + pairs // heads, pairs < count * heads, PAGE)
+    offs_m = pair + tl.arange(0, BLOCK_M)
+    place = _seen(kv_index, slot_mapping, start + offs_m // heads, offs_m < count * heads, PAGE)
     keys = tl.max(place, 0) + 1
     part = _part(keys, num_splits, BLOCK_N, LEAST)
     parts = (keys + part - 1) // part
 
     base = (block.to(tl.int64) * num_splits * BLOCK_M) + tl.program_id(1)
-    s = tl.arange(0, SPLITS)
-    logarithms = tl.load(partial_lse + base + s * BLOCK_M, mask=s < parts, other=float("-inf"))
-    top = tl.max(logarithms, 0)
-    total = tl.sum(tl.exp2(logarithms - top), 0)
-    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    mean = tl.zeros([COLUMNS], tl.float32)
+    offs_s = tl.arange(0, SPLITS)
+    logarithms = tl.load(mean_lse + base + offs_s * BLOCK_M, mask=offs_s < parts, other=float("-inf"))
+    m_i = tl.max(logarithms, 0)
+    l_i = tl.sum(tl.exp2(logarithms - m_i), 0)
+    offs_c = tl.program_id(2) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    mean = tl.zeros([BLOCK_COLUMNS], tl.float32)
     for split in range(parts):
         at = base + split * BLOCK_M
-        weight = tl.exp2(tl.load(partial_lse + at) - top)
-        values = tl.load(partial + at * C_BLOCK + column, mask=column < C, other=0.0)
+        weight = tl.exp2(tl.load(mean_lse + at) - m_i)
+        values = tl.load(means + at * BLOCK_C + offs_c, mask=offs_c < C, other=0.0)
         mean += tl.where(weight > 0, weight, 0.0) * tl.where(weight > 0, values, 0.0)
     token = (start + mine // heads).to(tl.int64)
     head = mine % heads
-    at = token * out_token + head * out_head
-    tl.store(out + at + column, (mean / total).to(out.dtype.element_ty), mask=column < C)
+    out_ptrs = out + token * out_strides[0] + head * out_strides[1]
+    tl.store(out_ptrs + offs_c, (mean / l_i).to(out.dtype.element_ty), mask=offs_c < C)
     if LSE:
-        tl.store(lse + token * lse_token + head * lse_head, (top + tl.log2(total)) * LN2)
+        tl.store(lse + token * lse_strides[0] + head * lse_strides[1], (m_i + tl.log2(l_i)) * LN2)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def write_kernel(
-    latent,  # [T, C]
-    rope_key,  # [T, P]
+    vectors,  # latents [T, C], rotary keys [T, P]
     cache,  # [pages, PAGE, C + P]
     slot_mapping,  # int64 [T]
     num_tokens,
-    latent_token,
-    rope_token,
-    cache_page,
-    cache_vector,
+    strides,  # token of the latents, of the rotary keys
+    cache_strides,  # page, vector
     C: tl.constexpr,
     P: tl.constexpr,
-    C_BLOCK: tl.constexpr,
-    P_BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     PAGE: tl.constexpr,
-    TOKENS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
 ):
-    """Program i: the vectors of TOKENS tokens."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    there = token < num_tokens
-    slot = tl.load(slot_mapping + token, mask=there, other=0)
-    at = slot // PAGE * cache_page + slot % PAGE * cache_vector
-    token = token.to(tl.int64)
-    c = tl.arange(0, C_BLOCK)
-    p = tl.arange(0, P_BLOCK)
-    c_mask = there[:, None] & (c < C)[None, :]
-    p_mask = there[:, None] & (p < P)[None, :]
-    latents = tl.load(latent + (token * latent_token)[:, None] + c[None, :], mask=c_mask, other=0.0)
-    rotated = tl.load(rope_key + (token * rope_token)[:, None] + p[None, :], mask=p_mask, other=0.0)
+    """Program i: the vectors of BLOCK_T tokens."""
+    offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    mask_t = offs_t < num_tokens
+    slot = tl.load(slot_mapping + offs_t, mask=mask_t, other=0)
+    ptrs = cache + slot // PAGE * cache_strides[0] + slot % PAGE * cache_strides[1]
+    offs_t = offs_t.to(tl.int64)
+    offs_c = tl.arange(0, BLOCK_C)
+    offs_p = tl.arange(0, BLOCK_P)
+    mask_c = mask_t[:, None] & (offs_c < C)[None, :]
+    mask_p = mask_t[:, None] & (offs_p < P)[None, :]
+    latents = tl.load(vectors[0] + (offs_t * strides[0])[:, None] + offs_c[None, :], mask=mask_c, other=0.0)
+    rotated = tl.load(vectors[1] + (offs_t * strides[1])[:, None] + offs_p[None, :], mask=mask_p, other=0.0)
     rotated, latents = stored(rotated, latents, cache.dtype.element_ty)
-    tl.store(cache + at[:, None] + c[None, :], latents, mask=c_mask)
-    tl.store(cache + at[:, None] + (C + p)[None, :], rotated, mask=p_mask)
+    tl.store(ptrs[:, None] + offs_c[None, :], latents, mask=mask_c)
+    tl.store(ptrs[:, None] + (C + offs_p)[None, :], rotated, mask=mask_p)

@@ -14,13 +14,12 @@ import triton
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
 from engine.types.kv import KVGroup
-from engine_cuda.attention_storing import rounded
-from engine_cuda.attention_triton.items import FIELDS
-from engine_cuda.attention_triton.kernel import LOG2E, attention_kernel
+from engine_cuda.attention_triton.kernel import LOG2E, Form, attention_kernel
 from engine_cuda.attention_triton.plan import Division, TritonPlan, WorkList
 from engine_cuda.attention_triton.tiles import Target, decode_tiles, prefill_tiles, target_of
 from engine_cuda.attention_triton.write import write_kernel
 from engine_cuda.interpreter import interpreted
+from engine_cuda.interpreter_shim import PROCESSORS, rounded, widens, written_for
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -28,13 +27,17 @@ if TYPE_CHECKING:
 
 WRITTEN = 16
 """Tokens that one program writes to the cache."""
-INTERPRETED_PROCESSORS = 3
-"""Multiprocessors that the interpreter is taken to have: few, so that small examples are divided."""
 
 
 class _Scratch(NamedTuple):
     """Where chunks of one unit leave their results for the last of them. Steps of a worker follow one another, and so
-    do its layers: all of them share it."""
+    do its layers: all of them share it.
+
+    Args:
+        partial: float32 [slots, heads, BLOCK_M, BLOCK_D].
+        sums: float32 [slots, heads, 2, BLOCK_M]; largest scores, and sums of exponentials.
+        counters: int32 [slots, heads]; zeros, and zeros again when all programs are done.
+    """
 
     partial: torch.Tensor
     sums: torch.Tensor
@@ -54,14 +57,16 @@ class TritonAttentionBody:
         options: TritonAttentionOptions = context.options
         device, dtype = context.device, context.dtype
         assert device is not None and dtype is not None
-        self._dtype, self._start = dtype, context.start
+        self._dtype = dtype
+        self._start = context.start
         self._interpreted = interpreted()
         self._target: Target = "interpreter"
-        processors = INTERPRETED_PROCESSORS
+        processors = PROCESSORS
         if not self._interpreted:
             facts = torch.cuda.get_device_properties(device)
             capability = None if torch.version.hip else (facts.major, facts.minor)
-            self._target, processors = target_of(capability), facts.multi_processor_count
+            self._target = target_of(capability)
+            processors = facts.multi_processor_count
         self._processors = processors if options.split_kv else 0
         self._needs: dict[KVGroup, AttentionNeed] = {}
         self._scratch: dict[tuple[int, ...], _Scratch] = {}
@@ -90,9 +95,9 @@ class TritonAttentionBody:
         tokens, heads, size = k.shape
         pages = cache.k
         write_kernel[(triton.cdiv(tokens, WRITTEN), heads)](
-            k, v, pages, cache.v, plan.batch.slot_mapping, tokens, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-            pages.stride(0), pages.stride(1), pages.stride(2), SIZE=size, WIDTH=_width(size),
-            PAGE=layer.group.tokens_per_block, TOKENS=WRITTEN, num_warps=4,
+            (k, v), (pages, cache.v), plan.batch.slot_mapping, tokens, k.stride()[:2], v.stride()[:2],
+            pages.stride()[:3], HEAD_SIZE=size, BLOCK_D=_width(size), PAGE=layer.group.tokens_per_block,
+            BLOCK_T=WRITTEN, num_warps=4,
         )  # fmt: skip
 
     # -- plans -------------------------------------------------------------------------------------------------------
@@ -141,11 +146,7 @@ class TritonAttentionBody:
             q = q.contiguous()
         if not plan.cached and (k.stride(-1) != 1 or v.stride(-1) != 1):
             keys, values = k.contiguous(), v.contiguous()
-        # The interpreter cuts off what it should round.
-        rounds = self._interpreted and out.dtype != torch.float32
-        result = (
-            out if out.stride(-1) == 1 and not rounds else torch.empty(q.shape, dtype=torch.float32, device=q.device)
-        )
+        result = written_for(out, self._interpreted)
         for work in plan.lists:
             self._launch(layer, q, keys, values, plan, work, result, lse)
         if result is not out:
@@ -173,24 +174,49 @@ class TritonAttentionBody:
         scale = layer.scale * LOG2E if cap is None else layer.scale / cap * 2 * LOG2E
         if plan.cached:
             assert k.stride() == v.stride()
-            k_page, k_head, k_token, _ = k.stride()
-            v_head, v_token = k_head, k_token
+            page, head, token, _ = k.stride()
+            kv_strides = (page, token, token, head, head)
         else:
-            k_page, k_head, k_token, v_head, v_token = 0, k.stride(1), k.stride(0), v.stride(1), v.stride(0)
-        sums = (0, 0) if lse is None else lse.stride()
-        attention_kernel[(work.bound * heads,)](
-            out, lse, q, k, v, batch.block_table, work.items, batch.kv_index, batch.slot_mapping, *scratch,
-            layer.sinks, layer.alibi_slopes, scale, 0.0 if cap is None else cap * LOG2E, group.sliding_window or 0,
-            out.stride(0), out.stride(1), sums[0], sums[1], q.stride(0), q.stride(1), k_page, k_head, k_token,
-            v_head, v_token, batch.block_table.stride(0),
-            KV_HEADS=kv_heads, GROUP=group_size, PACKED=packed, SIZE=size, WIDTH=width, PAGE=group.tokens_per_block,
-            ROWS=rows, TILE=work.tiles.keys, ONE=plan.one_each, SHORT=not work.is_long, CACHED=plan.cached,
-            WINDOW=plan.cached and group.sliding_window is not None, CAP=cap is not None,
-            SINKS=layer.sinks is not None, ALIBI=layer.alibi_slopes is not None, LSE=lse is not None,
+            kv_strides = (0, k.stride(0), v.stride(0), k.stride(1), v.stride(1))
+        form = Form(
+            KV_HEADS=kv_heads,
+            GROUP=group_size,
+            PACKED=packed,
+            HEAD_SIZE=size,
+            BLOCK_D=width,
+            PAGE=group.tokens_per_block,
+            BLOCK_M=rows,
+            BLOCK_N=work.tiles.keys,
+            ONE=plan.one_each,
+            SHORT=not work.is_long,
+            CACHED=plan.cached,
+            WINDOW=plan.cached and group.sliding_window is not None,
+            CAP=cap is not None,
+            SINKS=layer.sinks is not None,
+            ALIBI=layer.alibi_slopes is not None,
+            LSE=lse is not None,
             FUSED=cap is None and layer.alibi_slopes is None and layer.scale > 0,
-            WIDEN=self._interpreted or q.dtype == torch.float32, FIELDS=FIELDS,
-            num_warps=work.tiles.warps, num_stages=work.tiles.stages,
-        )  # fmt: skip
+            WIDEN=widens(q.dtype, self._interpreted),
+        )
+        attention_kernel[(work.bound * heads,)](
+            out,
+            lse,
+            q,
+            (k, v),
+            (batch.block_table, work.items, batch.kv_index, batch.slot_mapping),
+            tuple(scratch),
+            layer.sinks,
+            layer.alibi_slopes,
+            (scale, 0.0 if cap is None else cap * LOG2E, group.sliding_window or 0),
+            out.stride()[:2],
+            (0, 0) if lse is None else lse.stride(),
+            q.stride()[:2],
+            kv_strides,
+            batch.block_table.stride(0),
+            FORM=form,
+            num_warps=work.tiles.warps,
+            num_stages=work.tiles.stages,
+        )
 
     def _scratch_of(self, slots: int, heads: int, rows: int, width: int, device: torch.device) -> _Scratch:
         """Room for partial results, allocated at the first step of its form: before anything of it is captured."""

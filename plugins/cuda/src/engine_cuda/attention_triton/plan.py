@@ -83,7 +83,9 @@ class TritonPlan:
         rows, tokens = batch.num_rows, batch.num_tokens
         self.cached = group.kind != "encoder"
         self.one_each = rows == tokens
-        self._division, self._window, self._page = division, group.sliding_window or 0, group.tokens_per_block
+        self._division = division
+        self._window = group.sliding_window or 0
+        self._page = group.tokens_per_block
         self._queries = short, long = division.queries(self.one_each)
         # A virtual row of padding tokens comes last.
         bound_short = rows + 1 + division.wave_short

@@ -10,35 +10,33 @@ from engine_cuda.attention_storing import stored
 
 @triton.jit(do_not_specialize=("num_tokens",))
 def write_kernel(
-    k,  # [T, H, D]
-    v,
-    k_cache,
-    v_cache,
+    kv,  # keys and values [T, H, D]
+    caches,  # of keys and of values: views of one pool, with the same strides
     slot_mapping,  # int64 [T]
     num_tokens,
-    k_token,
-    k_head,
-    v_token,
-    v_head,
-    cache_page,
-    cache_head,
-    cache_token,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,  # SIZE, up to a power of two
+    k_strides,  # token, head
+    v_strides,
+    cache_strides,  # page, head, token
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # HEAD_SIZE, up to a power of two
     PAGE: tl.constexpr,
-    TOKENS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
 ):
-    """Program (i, h): TOKENS tokens of KV head h, both key and value. The views of k and v have the same strides."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    """Program (i, h): BLOCK_T tokens of KV head h, both key and value."""
+    k_cache, v_cache = caches
+    offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    offs_d = tl.arange(0, BLOCK_D)
     head = tl.program_id(1).to(tl.int64)
-    element = tl.arange(0, WIDTH)
-    there = token < num_tokens
-    mask = there[:, None] & (element < SIZE)[None]
-    slot = tl.load(slot_mapping + token, mask=there, other=0)
-    at = (slot // PAGE * cache_page + slot % PAGE * cache_token + head * cache_head)[:, None] + element[None]
-    token = token.to(tl.int64)
-    keys = tl.load(k + (token * k_token + head * k_head)[:, None] + element[None], mask=mask, other=0.0)
-    values = tl.load(v + (token * v_token + head * v_head)[:, None] + element[None], mask=mask, other=0.0)
+    mask_t = offs_t < num_tokens
+    mask = mask_t[:, None] & (offs_d < HEAD_SIZE)[None]
+    slot = tl.load(slot_mapping + offs_t, mask=mask_t, other=0)
+    page, within = slot // PAGE, slot % PAGE
+    offs = page * cache_strides[0] + within * cache_strides[2] + head * cache_strides[1]
+    offs_t = offs_t.to(tl.int64)
+    k_ptrs = kv[0] + offs_t * k_strides[0] + head * k_strides[1]
+    v_ptrs = kv[1] + offs_t * v_strides[0] + head * v_strides[1]
+    keys = tl.load(k_ptrs[:, None] + offs_d[None], mask=mask, other=0.0)
+    values = tl.load(v_ptrs[:, None] + offs_d[None], mask=mask, other=0.0)
     keys, values = stored(keys, values, k_cache.dtype.element_ty)
-    tl.store(k_cache + at, keys, mask=mask)
-    tl.store(v_cache + at, values, mask=mask)
+    tl.store(k_cache + offs[:, None] + offs_d[None], keys, mask=mask)
+    tl.store(v_cache + offs[:, None] + offs_d[None], values, mask=mask)

@@ -48,12 +48,14 @@ class CustomAllReduceBody:
     def __init__(self, context: WorkerContext) -> None:
         start = context.start
         options: CustomAllReduceOptions = context.options
-        self._rank, self._size = start.rank, start.size
+        self._rank = start.rank
+        self._size = start.size
         self._device = context.device or torch.device("cpu")
         self._max_bytes = options.max_bytes or MAX_BYTES[self._size]
         self._one_shot_bytes = options.one_shot_bytes or ONE_SHOT_BYTES[self._size]
         self._layout = Layout(self._size)
-        self._gone, self._released = "", False
+        self._gone = ""
+        self._released = False
         self._memory: SharedMemory | None = None
         self._peers = Peers(start.rendezvous, NAME, self._rank, self._size, options.timeout)
         try:
@@ -143,7 +145,8 @@ class CustomAllReduceBody:
     def close(self) -> None:
         """Kernels that wait for others end first. Memory goes when the others have let go of it too, or a second later:
         their last sums may still be reading it."""
-        memory, self._memory = self._memory, None
+        memory = self._memory
+        self._memory = None
         self._gone = self._gone or "the communicator is closed"
         if memory is not None:
             memory.release()

@@ -63,7 +63,8 @@ class HostMemory:
             ctypes.memset(self.addresses[self._rank] + FLAGS, RELEASED, STATE - FLAGS)
 
     def close(self) -> None:
-        self.addresses, self._views = [], []
+        self.addresses = []
+        self._views = []
         for each in self._maps:
             each.close()
         self._maps = []
@@ -84,8 +85,11 @@ class DeviceMemory:
 
     def __init__(self, nbytes: int, rank: int, exchange: Exchange, library: Any = None) -> None:
         self._cuda = library or ctypes.CDLL("libcuda.so.1")
-        self._rank, self._own, self._others = rank, ctypes.c_uint64(), list[ctypes.c_uint64]()
-        self._context, self._stream = ctypes.c_void_p(), ctypes.c_void_p()
+        self._rank = rank
+        self._own = ctypes.c_uint64()
+        self._others = list[ctypes.c_uint64]()
+        self._context = ctypes.c_void_p()
+        self._stream = ctypes.c_void_p()
         self.addresses: list[int] = []
         handle, trouble = _Handle(), ""
         try:
@@ -142,7 +146,10 @@ class DeviceMemory:
             self._cuda.cuMemFree_v2(self._own)
         if self._stream.value:
             self._cuda.cuStreamDestroy_v2(self._stream)
-        self._others, self._own, self._stream, self.addresses = [], ctypes.c_uint64(), ctypes.c_void_p(), []
+        self._others = []
+        self._own = ctypes.c_uint64()
+        self._stream = ctypes.c_void_p()
+        self.addresses = []
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._cuda, name)(*arguments)

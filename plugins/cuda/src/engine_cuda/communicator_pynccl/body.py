@@ -42,7 +42,9 @@ class PyNcclBody:
     def __init__(self, context: WorkerContext) -> None:
         start = context.start
         options: PyNcclOptions = context.options
-        self._rank, self._size, self._gone = start.rank, start.size, ""
+        self._rank = start.rank
+        self._size = start.size
+        self._gone = ""
         self._device = context.device or torch.device("cuda", torch.cuda.current_device())
         self._peers = Peers(start.rendezvous, "nccl", self._rank, self._size, options.timeout)
         try:

@@ -47,7 +47,8 @@ class Nccl:
         bindings: Any = None,
     ) -> None:
         self._nccl = bindings or importlib.import_module(BINDINGS)
-        self._lock, self._why = threading.Lock(), "the communicator is closed"
+        self._lock = threading.Lock()
+        self._why = "the communicator is closed"
         with self._errors("get_unique_id"):
             own = bytes(self._nccl.get_unique_id()) if rank == 0 else b""
         unique_id = self._nccl.UniqueId.from_buffer(exchange(own)[0])
@@ -115,7 +116,8 @@ class Nccl:
         """End what is queued, whoever else has gone, and let go of everything. From any thread; idempotent."""
         held = self._lock.acquire(timeout=LOCK_SECONDS)
         try:
-            comm, self._comm = self._comm, None
+            comm = self._comm
+            self._comm = None
             if comm is None:
                 return
             self._why = why

@@ -54,7 +54,8 @@ class CudaPlatformBody:
 
     def __init__(self, context: WorkerContext) -> None:
         options: CudaPlatformOptions = context.options
-        self._mode, self._asked_buckets = options.capture, options.buckets
+        self._mode = options.capture
+        self._asked_buckets = options.buckets
         self._max_num_seqs = context.start.max_num_seqs
         self._most_drafts = most_drafts(context.start)
         try:
@@ -92,7 +93,7 @@ class CudaPlatformBody:
         return row_buckets(max_num_seqs, asked, tokens_per_row)
 
     def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
-        """See the interface. A CUDA graph; `fn` itself, with a warning, where that cannot be and the option `capture`
+        """A CUDA graph; `fn` itself, with a warning, where that cannot be and the option `capture`
         does not insist. Raises DeviceMemoryError where there is no memory for it."""
         if key is None or self._mode == "never":
             return fn
@@ -146,7 +147,7 @@ class CudaPlatformBody:
             ) from error
 
     def to_device(self, host: torch.Tensor, out: torch.Tensor) -> None:
-        """See the interface. Through pinned memory; never waits for the device, but where it is megabytes behind.
+        """Through pinned memory; never waits for the device, but where it is megabytes behind.
 
         Raises ContractError while a step is recorded: its replay would copy what lies in that memory then.
         """
@@ -170,7 +171,7 @@ class CudaPlatformBody:
         out.copy_(staged, non_blocking=True)
 
     def to_host(self, tensors: tuple[torch.Tensor, ...]) -> CudaFetch:
-        """See the interface. On a stream of their own, behind the work that is queued now; the next step's work does
+        """On a stream of their own, behind the work that is queued now; the next step's work does
         not wait for them."""
         self._results.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._results):

@@ -19,16 +19,16 @@ class CudaFetch:
     def __init__(
         self, hosts: tuple[torch.Tensor, ...], sources: tuple[torch.Tensor, ...], event: torch.cuda.Event
     ) -> None:
-        self._hosts, self._sources = hosts, sources
+        self._hosts = hosts
+        self._sources = sources
         self._event: torch.cuda.Event | None = event
 
     def done(self) -> bool:
-        """See the interface."""
         return self._event is None or self._event.query()
 
     def wait(self) -> tuple[torch.Tensor, ...]:
-        """See the interface."""
         if self._event is not None:
             self._event.synchronize()
-            self._event, self._sources = None, ()
+            self._event = None
+            self._sources = ()
         return self._hosts

@@ -35,7 +35,8 @@ class Replay:
     __slots__ = ("_graph", "_kept")
 
     def __init__(self, graph: torch.cuda.CUDAGraph, kept: object) -> None:
-        self._graph, self._kept = graph, kept
+        self._graph = graph
+        self._kept = kept
 
     def __call__(self) -> None:
         """Launch them on the current stream."""

@@ -38,7 +38,8 @@ class StagingRing(Generic[S]):
     """
 
     def __init__(self, buffer: torch.Tensor, record: Callable[[S], Event], segments: int = SEGMENTS) -> None:
-        self._buffer, self._record = buffer, record
+        self._buffer = buffer
+        self._record = record
         self._size = len(buffer) // segments // _ALIGNMENT * _ALIGNMENT
         self._events: list[Event | None] = [None] * segments
         self._segment = self._used = 0
@@ -66,7 +67,8 @@ class StagingRing(Generic[S]):
 
     def _turn(self, stream: S) -> None:
         self._events[self._segment] = self._record(stream)
-        self._segment, self._used = (self._segment + 1) % len(self._events), 0
+        self._segment = (self._segment + 1) % len(self._events)
+        self._used = 0
         event, self._events[self._segment] = self._events[self._segment], None
         if event is not None:
             event.synchronize()

@@ -43,7 +43,8 @@ class Fp8Body:
 
     def __init__(self, context: WorkerContext) -> None:
         options: Fp8Options = context.options
-        self._per_channel, self._fast_accum = options.weights == "channel", options.fast_accum
+        self._per_channel = options.weights == "channel"
+        self._fast_accum = options.fast_accum
         if context.device is not None:
             self._try(context.device, context.dtype or torch.bfloat16)
 

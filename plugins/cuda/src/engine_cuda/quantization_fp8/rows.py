@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine_cuda.fp8 import to_e4m3
 from engine_cuda.interpreter import interpreted
+from engine_cuda.interpreter_shim import to_e4m3
 
 INTERPRETED = interpreted()
 FP8 = torch.float8_e4m3fn

@@ -39,7 +39,6 @@ class Prefix:
         self.reset()
 
     def reset(self) -> None:
-        """See the interface."""
         n = self._num_pages
         self._cached = [False] * n
         self._parent = [_NONE] * n
@@ -136,7 +135,6 @@ class Prefix:
         return self._len
 
     def check_integrity(self) -> None:
-        """See the interface."""
         children = [0] * len(self._parent)
         for page, parent in enumerate(self._parent):
             if parent:

@@ -23,7 +23,6 @@ class LeastLoaded:
         self._last = context.num_ranks - 1
 
     def route(self, requests: Sequence[EngineRequest], ranks: Sequence[RankLoad]) -> int:
-        """See the interface."""
         best = min(ranks, key=lambda rank: (load_of(rank, self._kv_weight), self._turn(rank)))
         self._last = best.rank
         return best.rank

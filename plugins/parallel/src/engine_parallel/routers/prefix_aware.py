@@ -77,18 +77,15 @@ class PrefixAware:
         self._held = [PrefixIndex(capacity) for _ in range(context.num_ranks)]
 
     def route(self, requests: Sequence[EngineRequest], ranks: Sequence[RankLoad]) -> int:
-        """See the interface."""
         hashes = block_hashes(requests[0].prompt_token_ids, self._block_size, requests[0].cache_salt)
         chosen = self._choose(hashes, ranks)
         self._held[chosen].insert(hashes)
         return chosen
 
     def rank_died(self, rank: int) -> None:
-        """See the interface."""
         self._held[rank].clear()
 
     def cache_reset(self) -> None:
-        """See the interface."""
         for held in self._held:
             held.clear()
 

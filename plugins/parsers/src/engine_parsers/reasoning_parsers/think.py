@@ -55,7 +55,8 @@ class ThinkText:
 
     def push(self, text: str) -> ReasoningDelta:
         """See `ReasoningStream`."""
-        text, self._tail = self._tail + text, ""
+        text = self._tail + text
+        self._tail = ""
         reasoning = ""
         if self._place == "before":
             text = self._before(text)
@@ -66,7 +67,8 @@ class ThinkText:
     def finish(self) -> ReasoningDelta:
         """See `ReasoningStream`."""
         rest = "".join(self._blank) + self._tail
-        self._blank, self._tail = [], ""
+        self._blank = []
+        self._tail = ""
         if self._place == "inside":
             return ReasoningDelta(reasoning=rest if rest.strip() else "")
         return ReasoningDelta(content=rest if self._place != "after" or rest.strip() else "")
@@ -78,7 +80,8 @@ class ThinkText:
             self._blank.append(text[: len(text) - len(stripped)])
         if stripped.startswith(BEGIN):
             self._blank.clear()
-            self._place, self._reopened = "inside", True
+            self._place = "inside"
+            self._reopened = True
             return stripped[len(BEGIN) :]
         if BEGIN.startswith(stripped):
             self._tail = stripped
@@ -93,7 +96,8 @@ class ThinkText:
         if self._fresh:
             text = text.lstrip()
             if not self._reopened and text.startswith(BEGIN):  # a model may write it although the prompt did
-                text, self._reopened = text[len(BEGIN) :].lstrip(), True
+                text = text[len(BEGIN) :].lstrip()
+                self._reopened = True
             elif not self._reopened and text and BEGIN.startswith(text):
                 self._tail = text
                 return "", ""

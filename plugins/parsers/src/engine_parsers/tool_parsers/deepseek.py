@@ -102,5 +102,6 @@ class DeepSeekText(ToolText):
         if found is None:
             return self.give_up(text, position, position)
         if found == CALL_END:
-            self.state, self._taken = self.between, []
+            self.state = self.between
+            self._taken = []
         return position + len(found)

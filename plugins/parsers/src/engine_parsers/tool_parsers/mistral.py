@@ -53,7 +53,9 @@ class MistralText(ToolText):
         if text[position] == "[":
             self.state = self.in_list
             return position + 1
-        self._pieces, self._length, self._id = [], 0, ""
+        self._pieces = []
+        self._length = 0
+        self._id = ""
         self.state = self.in_name
         return position
 
@@ -84,7 +86,8 @@ class MistralText(ToolText):
         """The state in a name, or in an id."""
         at = position
         while at < len(text) and text[at] not in "[{" and not text[at].isspace() and self._length <= MAX_NAME:
-            at, self._length = at + 1, self._length + 1
+            at = at + 1
+            self._length = self._length + 1
         self._pieces.append(text[position:at])
         if at == len(text):
             return at
@@ -102,7 +105,9 @@ class MistralText(ToolText):
             return self.give_up(text, position, position)
         if found == CALL_ID:
             self._id = "".join(self._pieces)
-            self._pieces, self._length, self.state = [], 0, self.in_name
+            self._pieces = []
+            self._length = 0
+            self.state = self.in_name
         elif found == ARGS:
             self.state = self.before_arguments
         elif found:

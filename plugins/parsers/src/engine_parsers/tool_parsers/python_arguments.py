@@ -38,8 +38,10 @@ class PythonArguments:
         self.done = self.failed = False
         self._pieces = ["{"]
         self._stack = [")"]
-        self._mode, self._first = _KEYWORD, True
-        self._quote, self._is_key = '"', False
+        self._mode = _KEYWORD
+        self._first = True
+        self._quote = '"'
+        self._is_key = False
         self._token: list[str] = []
         self._length = self._left = 0
         self._keywords: set[str] = set()
@@ -91,7 +93,9 @@ class PythonArguments:
         if self._mode == _ESCAPE:
             self._mode = _STRING
             if character in _HEX:
-                self._mode, self._left, self._token = _CODE, _HEX[character], []
+                self._mode = _CODE
+                self._left = _HEX[character]
+                self._token = []
             else:
                 # An unknown escape is, in Python, the backslash and the character.
                 self._pieces.append(_ESCAPES.get(character, "\\\\" + escaped(character)))
@@ -127,7 +131,8 @@ class PythonArguments:
                 return False
             self._keywords.add(word)
             self._pieces.append(f'{"" if self._first else ", "}"{word}": ')
-            self._mode, self._first = _EQUALS, False
+            self._mode = _EQUALS
+            self._first = False
             return True
         json = _WORDS.get(word) or _number(word)
         if json is None:
@@ -175,7 +180,8 @@ class PythonArguments:
             self.done = True
             return True
         self._pieces.append("}" if character == "}" else "]")
-        self._mode, self._first = _NEXT, False
+        self._mode = _NEXT
+        self._first = False
         return True
 
     def _begin_value(self, character: str) -> bool:
@@ -186,7 +192,8 @@ class PythonArguments:
         elif character in "[{(":
             self._stack.append({"[": "]", "{": "}", "(": ")"}[character])
             self._pieces.append("{" if character == "{" else "[")
-            self._mode, self._first = (_KEY_OR_END if character == "{" else _VALUE_OR_END), True
+            self._mode = _KEY_OR_END if character == "{" else _VALUE_OR_END
+            self._first = True
             return len(self._stack) <= MAX_DEPTH
         else:
             self._begin_word(is_key=False)
@@ -200,11 +207,16 @@ class PythonArguments:
     def _begin_string(self, quote: str, *, is_key: bool) -> None:
         if is_key:
             self._separate()
-        self._mode, self._quote, self._is_key = _STRING, quote, is_key
+        self._mode = _STRING
+        self._quote = quote
+        self._is_key = is_key
         self._pieces.append('"')
 
     def _begin_word(self, *, is_key: bool) -> None:
-        self._mode, self._is_key, self._token, self._length = _WORD, is_key, [], 0
+        self._mode = _WORD
+        self._is_key = is_key
+        self._token = []
+        self._length = 0
 
 
 def _number(word: str) -> str | None:

@@ -89,7 +89,8 @@ class PythonicText(ToolText):
         if text[position] == ",":
             self.state = self.before_name
         elif text[position] == "]":
-            self.state, self._taken = self.after_list, []
+            self.state = self.after_list
+            self._taken = []
             return position + 1
         else:
             return self.give_up(text, position, position)

@@ -66,7 +66,8 @@ class QwenText(ToolText):
 
     def named(self, text: str, position: int) -> int:
         """The state in which the function's name is known."""
-        self._function, self._seen = self.name.strip(), set()
+        self._function = self.name.strip()
+        self._seen = set()
         if not self._function:
             return self.give_up(text, position, position)
         self.announce(self._function)

@@ -14,9 +14,8 @@ import torch
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel
 from engine.types.kv import KVGroup
+from engine_reference.attention_torch.attention import scores_of, stored, weights_of
 from engine_reference.attention_torch.plan import DecodeChunk, PrefillRow, TorchPlan
-from engine_reference.attention_torch.scores import scores_of, weights_of
-from engine_reference.attention_torch.storing import stored
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext

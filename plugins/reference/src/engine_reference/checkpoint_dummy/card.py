@@ -12,7 +12,7 @@ from engine_reference.checkpoint_dummy.sizes import PREFIX, config_of
 class DummyCheckpoint(CheckpointCard):
     """Makes models up: "dummy:0.6B", "dummy:8B,layers=4". Random weights, real dimensions, a tokenizer of bytes."""
 
-    body = "engine_reference.checkpoint_dummy.body:DummyWeights"
+    body = "engine_reference.checkpoint_dummy.weights:DummyWeights"
     framework = "torch"
 
     @classmethod

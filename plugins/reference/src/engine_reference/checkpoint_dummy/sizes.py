@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from engine.types.errors import ModelNotFoundError
-from engine_reference.checkpoint_dummy import latent_sizes
 
 PREFIX = "dummy:"
 LEAST_VOCABULARY = 258
@@ -33,18 +32,65 @@ _LLAMA = "llama-"
 """Begins the sizes of Llama 3.1; the others are Qwen3's."""
 
 
+_LATENT_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "inner": "intermediate_size",
+    "heads": "num_attention_heads",
+    "latent": "kv_lora_rank",
+    "rope": "qk_rope_head_dim",
+    "nope": "qk_nope_head_dim",
+    "v_dim": "v_head_dim",
+    "vocab": "vocab_size",
+    "positions": "max_position_embeddings",
+}
+_LATENT_PRESETS: dict[str, tuple[int, ...]] = {
+    # layers, hidden, inner, heads, latent, rotated, not rotated, values, vocabulary, positions
+    "mla-tiny": (2, 64, 128, 4, 32, 16, 16, 16, 512, 2048),
+    "mla-2.6B": (27, 2048, 10944, 16, 512, 64, 128, 128, 102400, 32768),  # DeepSeek-V2-Lite's own
+}
+_LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
+
+
+def _latent_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The whole config of a made-up model with latent attention: DeepSeek's dimensions, with dense layers alone."""
+    return config | {
+        "architectures": [_LATENT_ARCHITECTURE],
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": config["num_attention_heads"],
+        "q_lora_rank": None,
+        "n_routed_experts": None,
+        "first_k_dense_replace": config["num_hidden_layers"],
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    }
+
+
+def _shapes_of_latent_attention(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What stands in the place of the projections of a plain layer's attention."""
+    hidden, heads, latent = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    return {
+        "self_attn.q_proj": (heads * (nope + rope), hidden),
+        "self_attn.kv_a_proj_with_mqa": (latent + rope, hidden),
+        "self_attn.kv_a_layernorm": (latent,),
+        "self_attn.kv_b_proj": (heads * (nope + value), latent),
+        "self_attn.o_proj": (hidden, heads * value),
+    }
+
+
 def config_of(name: str) -> dict[str, Any]:
     """config.json of "dummy:SIZE" or "dummy:SIZE,KEY=NUMBER,...", a Qwen3, Llama or DeepSeek-V3 in bfloat16.
 
     Raises ModelNotFoundError for an unknown size or key, or a number that makes no model.
     """
     size, *changes = name.removeprefix(PREFIX).split(",")
-    latent = size in latent_sizes.PRESETS
+    latent = size in _LATENT_PRESETS
     if size not in _PRESETS and not latent:
-        sizes = (*_PRESETS, *latent_sizes.PRESETS)
+        sizes = (*_PRESETS, *_LATENT_PRESETS)
         raise _refused(name, f"there is no size {size!r}", f"the sizes are {', '.join(sizes)}")
-    keys = latent_sizes.KEYS if latent else _KEYS
-    numbers = latent_sizes.PRESETS[size] if latent else _PRESETS[size][:-1]
+    keys = _LATENT_KEYS if latent else _KEYS
+    numbers = _LATENT_PRESETS[size] if latent else _PRESETS[size][:-1]
     config: dict[str, Any] = dict(zip(keys.values(), numbers, strict=True))
     for change in changes:
         key, _, text = change.partition("=")
@@ -69,7 +115,7 @@ def config_of(name: str) -> dict[str, Any]:
         "dtype": "bfloat16",
     }
     if latent:
-        return latent_sizes.finished(config) | common
+        return _latent_config(config) | common
     return (
         config
         | common
@@ -85,10 +131,10 @@ def config_of(name: str) -> dict[str, Any]:
 def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Every tensor's shape by its name, in the order of a published checkpoint's layers."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    latent = latent_sizes.ARCHITECTURE in config["architectures"]
+    latent = _LATENT_ARCHITECTURE in config["architectures"]
     of_layer: dict[str, tuple[int, ...]] = {
         "input_layernorm": (hidden,),
-        **(latent_sizes.shapes_of_layer(config) if latent else _shapes_of_attention(config)),
+        **(_shapes_of_latent_attention(config) if latent else _shapes_of_attention(config)),
         "post_attention_layernorm": (hidden,),
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),

@@ -9,7 +9,7 @@ class GlooCommunicator(CommunicatorCard):
     """Collectives in host memory over the loopback device, by torch's gloo: the oracle of faster drivers."""
 
     framework = "torch"
-    body = "engine_reference.communicator_gloo.body:Gloo"
+    body = "engine_reference.communicator_gloo.gloo:Gloo"
 
     @classmethod
     def unsupported(cls, need: CommunicatorNeed) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which place in host memory holds which page of which request. No torch.
+"""Which place in host memory holds which page of which request, and what is said of it to the worker's half. No torch.
 
 A place that becomes free is given out again from the next plan on: within one plan all copies out come before all
 copies in, so a place must not be filled anew by the plan that still reads it.
@@ -8,16 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from engine.interfaces.kv_connector import SwapUsage
 from engine.process import wire
-from engine_reference.connector_host.metadata import Copies
 
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
 
 _EMPTY = np.empty(0, np.int32)
+
+
+class Copies(msgspec.Struct, kw_only=True):
+    """Copies between pages of the pool and places in host memory; those out come first.
+
+    Args:
+        out_page, out_place: int32 [m]; place out_place[i] gets what page out_page[i] holds.
+        in_page, in_place: int32 [n]; page in_page[i] gets what place in_place[i] holds.
+    """
+
+    out_page: np.ndarray
+    out_place: np.ndarray
+    in_page: np.ndarray
+    in_place: np.ndarray
 
 
 class HostScheduler:
@@ -34,7 +48,6 @@ class HostScheduler:
         self._in: list[tuple[np.ndarray, np.ndarray]] = []
 
     def swap_out(self, request_id: str, pages: np.ndarray) -> bool:
-        """See the interface."""
         assert request_id not in self._places
         if pages.size > self._num_free:
             return False
@@ -47,17 +60,14 @@ class HostScheduler:
         return True
 
     def swap_in(self, request_id: str, places: np.ndarray, pages: np.ndarray) -> None:
-        """See the interface."""
         self._in.append((pages, self._places[request_id][places]))
         self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
-        """See the interface."""
         self._freed.append(self._places.pop(request_id))
         self._num_used -= self._freed[-1].size
 
     def plan_metadata(self) -> bytes | None:
-        """See the interface."""
         for places in self._freed:
             self._free[self._num_free : self._num_free + places.size] = places[::-1]
             self._num_free += places.size
@@ -70,11 +80,9 @@ class HostScheduler:
         return wire.encode(Copies(out_page=out_page, out_place=out_place, in_page=in_page, in_place=in_place))
 
     def usage(self) -> SwapUsage:
-        """See the interface."""
         return SwapUsage(self._num_used, self._total)
 
     def check_integrity(self) -> None:
-        """See the interface."""
         everywhere = np.concatenate([self._free[: self._num_free], *self._freed, *self._places.values()])
         assert np.array_equal(np.sort(everywhere), np.arange(self._total)), "a place is lost or given twice"
         assert self._num_used == sum(places.size for places in self._places.values())

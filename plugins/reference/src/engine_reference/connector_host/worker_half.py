@@ -11,7 +11,7 @@ import torch
 from engine.interfaces.kv_connector import KVTransferResult
 from engine.process import wire
 from engine.types.errors import KVCacheTooSmallError
-from engine_reference.connector_host.metadata import Copies
+from engine_reference.connector_host.scheduler_half import Copies
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
@@ -35,7 +35,6 @@ class HostWorker:
         self._per_chunk = 1
 
     def register(self, pool: torch.Tensor) -> None:
-        """See the interface."""
         self._pool = pool
         num_bytes = self._num_places * pool.shape[1]
         try:
@@ -58,19 +57,16 @@ class HostWorker:
             ) from error
 
     def save(self, metadata: bytes) -> None:
-        """See the interface."""
         copies = self._decode(metadata)
         for pages, host in self._pairs(copies.out_page, copies.out_place):
             host.copy_(pages, non_blocking=True)
 
     def start_load(self, step_id: int, metadata: bytes) -> None:
-        """See the interface."""
         copies = self._decode(metadata)
         for pages, host in self._pairs(copies.in_page, copies.in_place):
             pages.copy_(host, non_blocking=True)
 
     def step_result(self, step_id: int) -> KVTransferResult:
-        """See the interface."""
         return KVTransferResult(_NO_PAGES)
 
     def _pairs(self, pages: np.ndarray, places: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

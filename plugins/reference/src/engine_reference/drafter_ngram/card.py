@@ -33,4 +33,4 @@ class NgramDrafter(DrafterCard):
     priority = 0
     framework = "torch"
     Options = NgramOptions
-    body = "engine_reference.drafter_ngram.body:NgramDrafterBody"
+    body = "engine_reference.drafter_ngram.ngram:NgramDrafterBody"

@@ -121,7 +121,6 @@ class Process:
         self._looked = 0.0
 
     def start(self, message: WorkerStart) -> WorkerReady:
-        """See the interface."""
         size = message.size
         threads = self._options.threads or max(1, (message.num_threads or _cores()) // size)
         starts = [msgspec.structs.replace(message, rank=rank, num_threads=threads) for rank in range(size)]
@@ -148,18 +147,16 @@ class Process:
         )
 
     def execute(self, plan: StepPlan) -> StepUnderWay:
-        """See the interface."""
         ranks = self._living()
         step = self._steps[plan.step_id] = StepUnderWay(self, plan.step_id, ranks.size)
         ranks.send(Step(plan))
         return step
 
     def sample(self, step_id: int, masks: Masks) -> None:
-        """See the interface."""
         self._living().send(Sample(step_id, masks))
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """See the interface. Answers are plain data. Raises the first rank's error, after which the ranks go on."""
+        """Answers are plain data. Raises the first rank's error, after which the ranks go on."""
         ranks = self._living()
         self._num_calls += 1
         call_id, call = self._num_calls, CallUnderWay(ranks.size)
@@ -176,11 +173,9 @@ class Process:
         return [answer.value for answer in answers]
 
     def check_health(self) -> None:
-        """See the interface."""
         self._look_for_the_dead(self._living())
 
     def shutdown(self) -> None:
-        """See the interface."""
         ranks = self._ranks
         self._ranks = None
         if ranks is not None:

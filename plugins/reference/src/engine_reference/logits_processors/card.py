@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from engine.types.params import SamplingParams
 
 
-class AllowedTokenIds(LogitsProcessorCard):
+class AllowedTokenIdsProcessor(LogitsProcessorCard):
     """No token but the allowed ones is drawn."""
 
     framework = "torch"
     parameters = frozenset({"allowed_token_ids"})
-    body = "engine_reference.logits_processors.allowed_token_ids:AllowedTokenIdsBody"
+    body = "engine_reference.logits_processors.processors:AllowedTokenIdsBody"
 
     @classmethod
     def verify(cls, params: SamplingParams, vocab_size: int) -> None:
         _within("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
 
 
-class BadWords(LogitsProcessorCard):
+class BadWordsProcessor(LogitsProcessorCard):
     """A word's last token is not drawn where the output ends in its other tokens."""
 
     framework = "torch"
     parameters = frozenset({"bad_words"})
-    body = "engine_reference.logits_processors.bad_words:BadWordsBody"
+    body = "engine_reference.logits_processors.processors:BadWordsBody"
 
     @classmethod
     def verify(cls, params: SamplingParams, vocab_size: int) -> None:
@@ -42,24 +42,24 @@ class BadWords(LogitsProcessorCard):
         return bool(params.bad_words_token_ids)
 
 
-class LogitBias(LogitsProcessorCard):
+class LogitBiasProcessor(LogitsProcessorCard):
     """Numbers are added to the logits of some tokens."""
 
     framework = "torch"
     parameters = frozenset({"logit_bias"})
-    body = "engine_reference.logits_processors.logit_bias:LogitBiasBody"
+    body = "engine_reference.logits_processors.processors:LogitBiasBody"
 
     @classmethod
     def verify(cls, params: SamplingParams, vocab_size: int) -> None:
         _within("logit_bias", params.logit_bias or (), vocab_size)
 
 
-class ThinkingBudget(LogitsProcessorCard):
+class ThinkingBudgetProcessor(LogitsProcessorCard):
     """Thoughts that are longer than their budget are ended."""
 
     framework = "torch"
     parameters = frozenset({"thinking_budget"})
-    body = "engine_reference.logits_processors.thinking_budget:ThinkingBudgetBody"
+    body = "engine_reference.logits_processors.processors:ThinkingBudgetBody"
 
     @classmethod
     def verify(cls, params: SamplingParams, vocab_size: int) -> None:

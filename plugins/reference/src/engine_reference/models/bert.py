@@ -129,7 +129,7 @@ class BertModel(ModelBody):
             yield name, tensor
 
 
-class BertClassifier(BertModel):
+class BertForClassification(BertModel):
     """BertForSequenceClassification: tanh(dense(hidden)), then a linear layer."""
 
     dropped = _UNUSED
@@ -156,7 +156,7 @@ class RobertaModel(BertModel):
         return behind_padding(config)
 
 
-class RobertaClassifier(RobertaModel):
+class RobertaForClassification(RobertaModel):
     """RobertaForSequenceClassification: the dense layer is the head's own."""
 
     def __init__(self, context: ModelContext) -> None:

@@ -78,7 +78,7 @@ class Bert(ModelCard):
 class BertClassifier(Bert):
     """BertForSequenceClassification: classifies by its first token."""
 
-    body = "engine_reference.models.bert:BertClassifier"
+    body = "engine_reference.models.bert:BertForClassification"
     classifies = True
 
 
@@ -96,5 +96,5 @@ class Roberta(Bert):
 class RobertaClassifier(Roberta):
     """RobertaForSequenceClassification and XLMRobertaForSequenceClassification."""
 
-    body = "engine_reference.models.bert:RobertaClassifier"
+    body = "engine_reference.models.bert:RobertaForClassification"
     classifies = True

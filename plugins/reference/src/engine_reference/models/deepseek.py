@@ -17,7 +17,7 @@ from engine.modeling import Decoder, Embedding, GatedMLP, LatentAttention, LMHea
 from engine.modeling.config import Config, RopeConfig, flag, integer, number, read_rope, rope_parameters
 
 
-class DecoderLayer(Module):
+class DeepseekLayer(Module):
     """norm, attention, norm, feed-forward; each block's output is added to the residual by the norm that follows."""
 
     def __init__(
@@ -66,7 +66,7 @@ class DeepseekV2Model(Decoder):
         interleaved, mlp_bias = self.interleaved(config), self.mlp_bias(config)
         self.embed = Embedding(context, model.vocab_size, model.hidden_size, "model.embed_tokens")
         self.layers = [
-            DecoderLayer(context, index, rotary, scale, interleaved, mlp_bias) for index in range(model.num_layers)
+            DeepseekLayer(context, index, rotary, scale, interleaved, mlp_bias) for index in range(model.num_layers)
         ]
         self.norm = RMSNorm(context, model.hidden_size, number(config, "rms_norm_eps", 1e-6), "model.norm")
         tied = self.embed if flag(config, "tie_word_embeddings", False) else None

@@ -27,7 +27,7 @@ class Features:
     qk_norm: bool = False
 
 
-class DecoderLayer(Module):
+class LlamaLayer(Module):
     """norm, attention, norm, feed-forward; each block's output is added to the residual by the norm that follows."""
 
     def __init__(
@@ -74,7 +74,7 @@ class LlamaModel(Decoder):
         rotary = Rotary(context, read_rope(config, model.kv_specs[0].head_size))
         self.embed = Embedding(context, model.vocab_size, model.hidden_size, "model.embed_tokens")
         self.layers = [
-            DecoderLayer(context, index, rotary, eps, features, f"model.layers.{index}")
+            LlamaLayer(context, index, rotary, eps, features, f"model.layers.{index}")
             for index in range(model.num_layers)
         ]
         self.norm = RMSNorm(context, model.hidden_size, eps, "model.norm")

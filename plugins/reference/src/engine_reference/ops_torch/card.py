@@ -13,7 +13,7 @@ class TorchOps(OpsCard):
     priority = 0
     framework = "torch"
     operations = frozenset(OPERATIONS)
-    body = "engine_reference.ops_torch.body:TorchOpsBody"
+    body = "engine_reference.ops_torch.ops:TorchOpsBody"
 
     @classmethod
     def unsupported(cls, need: OpsNeed) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.types.plan import BROKEN
-from engine_reference.ops_torch.precision import widened
+from engine_reference.ops_torch.common import widened
 
 
 class Logits:

@@ -28,7 +28,7 @@ class HostPlatform(PlatformCard):
     priority = 0
     framework = "torch"
     Options = HostPlatformOptions
-    body = "engine_reference.platform_host.body:HostPlatformBody"
+    body = "engine_reference.platform_host.platform:HostPlatformBody"
 
     @classmethod
     def unsupported(cls, need: PlatformNeed) -> list[str]:

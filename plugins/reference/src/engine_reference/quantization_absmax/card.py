@@ -34,7 +34,7 @@ class AbsmaxQuantization(QuantizationCard):
     framework = "torch"
     kinds = frozenset(KINDS)
     Options = AbsmaxOptions
-    body = "engine_reference.quantization_absmax.body:AbsmaxBody"
+    body = "engine_reference.quantization_absmax.absmax:AbsmaxBody"
 
     @classmethod
     def rounding(cls, kind: str, options: AbsmaxOptions) -> Rounding:

@@ -11,7 +11,7 @@ from engine_reference.tokenizer_hf.template_files import template_of
 class HFTokenizer(TokenizerCard):
     """A folder with `tokenizer.json`, in the forms that transformers 4 and 5 write."""
 
-    body = "engine_reference.tokenizer_hf.body:HFTokenizerBody"
+    body = "engine_reference.tokenizer_hf.tokenizer:HFTokenizerBody"
 
     @classmethod
     def unsupported(cls, need: TokenizerNeed) -> list[str]:

@@ -12,32 +12,14 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Sequence
-from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from engine.interfaces.tokenizer import TextStream
 from engine_reference.tokenizer_hf.pieces import PieceRules, gpt2_alphabet
 
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _MAX_HELD = 8
 """Tokens that a window holds back for the sake of one character: more than the bytes of any."""
-
-
-class Decoder(Protocol):
-    """Both ways have this form."""
-
-    def decode(self, ids: Sequence[int], skip: frozenset[int]) -> str:
-        """All ids at once, without those in `skip`."""
-        ...
-
-    def token(self, token_id: int) -> str:
-        """One id alone."""
-        ...
-
-    def stream(self, skip: frozenset[int], prompt: Sequence[int]) -> TextStream:
-        """Begin to decode what follows `prompt`."""
-        ...
 
 
 class PieceDecoder:

@@ -10,7 +10,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from engine.types.errors import TokenizerError
-from engine_reference.tokenizer_hf.longest import Model, longest_token
+from engine_reference.tokenizer_hf.pieces import TokenizerModel, longest_token
 from engine_reference.tokenizer_hf.template_files import read_json
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -20,7 +20,7 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 class _TokenizerJson(msgspec.Struct):
     """The parts of tokenizer.json that are read here; the tokenizers library reads the rest."""
 
-    model: Model = msgspec.field(default_factory=Model)
+    model: TokenizerModel = msgspec.field(default_factory=TokenizerModel)
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None

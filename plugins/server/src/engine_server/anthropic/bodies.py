@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from engine.types.params import SamplingParams
-from engine.types.sampling_defaults import SamplingDefaults
+from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_server.bodies import Body, Objects, Salt, Strings
 

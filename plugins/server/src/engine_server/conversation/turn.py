@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.embedding import TextPrompt
-from engine.types.params import SamplingParams
-from engine.types.thinking import ThinkingBudget
+from engine.types.params import SamplingParams, ThinkingBudget
 from engine_server.conversation.completion_reader import CompletionReader
 from engine_server.conversation.tool_constraint import Plan, plan_calls
 from engine_server.conversation.tools import ToolRequest

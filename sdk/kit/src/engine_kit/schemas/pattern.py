@@ -155,7 +155,9 @@ def written(node: Node) -> str:
 # -- reading -----------------------------------------------------------------------------------------------------------
 class _Reader:
     def __init__(self, text: str) -> None:
-        self._text, self._at, self._depth = text, 0, 0
+        self._text = text
+        self._at = 0
+        self._depth = 0
 
     def read(self) -> Node:
         node = self._either()

@@ -18,9 +18,8 @@ from engine.interfaces.logits_processor import (
     LogitsRows,
 )
 from engine.types.errors import InvalidRequestError
-from engine.types.params import SamplingParams
+from engine.types.params import SamplingParams, ThinkingBudget
 from engine.types.plan import NewSlot
-from engine.types.thinking import ThinkingBudget
 from engine_sdk.conformance.base import Conformance
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.timing import median_seconds

@@ -93,7 +93,8 @@ class _Recorder:
     """Takes down what pytest reports. With `first_only`, a class whose test failed is left at that."""
 
     def __init__(self, first_only: bool) -> None:
-        self.report, self._first_only = Report(), first_only
+        self.report = Report()
+        self._first_only = first_only
         self._failed: set[type | None] = set()
         self._not_served: set[str] = set()
 

@@ -22,7 +22,8 @@ class Waiting:
     __slots__ = ("_facts", "looks")
 
     def __init__(self, request_id: str, priority: int = 0, arrival_time: float = 0.0, num_tokens: int = 8) -> None:
-        self._facts, self.looks = (request_id, priority, arrival_time, num_tokens), 0
+        self._facts = (request_id, priority, arrival_time, num_tokens)
+        self.looks = 0
 
     def _look(self, place: int) -> Any:
         self.looks += 1

@@ -112,8 +112,11 @@ class Case:
         lse: bool = True,
     ) -> None:
         assert not padding_rows or num_decodes == len(rows)
-        self.form, self.rows, self.device = form, rows, device
-        self.need, self.lse = form.need(device, rows), lse
+        self.form = form
+        self.rows = rows
+        self.device = device
+        self.need = form.need(device, rows)
+        self.lse = lse
         if lse:
             self.need = replace(self.need, features=self.need.features | {"lse"})
         self.random = np.random.default_rng(seed)

@@ -32,7 +32,8 @@ class LatentCase(Case):
     def _draw_values(self, strided: bool, padding: int) -> None:
         form = self.form
         size, latent_size = form.head_size, form.head_size - form.rope_size
-        self.k, self.v = [], []
+        self.k = []
+        self.v = []
         self.seen = [visible(np.array(row), int(n), None) for row, n in zip(self.rows, self.lengths, strict=True)]
         for row, seen in zip(self.rows, self.seen, strict=True):
             vectors = self._round(self.random.normal(size=(seen.shape[1], 1, size)))

@@ -256,7 +256,8 @@ class AttentionConformance(LatentTests, Conformance):
         body, first = self.backend(dtype), 0
         for part in parts:
             keys = slice(first, first := first + int(part.lengths[0]))
-            part.k, part.v = [whole.k[0][keys].copy()], [whole.v[0][keys].copy()]
+            part.k = [whole.k[0][keys].copy()]
+            part.v = [whole.v[0][keys].copy()]
             for new, values in ((part.new_k, part.k), (part.new_v, part.v)):
                 new.copy_(torch.from_numpy(values[0][-1:]))
             part.q.copy_(whole.q)

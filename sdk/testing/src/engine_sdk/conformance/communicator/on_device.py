@@ -16,7 +16,8 @@ class OnDevice:
     """A call returns before its work is done: a rank that has gone may be the error of a later one."""
 
     def __init__(self, communicator: Communicator, device: torch.device) -> None:
-        self._communicator, self._device = communicator, device
+        self._communicator = communicator
+        self._device = device
 
     def accepts(self, op: Collective, shape: tuple[int, ...], dtype: torch.dtype | None) -> bool:
         """The communicator's own answer."""

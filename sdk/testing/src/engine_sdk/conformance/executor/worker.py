@@ -22,7 +22,8 @@ class LateStep:
     """Done after a while, as on a device with a queue."""
 
     def __init__(self, result: StepResult, seconds: float) -> None:
-        self._result, self._due = result, time.monotonic() + seconds
+        self._result = result
+        self._due = time.monotonic() + seconds
 
     def done(self) -> bool:
         """Whether the time has come."""
@@ -42,7 +43,8 @@ class EchoWorker:
     """See `engine.interfaces.executor.Worker`. The name of the start message's checkpoint says what shall happen."""
 
     def __init__(self, message: WorkerStart) -> None:
-        self.message, self.fate = message, message.files.name
+        self.message = message
+        self.fate = message.files.name
         self.sums: dict[int, int] = {}
         self.steps: list[int] = []
         self.open: tuple[int, np.ndarray, Future[StepResult]] | None = None

@@ -110,7 +110,8 @@ def _repeating(value: Any) -> Iterator[Any]:
 
 class _Writer:
     def __init__(self, style: Style, drawn: random.Random) -> None:
-        self._style, self._drawn = style, drawn
+        self._style = style
+        self._drawn = drawn
 
     def written(self, value: Any) -> str:
         return f"{self._space()}{self._value(value)}{self._space()}"

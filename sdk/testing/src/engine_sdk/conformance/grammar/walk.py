@@ -32,7 +32,9 @@ class Walk:
     """
 
     def __init__(self, grammar: Grammar, constraint: StructuredOutputsParams, rollback: bool) -> None:
-        self._grammar, self._constraint, self._rollback = grammar, constraint, rollback
+        self._grammar = grammar
+        self._constraint = constraint
+        self._rollback = rollback
         self._matcher: Matcher | None = self._compiled()
 
     def writes(self, text: str) -> bool:

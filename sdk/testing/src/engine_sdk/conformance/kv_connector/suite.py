@@ -421,7 +421,8 @@ class _Calls(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tier, self.number = self.make(), 0
+        self.tier = self.make()
+        self.number = 0
 
     def make(self) -> Tier:
         """New halves."""

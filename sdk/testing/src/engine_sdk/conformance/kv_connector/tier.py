@@ -62,7 +62,9 @@ class Tier:
     def __init__(
         self, core: KVConnectorScheduler, workers: Sequence[KVConnectorWorker], pools: Sequence[torch.Tensor]
     ) -> None:
-        self.core, self.workers, self.pools = core, workers, pools
+        self.core = core
+        self.workers = workers
+        self.pools = pools
         self.kept: dict[str, Kept] = {}
         self.freed = 0
         """Pages that were given up since the last plan: their places may not be free yet."""
@@ -123,7 +125,9 @@ class Tier:
         if metadata is None:
             assert not self._out and not any(pages.size for _, _, pages in self._into), "a plan without its copies"
         made = Plan(self._steps, metadata, self._out, self._into)
-        self._out, self._into, self.freed = [], [], 0
+        self._out = []
+        self._into = []
+        self.freed = 0
         self._steps += 1
         self._plans.append(made)
         usage = self.core.usage()

@@ -54,7 +54,8 @@ class Oracle:
             model = self._class(self._made()).eval()
         self.form = _form(model)
         if like is not None and like.form == self.form:
-            self.shapes, self.dtype = like.shapes, like.dtype
+            self.shapes = like.shapes
+            self.dtype = like.dtype
             self._model = model.to(self.dtype)
             self._model.load_state_dict(like._model.state_dict())
             self(_PROBE)

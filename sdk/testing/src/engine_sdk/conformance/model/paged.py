@@ -41,7 +41,9 @@ class _Layer:
     """One layer's attention. Implements `engine.interfaces.model.PagedAttention`, and looks at what it is given."""
 
     def __init__(self, owner: PagedLayers, layer: AttentionLayer, cache: Any) -> None:
-        self._owner, self._layer, self._cache = owner, layer, cache
+        self._owner = owner
+        self._layer = layer
+        self._cache = cache
         self._backend: Any = owner.backends.get(layer.group.kind)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -110,7 +112,10 @@ class PagedLayers:
         keeps: bool = False,
     ) -> None:
         assert context.device is not None and context.dtype is not None
-        self.backends, self.dtype, self.device, self.keeps = backends, context.dtype, context.device, keeps
+        self.backends = backends
+        self.dtype = context.dtype
+        self.device = context.device
+        self.keeps = keeps
         self.calls: list[int] = []
         self.kept: list[torch.Tensor] = []
         self.built: list[int] = []
@@ -206,7 +211,8 @@ class PagedLayers:
         """Take its pages back, with what is in them: others get them as they are."""
         for free, pages in zip(self._free, request.pages, strict=False):
             free += pages
-        request.pages, request.computed = [], 0
+        request.pages = []
+        request.computed = 0
 
     def _places(self, group: KVGroup, rows: Sequence[Chunk], padding_rows: int) -> tuple[np.ndarray, list[int]]:
         """The group's block table, and where each token goes."""

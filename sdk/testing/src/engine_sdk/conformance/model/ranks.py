@@ -36,7 +36,8 @@ class ThreadGroup:
     """One rank's hold on the others. Implements `engine.interfaces.communicator.Group`; sums have one order."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:
-        self._rank, self._meeting = rank, meeting
+        self._rank = rank
+        self._meeting = meeting
 
     @property
     def rank(self) -> int:

@@ -1,4 +1,7 @@
-"""First come, first served. The order is that of the calls of `push`: each core hears of requests as they arrive."""
+"""Scheduling policy `fcfs`: first come, first served.
+
+The order is that of the calls of `push`: each core hears of requests as they arrive.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,17 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from engine.interfaces.scheduling_policy import SchedulingPolicyCard
+
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
     from engine.interfaces.scheduling_policy import Schedulable
+
+
+class FCFSPolicy(SchedulingPolicyCard):
+    """First come, first served; preempts the request that was admitted last."""
+
+    body = "engine_reference.policy_fcfs:FCFS"
 
 
 class FCFS:
@@ -18,26 +29,21 @@ class FCFS:
         self._queue: OrderedDict[str, Schedulable] = OrderedDict()
 
     def push(self, request: Schedulable) -> None:
-        """See the interface."""
         self._queue[request.request_id] = request
 
     def push_front(self, request: Schedulable) -> None:
-        """See the interface."""
         self._queue[request.request_id] = request
         self._queue.move_to_end(request.request_id, last=False)
 
     def peek(self) -> Schedulable | None:
-        """See the interface."""
         return next(iter(self._queue.values()), None)
 
     def pop(self) -> Schedulable:
-        """See the interface."""
         if not self._queue:
             raise IndexError("no request is waiting")
         return self._queue.popitem(last=False)[1]
 
     def remove(self, request: Schedulable) -> None:
-        """See the interface."""
         del self._queue[request.request_id]
 
     def victim(self, running: Sequence[Schedulable], pages: Sequence[int]) -> Schedulable:

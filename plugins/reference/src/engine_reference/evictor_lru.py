@@ -1,4 +1,6 @@
-"""Least recently used first, in arrays: a queue of (page, stamp) whose entries die when their page is touched.
+"""Evictor `lru`: least recently used first.
+
+It is a queue of (page, stamp) in arrays, whose entries die when their page is touched.
 
 A release writes a new stamp for each page and appends it to the queue; a touch sets the page's stamp to 0, so that its
 entry no longer counts; victims are the first entries whose stamp still stands. When the queue's buffer is full, the
@@ -12,10 +14,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.interfaces.evictor import EvictorCard
+
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
 
 _LEAST_CAPACITY = 256
+
+
+class LRUEvictor(EvictorCard):
+    """Gives up the pages that were released longest ago; of one sequence, its end first."""
+
+    requires_minor = 1
+    body = "engine_reference.evictor_lru:LRU"
 
 
 class LRU:
@@ -34,12 +45,11 @@ class LRU:
         """Nothing to remember: order is by release alone."""
 
     def on_touch(self, pages: np.ndarray) -> None:
-        """See the interface."""
         self._len -= int(np.count_nonzero(self._stamps[pages]))
         self._stamps[pages] = 0
 
     def on_release(self, pages: np.ndarray) -> None:
-        """See the interface. The array is queued from its end: a sequence's end is of use to fewer requests."""
+        """The array is queued from its end: a sequence's end is of use to fewer requests."""
         n = pages.size
         if self._tail + n > self._pages.size:
             self._compact()
@@ -53,7 +63,6 @@ class LRU:
         self._tail = end
 
     def victims(self, n: int, group: int) -> np.ndarray:
-        """See the interface."""
         found: list[np.ndarray] = []
         wanted = n
         while wanted and self._head < self._tail:
@@ -72,12 +81,10 @@ class LRU:
         return self._len
 
     def reset(self) -> None:
-        """See the interface."""
         self._stamps[:] = 0
         self._head = self._tail = self._len = 0
 
     def check_integrity(self) -> None:
-        """See the interface."""
         pages = self._pages[self._head : self._tail]
         living = pages[self._stamps[pages] == self._queued[self._head : self._tail]]
         assert np.unique(living).size == living.size == self._len == np.count_nonzero(self._stamps)

@@ -1,9 +1,13 @@
-"""One worker on the caller's thread. A step's call returns when its work is launched; on a host device it is done."""
+"""Executor `inline`: one worker on the caller's thread.
+
+A step's call returns when its work is launched; on a host device it is done.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from engine.interfaces.executor import ExecutorCard, ExecutorNeed
 from engine.process.importing import import_object
 from engine.types.errors import EngineDeadError
 
@@ -14,6 +18,19 @@ if TYPE_CHECKING:
     from engine.types.start import WorkerReady, WorkerStart
 
 
+class InlineExecutor(ExecutorCard):
+    """Runs one worker on the caller's thread: no other process, nothing to encode."""
+
+    body = "engine_reference.executor_inline:Inline"
+
+    @classmethod
+    def unsupported(cls, need: ExecutorNeed) -> list[str]:
+        """One worker is all it can start."""
+        if need.world_size != 1:
+            return [f"it runs one worker, {need.world_size} are needed"]
+        return []
+
+
 class Inline:
     """Carries plans to a worker by calling it; see `engine.interfaces.executor.Executor`."""
 
@@ -22,7 +39,6 @@ class Inline:
         self._worker: Worker | None = None
 
     def start(self, message: WorkerStart) -> WorkerReady:
-        """See the interface."""
         self._worker = import_object(self._worker_class)(message)
         try:
             return self._worker.start()
@@ -31,15 +47,12 @@ class Inline:
             raise
 
     def execute(self, plan: StepPlan) -> StepFuture:
-        """See the interface."""
         return self._living().execute(plan)
 
     def sample(self, step_id: int, masks: Masks) -> None:
-        """See the interface."""
         self._living().sample(step_id, masks)
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """See the interface."""
         return [getattr(self._living(), method)(*args)]
 
     def check_health(self) -> None:
@@ -47,7 +60,6 @@ class Inline:
         self._living()
 
     def shutdown(self) -> None:
-        """See the interface."""
         worker = self._worker
         self._worker = None
         if worker is not None:

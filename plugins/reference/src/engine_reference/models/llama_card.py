@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import msgspec
+
 from engine.interfaces.model import ModelCard, ModelNeed
-from engine.modeling.config import describe_decoder, integer, layer_windows, read_rope, unsupported_rope
+from engine.modeling.config import (
+    classifier,
+    describe_decoder,
+    embedder,
+    integer,
+    layer_windows,
+    read_rope,
+    unsupported_rope,
+)
 from engine.modeling.parallel import unsupported_ranks
 from engine.types.errors import EngineError
 from engine.types.model import ModelDescription
@@ -138,3 +148,53 @@ def _other_layer_types(config: dict[str, Any], kind: str) -> list[str]:
     if not types or all(name == kind for name in types):
         return []
     return [f"layer_types names other layers than {kind!r}, which this architecture does not have"]
+
+
+class _Embedder(ModelCard):
+    """Embeds by its last token."""
+
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> ModelDescription:
+        """As the decoder's, but without a head."""
+        return msgspec.structs.replace(super().describe(config), generates=False, pooler=embedder(config, "last"))
+
+
+class _Classifier(ModelCard):
+    """Classifies by its last token."""
+
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> ModelDescription:
+        """As the decoder's, with the head `score`."""
+        return msgspec.structs.replace(super().describe(config), generates=False, pooler=classifier(config, "last"))
+
+
+class LlamaEmbedder(_Embedder, Llama):
+    """LlamaModel."""
+
+
+class MistralEmbedder(_Embedder, Mistral):
+    """MistralModel."""
+
+
+class Qwen2Embedder(_Embedder, Qwen2):
+    """Qwen2Model."""
+
+
+class Qwen3Embedder(_Embedder, Qwen3):
+    """Qwen3Model."""
+
+
+class LlamaClassifier(_Classifier, Llama):
+    """LlamaForSequenceClassification."""
+
+
+class MistralClassifier(_Classifier, Mistral):
+    """MistralForSequenceClassification."""
+
+
+class Qwen2Classifier(_Classifier, Qwen2):
+    """Qwen2ForSequenceClassification."""
+
+
+class Qwen3Classifier(_Classifier, Qwen3):
+    """Qwen3ForSequenceClassification."""

@@ -1,4 +1,6 @@
-"""The most urgent request first, in a heap whose entries die when their request is taken out.
+"""Scheduling policy `priority`: the most urgent request first.
+
+A heap whose entries die when their request is taken out.
 
 A request's place is fixed when it arrives, also with ageing: to wait `aging_seconds` for each level is to have arrived
 that much earlier, so `arrival_time + priority * aging_seconds` orders requests at any later time alike.
@@ -10,12 +12,37 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.interfaces.scheduling_policy import SchedulingPolicyCard
+
 if TYPE_CHECKING:
     from engine.interfaces.context import CoreContext
     from engine.interfaces.scheduling_policy import Schedulable
-    from engine_reference.policy_priority.card import PriorityOptions
 
 _Place = tuple[float, float]
+
+
+class PriorityOptions(BaseModel):
+    """Options of `priority`.
+
+    Attributes:
+        aging_seconds: how long a request waits until it goes before one that is a level more urgent and came just now;
+            None: for ever, so that urgent traffic may starve the rest.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    aging_seconds: float | None = Field(default=None, gt=0.0, le=1e6)
+
+
+class PriorityPolicy(SchedulingPolicyCard):
+    """The lowest `priority` value first, then first come, first served; preempts the other way round."""
+
+    priority = -10  # chosen by name: without priorities in the requests it is `fcfs` at a higher cost
+    orders_by_priority = True
+    Options = PriorityOptions
+    body = "engine_reference.policy_priority:Priority"
 
 
 class Priority:
@@ -30,7 +57,6 @@ class Priority:
         self._count = 0
 
     def push(self, request: Schedulable) -> None:
-        """See the interface."""
         self._count += 1
         self._enter(request, self._count)
 
@@ -40,7 +66,6 @@ class Priority:
         self._enter(request, -self._count)
 
     def peek(self) -> Schedulable | None:
-        """See the interface."""
         while self._heap:
             _, number, request_id = self._heap[0]
             entry = self._queued.get(request_id)
@@ -50,7 +75,6 @@ class Priority:
         return None
 
     def pop(self) -> Schedulable:
-        """See the interface."""
         request = self.peek()
         if request is None:
             raise IndexError("no request is waiting")
@@ -59,7 +83,6 @@ class Priority:
         return request
 
     def remove(self, request: Schedulable) -> None:
-        """See the interface."""
         del self._queued[request.request_id]
         if len(self._heap) > 2 * len(self._queued) + 64:
             self._heap = [entry for entry in self._heap if self._queued.get(entry[2], (0,))[0] == entry[1]]

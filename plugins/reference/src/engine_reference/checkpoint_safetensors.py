@@ -1,14 +1,23 @@
-"""The card of checkpoint driver `safetensors`."""
+"""Checkpoint driver `safetensors`: local folders in the Hugging Face layout. Torch comes when tensors are read."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from engine import modeling
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.modeling.checkpoint_files import resolve_folder
 from engine.types.errors import ModelNotFoundError
 from engine.types.model import CheckpointFiles
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.interfaces.context import WorkerContext
+
 
 _OTHER_FORMATS = (".gguf", ".bin", ".pt", ".pth", ".onnx")
 
@@ -16,7 +25,7 @@ _OTHER_FORMATS = (".gguf", ".bin", ".pt", ".pth", ".onnx")
 class SafetensorsCheckpoint(CheckpointCard):
     """Opens folders with config.json and *.safetensors files, whole or in shards. Reaches no hub."""
 
-    body = "engine_reference.checkpoint_safetensors.reader:SafetensorsReader"
+    body = "engine_reference.checkpoint_safetensors:SafetensorsReader"
     framework = "torch"
 
     @classmethod
@@ -49,3 +58,14 @@ def _is_hub_name(name: str) -> bool:
     """True for "org/name", which no leading dot, slash or tilde marks as a path."""
     parts = name.split("/")
     return len(parts) == 2 and all(parts) and parts[0] not in (".", "..") and not name.startswith("~")
+
+
+class SafetensorsReader:
+    """Streams the tensors of `start.files.weights`, as `engine.interfaces.checkpoint.Checkpoint` says."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._files = context.start.files.weights
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Stream (name, host tensor in the file's dtype)."""
+        return modeling.read_safetensors(self._files)

@@ -8,22 +8,95 @@ head size]), so that each K is read once.
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
 from engine.types.kv import KVGroup
-from engine_reference.attention_torch.encoder import forward_encoder
 from engine_reference.attention_torch.plan import DecodeChunk, PrefillRow, TorchPlan
-from engine_reference.attention_torch.scores import scores_of, weights_of
-from engine_reference.attention_torch.storing import stored
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
 MAX_SCORES = 1 << 24
+"""Most scores that are held at once; longer rows are computed in chunks of queries."""
+MAX_SCORES = 1 << 24
 """Most scores that a prefill holds at once; longer ones are computed in chunks of queries."""
+
+
+def scores_of(layer: AttentionLayer, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """queries [b, n, D], keys [b, S, D] -> [b, n, S] in the precision of keys, soft-capped."""
+    scores = torch.bmm(queries.to(keys.dtype) * layer.scale, keys.transpose(1, 2))
+    cap = layer.need.soft_cap
+    return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
+
+
+def weights_of(
+    scores: torch.Tensor, sinks: torch.Tensor | None, want_total: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """scores [..., S] -> (weights [..., S], where wanted logarithms of the sums of their exponentials [...]).
+
+    sinks: of the shape [...], or one that broadcasts to it. A sink is one more score, whose weight goes to nobody.
+    """
+    if sinks is None:
+        return torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1) if want_total else None
+    total = torch.logaddexp(torch.logsumexp(scores, dim=-1), sinks.to(scores.dtype))
+    return torch.exp(scores - total.unsqueeze(-1)), total
+
+
+def stored(keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys [..., P] and values [..., C] (of latent attention the rotated keys and the latents) as the cache holds them.
+
+    They are rounded to the cache's dtype; what fp8 cannot hold becomes its largest number, and not a NaN. A vector of
+    values that are not all finite is stored as zeros, and its key as NaN: a value that a query does not see is
+    multiplied by 0, and 0 * NaN is NaN, but its score is overwritten. Who sees it still gets NaN, as it must.
+    """
+    if dtype.itemsize == 1:
+        limits = torch.finfo(dtype)
+        keys, values = (x.clamp(limits.min, limits.max) for x in (keys, values))
+    else:
+        keys, values = keys.to(dtype), values.to(dtype)
+    # On the CPU one sum costs a tenth of looking at each element; elsewhere asking would wait for the device.
+    if values.device.type != "cpu" or not math.isfinite(values.sum()):
+        broken = ~values.isfinite().all(dim=-1, keepdim=True)
+        keys, values = keys.masked_fill(broken, torch.nan), values.masked_fill(broken, 0)
+    return keys.to(dtype), values.to(dtype)
+
+
+def forward_encoder(
+    layer: AttentionLayer,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bounds: list[int],
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """See `engine.interfaces.attention.AttentionBackend.forward`; row r has the tokens bounds[r] .. bounds[r + 1] - 1.
+
+    Scores are computed in float32 at least.
+    """
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    heads, groups = q.shape[1], q.shape[1] // k.shape[1]
+    for start, stop in pairwise(bounds):
+        # [heads, keys, head_size]; the queries of a group share their keys
+        keys, values = (x[start:stop].transpose(0, 1).to(wide).repeat_interleave(groups, dim=0) for x in (k, v))
+        at_once = max(1, MAX_SCORES // (heads * (stop - start)))
+        for first in range(start, stop, at_once):
+            last = min(first + at_once, stop)
+            scores = scores_of(layer, q[first:last].transpose(0, 1), keys)
+            if layer.alibi_slopes is not None:
+                place = torch.arange(stop - start, device=q.device)
+                distance = (place - place[first - start : last - start].unsqueeze(1)).abs()
+                scores -= layer.alibi_slopes.to(wide).view(-1, 1, 1) * distance
+            sinks = None if layer.sinks is None else layer.sinks.unsqueeze(1)
+            weights, total = weights_of(scores, sinks, lse is not None)
+            out[first:last] = torch.bmm(weights, values).transpose(0, 1)
+            if lse is not None and total is not None:
+                lse[first:last] = total.T
 
 
 class TorchAttentionBody:

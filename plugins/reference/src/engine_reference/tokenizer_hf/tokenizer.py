@@ -9,7 +9,7 @@ from typing import Any
 from engine.interfaces.context import FrontContext
 from engine.interfaces.tokenizer import TextStream
 from engine.types.errors import TokenizerError
-from engine_reference.tokenizer_hf.decoding import Decoder, PieceDecoder, WindowDecoder
+from engine_reference.tokenizer_hf.decoding import PieceDecoder, WindowDecoder
 from engine_reference.tokenizer_hf.files import TokenizerFiles, read_files
 from engine_reference.tokenizer_hf.pieces import compile_pieces
 from engine_reference.tokenizer_hf.template import ChatTemplates
@@ -125,6 +125,6 @@ class HFTokenizerBody:
         return self._special_ids if skip_special_tokens else frozenset()
 
 
-def _decoder(files: TokenizerFiles) -> Decoder:
+def _decoder(files: TokenizerFiles) -> PieceDecoder | WindowDecoder:
     rules = compile_pieces(files.decoder)
     return WindowDecoder(files.tokenizer) if rules is None else PieceDecoder(files.tokenizer, rules)

@@ -1,4 +1,4 @@
-"""The draw of tokens.
+"""The draw of tokens, and what becomes of drafts.
 
 On a processor, what no row asks for is found out and left out. On another device finding out would make the host wait
 for it, so there all of it is done for all rows: the definition of the operation, and no more than that. A driver for
@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import torch
 
-from engine.interfaces.ops import PURPOSE_SAMPLE, SamplingRows
-from engine_reference.ops_torch import asking
+from engine.interfaces.ops import PURPOSE_ACCEPT, PURPOSE_RESIDUAL, PURPOSE_SAMPLE, SamplingRows
+from engine_reference.ops_torch import common
+from engine_reference.ops_torch.common import widened
 from engine_reference.ops_torch.philox import uniform
-from engine_reference.ops_torch.precision import widened
 
 _FIRST_CANDIDATES = 256
 """How many of the most likely tokens are sorted at first; more only where these do not reach a row's top_p."""
 
 
-class Sample:
-    """Temperature, min-p, top-k, top-p and the draw."""
+class Drawing:
+    """Temperature, min-p, top-k, top-p and the draw; rejection sampling, and how many tokens a row gives."""
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         """Draw one token for each row: int32 [R]. See `engine.interfaces.ops.Ops.sample`."""
         drawn = rows.temperature > 0
-        if not asking.may_ask(logits):
+        if not common.may_ask(logits):
             warm = rows._replace(temperature=torch.where(drawn, rows.temperature, 1.0))
             return torch.where(drawn, _draw(logits, warm), torch.argmax(logits, dim=-1).int())
         if not bool(drawn.any()):
@@ -35,6 +35,32 @@ class Sample:
         index = drawn.nonzero().squeeze(1)
         tokens[index] = _draw(logits[index], SamplingRows(*(field[index] for field in rows)))
         return tokens
+
+    def reject(
+        self, logits: torch.Tensor, rows: SamplingRows, drafts: torch.Tensor, draft_probs: torch.Tensor | None
+    ) -> torch.Tensor:
+        """A draft, or a token that replaces it, for each row: int32 [R]. See `engine.interfaces.ops.Ops.reject`."""
+        tokens = self.sample(logits, rows)
+        # At temperature 0 the target has one token: keeping the draft where it is that one gives that one always.
+        asked = (drafts >= 0) & (rows.temperature > 0)
+        if not common.may_ask(logits):
+            warm = rows._replace(temperature=torch.where(asked, rows.temperature, 1.0))
+            return torch.where(asked, _kept_or_replaced(logits, warm, drafts.clamp(min=0), draft_probs), tokens)
+        index = asked.nonzero().squeeze(1)
+        if not len(index):
+            return tokens
+        rows = SamplingRows(*(field[index] for field in rows))
+        probs = None if draft_probs is None else draft_probs[index]
+        tokens[index] = _kept_or_replaced(logits[index], rows, drafts[index], probs)
+        return tokens
+
+    def verify(self, tokens: torch.Tensor, drafts: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """How many tokens each row gives: int32 [R]. See `engine.interfaces.ops.Ops.verify`."""
+        place = torch.arange(len(tokens), device=tokens.device)
+        wrong = torch.where(tokens == drafts, len(tokens), place)
+        # A row's last position has no draft, so each row finds one of its own: the first wrong one at or after it.
+        first = wrong.flip(0).cummin(0).values.flip(0)[start[:-1]]
+        return (first - start[:-1] + 1).int()
 
 
 def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
@@ -60,7 +86,7 @@ def draw_from(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 def _filtered(p: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """p [R, V] with what min_p, top_k and top_p drop set to 0."""
-    if not asking.may_ask(p):
+    if not common.may_ask(p):
         return _filtered_for_all(p, rows)
     vocab = p.shape[1]
     floor: torch.Tensor | None = None
@@ -104,7 +130,7 @@ def _top_p(p: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """
     vocab = p.shape[1]
     goal = top_p.double() * p.sum(dim=-1, dtype=torch.float64)
-    on_host = asking.may_ask(p)
+    on_host = common.may_ask(p)
     m = min(_FIRST_CANDIDATES, vocab) if on_host else vocab
     while True:
         values = torch.topk(p, m, dim=-1).values if m < vocab else torch.sort(p, dim=-1, descending=True).values
@@ -120,3 +146,22 @@ def _top_p(p: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     if not on_host or bool((equal.sum(dim=-1, keepdim=True) > room).any()):
         equal &= torch.cumsum(equal, dim=-1) <= room
     return torch.where(above | equal, p, 0)
+
+
+def _kept_or_replaced(
+    logits: torch.Tensor, rows: SamplingRows, drafts: torch.Tensor, draft_probs: torch.Tensor | None
+) -> torch.Tensor:
+    """int32 [R]; of rows that all have a draft and a temperature."""
+    draft = drafts.long().unsqueeze(1)
+    weights = kept_weights(logits, rows).double()
+    p = weights / weights.sum(dim=-1, keepdim=True)
+    if draft_probs is None:
+        q = torch.zeros_like(p).scatter_(1, draft, 1.0)
+    else:
+        q = draft_probs.to(p.dtype)
+    u = uniform(rows.seed, rows.position, PURPOSE_ACCEPT)
+    kept = u * q.gather(1, draft).squeeze(1) < p.gather(1, draft).squeeze(1)
+    residual = (p - q).clamp_(min=0)
+    residual = torch.where(residual.any(dim=-1, keepdim=True), residual, p)  # rounding left nothing of p = q
+    replaced = draw_from(residual, uniform(rows.seed, rows.position, PURPOSE_RESIDUAL))
+    return torch.where(kept, draft.squeeze(1).int(), replaced)

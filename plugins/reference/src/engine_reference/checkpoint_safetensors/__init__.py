@@ -1,1 +1,0 @@
-"""Checkpoint driver `safetensors`: local folders in the Hugging Face layout."""

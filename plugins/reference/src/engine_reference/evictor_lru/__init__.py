@@ -1,1 +1,0 @@
-"""Evictor `lru`: least recently used first."""

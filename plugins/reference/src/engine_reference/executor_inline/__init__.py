@@ -1,1 +1,0 @@
-"""Executor `inline`: one worker, on the caller's thread."""

@@ -1,1 +1,0 @@
-"""Grammar `choice`: the output is one of some texts."""

@@ -1,1 +1,0 @@
-"""Scheduling policy `fcfs`: first come, first served."""

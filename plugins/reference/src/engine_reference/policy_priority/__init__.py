@@ -1,1 +1,0 @@
-"""The scheduling policy `priority`."""
