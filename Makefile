@@ -30,6 +30,9 @@ TEST_PATHS := $(or $(wildcard $(P)/tests),$(P),tests $(wildcard sdk/*/tests) cor
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n auto --dist loadgroup
 
+# Some environments keep Python from writing what it has compiled. Here it writes: the first process that imports a module
+# compiles it for all that follow. pip would compile everything, of which most is never imported, on one core.
+export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 PORT ?= 8000
@@ -77,9 +80,6 @@ $(SERVING_STAMP): requirements.txt $(PYPROJECTS) $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Engine needs Python 3.11 or newer: make install PYTHON=python3.11")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(INSTALL) $(BUILD_TOOLS) "$(TORCH)" -r requirements.txt
-# Some environments keep Python from writing what it has compiled: it is done here, on all cores, where pip takes one.
-# Some libraries bring files that are not meant to be compiled.
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	$(INSTALL) --no-deps --no-build-isolation $(addprefix -e ./,$(SERVING))
 	@why=$$(cat plugins/cpu/build/*/native_note.txt 2>/dev/null); \
 		[ -z "$$why" ] || echo "engine-cpu has no native code ($$why): the reference drivers serve in its place"
@@ -89,8 +89,6 @@ $(STAMP): $(SERVING_STAMP) requirements-dev.txt
 	$(INSTALL) -r requirements-dev.txt
 	$(INSTALL) --no-deps "$(TEST_MODEL)" "$(INSTRUCTOR)"
 	$(INSTALL) --no-deps --no-build-isolation $(addprefix -e ./,$(filter-out $(SERVING),$(PACKAGES)))
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
-	@$(BIN)/python -m compileall -q -j 0 $(addsuffix /src,$(filter-out .,$(PACKAGES)))
 	@touch $@
 
 lint: style types

@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent
 TEMPLATE: list[Any] = []
 SERVING = ROOT / "tests" / "serving"
+
+# How fast examples are drawn and tried says how loaded a machine is, not whether the code is right.
+settings.register_profile("engine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("engine")
 
 
 def pytest_configure(config: pytest.Config) -> None:

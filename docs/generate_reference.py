@@ -358,7 +358,7 @@ def metrics_page() -> str:
     from engine_server.metrics.exposition import Exposition
 
     idle: Any = SimpleNamespace(
-        ranks=[],
+        cores=[],
         measures=Measures(max_model_len=4096),
         plan=SimpleNamespace(registry=Registry()),
         worker=None,

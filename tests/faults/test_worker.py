@@ -151,7 +151,7 @@ def test_a_hung_core_with_ranks_takes_them_along(faulty: Faulty, nothing_left: P
                     async for _ in llm.generate(PROMPTS[0], PARAMS):
                         count += 1
                         if count == 2:
-                            os.kill(llm._cores.states()[0].pid, signal.SIGSTOP)
+                            os.kill(llm.cores[0].pid, signal.SIGSTOP)
         finally:
             llm.shutdown()
 
@@ -165,11 +165,11 @@ def test_a_hung_data_parallel_rank_is_ended_and_its_requests_go_elsewhere(
         llm = AsyncLLM(EngineArgs(**SETTINGS, step_timeout=2, data_parallel_size=2))
         await llm.start()
         try:
-            os.kill(llm.ranks[1].pid, signal.SIGSTOP)
+            os.kill(llm.cores[1].pid, signal.SIGSTOP)
             streams = [llm.submit(prompt, PARAMS, kind=OutputKind.FINAL) for prompt in PROMPTS for _ in range(2)]
             outputs = await asyncio.wait_for(asyncio.gather(*(stream.final() for stream in streams)), 20)
             assert [list(o.outputs[0].token_ids) for o in outputs] == [ids for ids in quiet for _ in range(2)]
-            assert [rank.alive for rank in llm.ranks] == [True, False] and llm.measures.retries == 3
+            assert [core.alive for core in llm.cores] == [True, False] and llm.measures.retries == 3
         finally:
             llm.shutdown()
 
@@ -185,7 +185,7 @@ def test_an_idle_core_that_hangs_is_noticed(nothing_left: Path) -> None:
         try:
             await asyncio.sleep(3)
             assert llm.alive(), "idleness is no death"
-            os.kill(llm._cores.states()[0].pid, signal.SIGSTOP)
+            os.kill(llm.cores[0].pid, signal.SIGSTOP)
             await asyncio.wait_for(died.wait(), 10)
             with pytest.raises(EngineDeadError, match="step-timeout"):
                 llm.submit("late", PARAMS)

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from engine import LLM, AsyncLLM, EngineConfig
-from engine.frontend.core_process import CoreProcess
 from engine.frontend.launch import launch
+from engine.frontend.process_client import start_process
 from engine.types.errors import ConfigError, DriverDeniedError, ManifestError
 from tests.docs.installing import install
 
@@ -89,7 +89,7 @@ def test_another_version_of_a_hook_plugin_stops_the_start(trace, change, found, 
     plugins = [c for c in plan.start.worker.hook_plugins or () if c.point == f"hooks.{process}"]
     start = replace_worker(plan.start, hook_plugins=tuple(plugins))
     (info / "METADATA").write_text(change((info / "METADATA").read_text()))
-    core = CoreProcess(start)
+    core = start_process(start)
     with pytest.raises(ManifestError) as caught:
         core.wait_ready()
     assert f"hooks.{process} 'trace'" in caught.value.found and found in caught.value.found
@@ -105,6 +105,6 @@ def replace_worker(start, **changes):
 
 def test_a_hook_plugin_that_the_launcher_does_not_have_stops_the_start(trace):
     start = replace_worker(launch(EngineConfig(**SETTINGS)).start, hook_plugins=())
-    core = CoreProcess(start)
+    core = start_process(start)
     with pytest.raises(ManifestError, match=r"hooks.core 'trace' of engine-trace 1.0 is not installed where"):
         core.wait_ready()

@@ -265,14 +265,14 @@ def test_a_churn_of_coroutines_over_a_death() -> None:
                     counts["right"] += 1
 
             async def kill() -> None:
-                while (stats := llm.ranks[1].stats) is None or stats.generation_tokens < 150:
+                while (stats := llm.cores[1].stats) is None or stats.generation_tokens < 150:
                     await asyncio.sleep(0.01)
-                os.kill(llm.ranks[1].pid, signal.SIGKILL)
+                os.kill(llm.cores[1].pid, signal.SIGKILL)
 
             await asyncio.wait_for(asyncio.gather(kill(), *(one(i) for i in range(len(asked)))), 120)
             assert counts.total() == len(asked) and counts["right"] > 10
             assert llm.measures.retries > 0 and counts["lost"] == llm.measures.finished["error"]
-            assert [rank.alive for rank in llm.ranks] == [True, False] and llm.alive()
+            assert [core.alive for core in llm.cores] == [True, False] and llm.alive()
             deadline = time.monotonic() + 20
             while (await llm.call("stats"))["num_running"]:
                 assert time.monotonic() < deadline

@@ -30,18 +30,14 @@ if TYPE_CHECKING:
     from engine.config.server import ServerConfig as ServerConfig
     from engine.config.settings import EngineConfig as EngineConfig
     from engine.config.sources import Merged as Merged
-    from engine.frontend.assemble import build_router as build_router
+    from engine.frontend.assemble import start_cores as start_cores
     from engine.frontend.async_llm import AsyncLLM as AsyncLLM
-    from engine.frontend.attached import Attached as Attached
-    from engine.frontend.attached import CorePlace as CorePlace
     from engine.frontend.banner import broken_plugins as broken_plugins
     from engine.frontend.banner import capacity as capacity
     from engine.frontend.banner import greeting as greeting
     from engine.frontend.banner import show as show
+    from engine.frontend.client import Attached as Attached
     from engine.frontend.constraint_check import ConstraintCheck as ConstraintCheck
-    from engine.frontend.core_ranks import CoreRanks as CoreRanks
-    from engine.frontend.core_ranks import RankNews as RankNews
-    from engine.frontend.core_ranks import Revived as Revived
     from engine.frontend.input_processor import check_task as check_task
     from engine.frontend.interrupt import DeferredInterrupt as DeferredInterrupt
     from engine.frontend.launch import Launch as Launch
@@ -49,12 +45,11 @@ if TYPE_CHECKING:
     from engine.frontend.measures import Histogram as Histogram
     from engine.frontend.measures import Measured as Measured
     from engine.frontend.measures import Measures as Measures
-    from engine.frontend.merged_stats import merge_ready as merge_ready
     from engine.frontend.pooling import data_of as data_of
+    from engine.frontend.process_client import ProcessClient as ProcessClient
     from engine.frontend.prompts import LONG as LONG
     from engine.frontend.prompts import Prompt as Prompt
     from engine.frontend.prompts import TextPrompt as TextPrompt
-    from engine.frontend.rank_starts import rank_starts as rank_starts
     from engine.frontend.request_state import OutputKind as OutputKind
     from engine.frontend.request_state import RequestState as RequestState
     from engine.frontend.request_state import RequestStream as RequestStream
@@ -97,11 +92,9 @@ NAMES = {
     "frontend.input_processor": ("check_task",),
     "frontend.pooling": ("data_of",),
     # several processes in front of several cores
-    "frontend.assemble": ("build_router",),
-    "frontend.attached": ("Attached", "CorePlace"),
-    "frontend.core_ranks": ("CoreRanks", "RankNews", "Revived"),
-    "frontend.merged_stats": ("merge_ready",),
-    "frontend.rank_starts": ("rank_starts",),
+    "frontend.assemble": ("start_cores",),
+    "frontend.client": ("Attached",),
+    "frontend.process_client": ("ProcessClient",),
 }
 _HOMES = {name: f"engine.{module}" for module, names in NAMES.items() for name in names}
 

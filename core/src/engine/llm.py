@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
+import msgspec
+
 from engine.frontend.assemble import Frontend, assemble_frontend, start_client
 from engine.frontend.beam_search import search_beams
-from engine.frontend.client import EngineClient
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.interrupt import DeferredInterrupt
 from engine.frontend.launch import Launch, launch
 from engine.frontend.output_processor import refusal
 from engine.frontend.pooling import PoolingCalls
 from engine.frontend.progress import Progress
-from engine.frontend.prompts import Prompt, as_prompts
+from engine.frontend.prompts import Prompt, as_prompts, timeouts_of
 from engine.frontend.request_state import OutputKind, RequestState
 from engine.frontend.statistics import LifecycleHooks
+from engine.interfaces.client import CoreClient
 from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
-from engine.types.outputs import CompletionOutput, Logprob, RequestOutput, StepStats
+from engine.types.outputs import CompletionOutput, CoreOutputs, Logprob, RequestOutput, StepStats
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.pooling import PoolingParams
 
@@ -58,9 +61,10 @@ class LLMEngine:
         plan: what the launcher decided; None in tests.
     """
 
-    def __init__(self, frontend: Frontend, client: EngineClient, plan: Launch | None = None) -> None:
+    def __init__(self, frontend: Frontend, client: CoreClient, plan: Launch | None = None) -> None:
         self.frontend, self.client, self.plan = frontend, client, plan
         self._undelivered: list[RequestOutput] = []
+        self._early: list[CoreOutputs] = []  # news that came while an answer of the core was waited for
         self._closed = False
         self._lifecycle = LifecycleHooks(frontend.hooks, self)
         self._lifecycle.started(plan)
@@ -72,7 +76,11 @@ class LLMEngine:
         plan = launch(engine_args, registry)
         # The tokenizer comes first: it is quick to fail, weights take their time.
         frontend = assemble_frontend(plan)
-        return cls(frontend, start_client(plan), plan)
+        client = start_client(plan)
+        engine = cls(frontend, client, plan)
+        if plan.config.data_parallel_size > 1:
+            weakref.finalize(engine, client.shutdown)  # processes end with the engine, with the program, or before
+        return engine
 
     def add_request(
         self,
@@ -129,7 +137,7 @@ class LLMEngine:
         outputs, self._undelivered = self._undelivered, []
         if not self.has_unfinished_requests() and not self.client.has_work():
             return outputs
-        news = self.client.receive(MOMENT)
+        news = self._early.pop(0) if self._early else self.client.receive(MOMENT)
         if self._hears_stats:
             self._lifecycle.look()
         processed = self.frontend.outputs.process(news.outputs)
@@ -168,13 +176,24 @@ class LLMEngine:
 
     def stats(self) -> StepStats:
         """The state of the core."""
+        return msgspec.convert(self.call("stats"), StepStats)
+
+    def call(self, method: str) -> Any:
+        """Ask the core, or all of several, and wait: see `CoreClient.call`.
+
+        Raises EngineError where one refuses, EngineDeadError where the last has died.
+        """
         self._alive()
-        return self.client.stats()
+        answer = self.client.call(method)
+        while not answer.done():
+            if (news := self.client.receive(MOMENT)).outputs:
+                self._early.append(news)
+        return answer.result()
 
     @property
     def last_stats(self) -> StepStats | None:
-        """The state of the core."""
-        return self.client.stats()
+        """The state of the core, as it told last."""
+        return self.client.last_stats
 
     @property
     def num_unfinished(self) -> int:
@@ -484,7 +503,7 @@ class LLM(PoolingCalls):
                 f"{len(prompts)} prompts with {len(priority)} priorities", "each needs one", "pass as many of both"
             )
         inputs = self.llm_engine.frontend.inputs
-        timeouts = _timeouts(timeout, len(prompts))
+        timeouts = timeouts_of(timeout, len(prompts))
         first, self._counter = self._counter, self._counter + len(prompts)
         several = zip(prompts, params, priority or [0] * len(prompts), timeouts, strict=True)
         process = inputs.complete if admitted else inputs.process
@@ -578,13 +597,3 @@ def _refused(
     count = params.n if isinstance(params, SamplingParams) else 1
     completions = [CompletionOutput(index, finish_reason="error") for index in range(count)]
     return RequestOutput(name, prompt, [], completions, finished=True, error=error)
-
-
-def _timeouts(timeout: float | Sequence[float | None] | None, count: int) -> list[float | None]:
-    if not isinstance(timeout, Sequence):
-        return [timeout] * count
-    if len(timeout) != count:
-        raise InvalidRequestError(
-            f"{count} prompts with {len(timeout)} timeouts", "each needs one", "pass one for all, or as many of both"
-        )
-    return list(timeout)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.frontend import loop_listener
-from engine.frontend.loop_listener import LoopListener
+from engine.frontend import process_client
+from engine.frontend.process_client import LoopListener
 from engine.process.link import Inbox, Outbox
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Failed, FromCore, Reply
 
 
 class Core:
-    """A core's end and the frontend's, in one process. See `engine.frontend.loop_listener.Heard`."""
+    """A core's end and the frontend's, in one process. See `engine.frontend.process_client.CoreEnd`."""
 
     def __init__(self, folder: Path) -> None:
         self._inbox: Inbox[FromCore] = Inbox(FromCore, f"ipc://{folder}/outputs")
@@ -102,7 +102,7 @@ async def test_each_message_has_a_turn_of_its_own(core: Core) -> None:
 
 
 async def test_a_loop_that_is_behind_takes_several_at_once(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_listener, "BEHIND_SECONDS", -1.0)
+    monkeypatch.setattr(process_client, "BEHIND_SECONDS", -1.0)
     async with listening(core):
         core.tell(*(Reply(i) for i in range(40)))
         await asyncio.sleep(0.2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -52,7 +52,6 @@ def pair_tokenizer() -> Tokenizer:
 WORDS = st.lists(st.sampled_from([f"w{i}" for i in range(4)]), max_size=9).map(" ".join)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a loaded machine is no fault of ours
 @given(one=WORDS, two=WORDS, most=st.integers(4, 24))
 def test_a_pair_is_cut_as_the_tokenizers_library_does(one: str, two: str, most: int) -> None:
     ours, theirs = pair_tokenizer(), pair_tokenizer()

@@ -178,7 +178,7 @@ def test_the_table_of_known_drivers_fits_the_points_and_the_first_party_packages
 
     installed = Registry.discover()
     table = known.known_drivers()
-    assert set(table) <= {*POINTS, "commands"}
+    assert set(table) <= {*POINTS, "commands", "client"}
     for point, drivers in table.items():
         for candidate in installed.candidates(point):
             if candidate.distribution in drivers.values():

@@ -11,9 +11,10 @@ set(CPU_SANITIZE "" CACHE STRING "sanitizers to build with, e.g. address,undefin
 set(level_scalar_flags "")
 set(level_avx2_flags -mavx2 -mfma -mf16c)
 set(level_avx512_flags -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c)
+# avx512_vnni and avx512_amx are some kernels on top of another level
+set(level_avx512_vnni_base avx512)
 set(level_avx512_vnni_flags ${level_avx512_flags} -mavx512vnni)
 set(level_avx512_bf16_flags ${level_avx512_vnni_flags} -mavx512bf16)
-# avx512_amx is some kernels (levels/amx) on top of another level
 set(level_avx512_amx_base avx512_bf16)
 set(level_avx512_amx_flags ${level_avx512_bf16_flags} -mamx-tile -mamx-int8 -mamx-bf16)
 if(CPU_AMX STREQUAL "emulated")
@@ -55,17 +56,18 @@ if(CPU_SANITIZE)
 endif()
 set(native_folder "${CMAKE_CURRENT_LIST_DIR}")
 file(GLOB level_sources CONFIGURE_DEPENDS "${native_folder}/levels/*.cpp")
-set(amx_sources "${native_folder}/levels/amx/packed.cpp")
+set(quantized_source "${native_folder}/levels/quantized.cpp")
+set(level_avx512_vnni_sources ${quantized_source} "${native_folder}/levels/vnni/packed.cpp")
+set(level_avx512_amx_sources "${native_folder}/levels/amx/packed.cpp")
 
 # Makes `target` of the kernels of all levels, too.
 function(add_levels target)
   # integer kernels give the same bits at all levels: no compiler makes one rounding of two there
-  set_source_files_properties("${native_folder}/levels/quantized.cpp" ${amx_sources}
-                              PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
+  set_source_files_properties(${quantized_source} ${level_avx512_amx_sources} PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
   foreach(level ${levels})
     set(sources ${level_sources})
-    if(level STREQUAL "avx512_amx")
-      set(sources ${amx_sources})
+    if(level_${level}_base)
+      set(sources ${level_${level}_sources})
     endif()
     add_library(level_${level} OBJECT ${sources})
     target_include_directories(level_${level} PRIVATE "${native_folder}")

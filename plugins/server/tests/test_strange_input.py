@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -44,11 +44,6 @@ SAID = st.builds(
 LISTS = st.lists(TYPED | SAID | VALUES, max_size=4)
 
 
-SLOWLY = settings(suppress_health_check=[HealthCheck.too_slow])
-"""A loaded machine draws slowly."""
-
-
-@SLOWLY
 @given(LISTS, LISTS, VALUES)
 def test_messages(messages: list[Any], tools: list[Any], choice: Any) -> None:
     with contextlib.suppress(APIError, ValidationError):
@@ -56,7 +51,6 @@ def test_messages(messages: list[Any], tools: list[Any], choice: Any) -> None:
         assert messages_input.conversation(body).messages
 
 
-@SLOWLY
 @given(LISTS, LISTS, VALUES)
 def test_items(items: list[Any], tools: list[Any], choice: Any) -> None:
     with contextlib.suppress(APIError, ValidationError):
@@ -64,7 +58,6 @@ def test_items(items: list[Any], tools: list[Any], choice: Any) -> None:
         responses_input.conversation(body, (), responses_input.items_of(body))
 
 
-@SLOWLY
 @given(LISTS)
 def test_without_tools(said: list[Any]) -> None:
     """More of them get as far as the items."""

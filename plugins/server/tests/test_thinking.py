@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.frontend.chat_template import ChatTemplate
 from engine_server.conversation.thinking import with_documents, with_effort, without_thoughts
 from engine_server.conversation.tools import ToolRequest
 from engine_server.conversation.turn import Conversation
@@ -16,41 +17,42 @@ from engine_server.errors import APIError
 def state(*takes: str, thinks: bool = True) -> Any:
     """With a template that writes these variables into the prompt."""
 
-    async def render_chat(messages: Any, *, variables: Any, **_: Any) -> Any:
-        shown = {name: value for name, value in (variables or {}).items() if name in takes}
-        return {"prompt": f"{messages} {sorted(shown.items())}", "add_special_tokens": False}
+    def render_chat(messages: Any, **options: Any) -> str:
+        return f"{messages} {[(name, options[name]) for name in takes if name in options]}"
 
-    return SimpleNamespace(engine=SimpleNamespace(render_chat=render_chat, reasoning_parser=thinks or None))
+    tokenizer: Any = SimpleNamespace(render_chat=render_chat)
+    engine = SimpleNamespace(chat_template=ChatTemplate(tokenizer), reasoning_parser=thinks or None)
+    return SimpleNamespace(engine=engine)
 
 
 SAID = Conversation(messages=[{"role": "user", "content": "Hi"}], tools=ToolRequest(), variables={"mine": 1})
 
 
 @pytest.mark.parametrize("effort", ["minimal", "low", "medium", "high", "max"])
-async def test_a_template_that_takes_an_effort(effort: Any) -> None:
-    said = await with_effort(state("reasoning_effort"), SAID, effort, "reasoning_effort")
+def test_a_template_that_takes_an_effort(effort: Any) -> None:
+    said = with_effort(state("reasoning_effort"), SAID, effort, "reasoning_effort")
     assert said.variables == {"mine": 1, "reasoning_effort": effort}
-    assert await with_effort(state(), SAID, None, "reasoning_effort") == SAID
+    assert with_effort(state(), SAID, None, "reasoning_effort") == SAID
 
 
-async def test_no_effort_is_the_switch_against_thoughts() -> None:
+def test_no_effort_is_the_switch_against_thoughts() -> None:
     for takes in ("enable_thinking", "thinking"):
-        said = await with_effort(state(takes), SAID, "none", "reasoning_effort")
+        said = with_effort(state(takes), SAID, "none", "reasoning_effort")
         assert said.variables is not None and said.variables[takes] is False
-    assert await without_thoughts(state(thinks=False), SAID, "thinking") == SAID
+    assert without_thoughts(state(thinks=False), SAID, "thinking") == SAID
 
 
 @pytest.mark.parametrize(("effort", "takes"), [("high", "enable_thinking"), ("none", "reasoning_effort")])
-async def test_a_template_that_does_not(effort: Any, takes: str) -> None:
+def test_a_template_that_does_not(effort: Any, takes: str) -> None:
     with pytest.raises(APIError) as caught:
-        await with_effort(state(takes), SAID, effort, "reasoning.effort")
+        with_effort(state(takes), SAID, effort, "reasoning.effort")
     assert (caught.value.param, caught.value.code) == ("reasoning", "unsupported_parameter")
 
 
-async def test_documents_where_the_template_shows_them() -> None:
+def test_documents_where_the_template_shows_them() -> None:
     documents = [{"title": "a", "text": "b"}]
-    said = await with_documents(state("documents"), SAID, documents)
+    said = with_documents(state("documents"), SAID, documents)
     assert said.variables == {"mine": 1, "documents": documents}
-    assert await with_documents(state(), SAID, None) == SAID
+    assert with_documents(state(), SAID, None) == SAID
     with pytest.raises(APIError, match="does not show them"):
-        await with_documents(state(), SAID, documents)
+        with_documents(state(), SAID, documents)

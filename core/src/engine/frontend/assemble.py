@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.frontend.banner import capacity
 from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.client import EngineClient, InProcessClient
+from engine.frontend.client import Attached, InProcessClient, client_of_several
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.launch import Launch
 from engine.frontend.measures import Measures
 from engine.frontend.needs import renders_tools
 from engine.frontend.output_processor import OutputProcessor
-from engine.frontend.rank_starts import rank_starts
+from engine.interfaces.client import ClientContext, CoreClient, RemoteClient
 from engine.interfaces.context import FrontContext, RouterContext
 from engine.interfaces.reasoning_parser import ReasoningParser
 from engine.interfaces.router import Router
 from engine.interfaces.tokenizer import Tokenizer
 from engine.interfaces.tool_parser import ToolParser
 from engine.plugin import HookRelay, Selection
+from engine.plugin.loading import load_entry_point
 from engine.types.errors import ConfigError
 from engine.types.start import WorkerReady
 
@@ -99,10 +101,9 @@ def _built(plan: Launch, selection: Selection[Any] | None) -> Any:
     )
 
 
-def build_router(plan: Launch, workers: Sequence[WorkerReady]) -> Router | None:
-    """The body of the chosen router, for ranks that are ready; None where there is one rank."""
-    if plan.router is None:
-        return None
+def build_router(plan: Launch, workers: Sequence[WorkerReady]) -> Router:
+    """The body of the chosen router, for cores that are ready."""
+    assert plan.router is not None
     worker = plan.start.worker
     context = RouterContext(
         num_ranks=len(workers),
@@ -115,17 +116,13 @@ def build_router(plan: Launch, workers: Sequence[WorkerReady]) -> Router | None:
     return router
 
 
-def start_client(plan: Launch) -> EngineClient:
+def start_client(plan: Launch) -> CoreClient:
     """The engine core in this process, or several in processes of their own; loaded and ready."""
-    size = plan.config.data_parallel_size
-    if size == 1:
+    if plan.config.data_parallel_size == 1:
         return start_in_process(plan)
-    from engine.frontend.core_ranks import CoreRanks  # with what speaks to other processes: not every use needs it
-    from engine.frontend.ranks_client import RanksClient
-
-    starts = rank_starts(plan.start, size)
-    ranks = CoreRanks(starts, lambda workers: build_router(plan, workers), plan.config.data_parallel_restarts)
-    return RanksClient(ranks)
+    client = start_cores(plan)
+    client.wait_ready()
+    return client
 
 
 def start_in_process(plan: Launch) -> InProcessClient:
@@ -139,3 +136,23 @@ def start_in_process(plan: Launch) -> InProcessClient:
             "leave data_parallel_size out here",
         )
     return InProcessClient(assemble_core(plan.start, plan.registry))
+
+
+def start_cores(plan: Launch, attached: Attached | None = None) -> RemoteClient:
+    """Engine cores in processes of their own, which begin to load the model; or those that another process started."""
+    from engine.frontend.process_client import start_process  # with what speaks to processes: not every use needs it
+
+    connect = start_process if attached is None else attached.connect
+    if plan.config.data_parallel_size == 1:
+        return connect(plan.start)
+    context = ClientContext(
+        core=plan.start,
+        num_cores=plan.config.data_parallel_size,
+        restarts=plan.config.data_parallel_restarts,
+        connect=connect,
+        router=partial(build_router, plan),
+        owner=attached is None,
+    )
+    make: Any = load_entry_point(client_of_several(plan.registry))
+    client: RemoteClient = make(context)
+    return client

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from engine.config import EngineConfig
-from engine.frontend.assemble import assemble_frontend, build_router
-from engine.frontend.attached import Attached
+from engine.frontend.assemble import assemble_frontend, start_cores
 from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.core_ranks import CoreRanks, RankNews, RankState
-from engine.frontend.launch import Launch, launch
+from engine.frontend.client import Attached
+from engine.frontend.launch import Launch, check_attached, launch
 from engine.frontend.measures import Measures
-from engine.frontend.merged_stats import merge_ready
 from engine.frontend.output_processor import refusal
 from engine.frontend.pooling import ScorePlan, plan_scores, pooling_output
 from engine.frontend.prompts import LONG, LongPrompts, Prompt, TextPrompt
-from engine.frontend.rank_calls import RankCalls
-from engine.frontend.rank_starts import rank_starts
 from engine.frontend.request_state import OutputKind, RequestState, RequestStream
 from engine.frontend.statistics import LifecycleHooks
+from engine.interfaces.client import CoreState
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
-from engine.types.messages import Outputs, Reply
-from engine.types.outputs import CoreOutput, RequestOutput, StepStats
+from engine.types.outputs import CoreOutput, CoreOutputs, RequestOutput, StepStats
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.pooling import PoolingParams, PoolingRequestOutput
 from engine.types.start import WorkerReady
@@ -52,25 +48,19 @@ class AsyncLLM:
 
     def __init__(self, config: EngineConfig, attached: Attached | None = None) -> None:
         self.config = config
-        self._launch = plan = launch(config) if attached is None else attached.plan(launch(config))
+        self._launch = plan = launch(config) if attached is None else check_attached(launch(config), attached.start)
         self.measures = Measures(plan.max_model_len)
-        self._cores = CoreRanks(
-            rank_starts(plan.start, config.data_parallel_size),
-            lambda workers: build_router(plan, workers),
-            config.data_parallel_restarts,
-            attached,
-        )
+        self._client = start_cores(plan, attached)
         try:
             front = assemble_frontend(plan, self.measures)
         except BaseException:
-            self._cores.shutdown()
+            self._client.shutdown()
             raise
         self._input, self._output, self.hooks = front.inputs, front.outputs, front.hooks
         self.tool_parser, self.reasoning_parser = front.tool_parser, front.reasoning_parser
         self.renders_tools = front.renders_tools
         self._long = LongPrompts()
-        self._calls: dict[int, tuple[RankCalls, asyncio.Future[Any]]] = {}
-        self._call_ids = itertools.count()
+        self._calls: set[Future[Any]] = set()
         self._death: EngineError | None = None
         self._on_death: Callable[[EngineError], None] | None = None
         self.worker: WorkerReady | None = None
@@ -120,17 +110,17 @@ class AsyncLLM:
     @property
     def num_unfinished(self) -> int:
         """Requests that have not ended; of other clients of the cores, their sequences."""
-        return len(self._output) + self._cores.num_others
+        return len(self._output) + self._client.num_others
 
     @property
     def last_stats(self) -> StepStats | None:
         """What the cores told last, as of one; None before the first step."""
-        return self._cores.stats()
+        return self._client.last_stats
 
     @property
-    def ranks(self) -> list[RankState]:
+    def cores(self) -> list[CoreState]:
         """The state of each core; none before they are ready."""
-        return self._cores.states()
+        return self._client.states()
 
     @property
     def queue_length(self) -> int:
@@ -138,31 +128,31 @@ class AsyncLLM:
         as far as the frontend can know; negative where places are free.
         """
         stats = self.last_stats
-        places = self.config.max_num_seqs * len(self._cores.living)
+        places = self.config.max_num_seqs * sum(core.alive for core in self._client.states(look=False))
         if stats is not None and stats.num_waiting:
             places = stats.num_running
-        return self._output.num_sequences + self._cores.num_others - places
+        return self._output.num_sequences + self._client.num_others - places
 
     async def start(self, on_death: Callable[[EngineError], None] | None = None) -> None:
         """Wait until the cores are ready. `on_death` is called in the event loop, once, if the last of them dies."""
         self._on_death = on_death
-        self.worker = merge_ready(await asyncio.to_thread(self._cores.wait_ready))
-        self._cores.listen_in(asyncio.get_running_loop(), self._take_or_die)
+        self.worker = await asyncio.to_thread(self._client.wait_ready)
+        self._client.listen(asyncio.get_running_loop(), self._take_or_die, self._die)
         self._lifecycle.started(self._launch)
         if self._lifecycle.hears_stats:
             self._stats_hook = asyncio.create_task(self._lifecycle.run())
 
     def forget_cached(self) -> None:
-        """Another client of the same cores had them forget their prefix caches: see `CoreRanks.cache_reset`."""
-        self._cores.cache_reset()
+        """Another client of the same cores had them forget their prefix caches: see `RemoteClient.cache_reset`."""
+        self._client.cache_reset()
 
     def alive(self) -> bool:
         """True until every core has died or was shut down."""
-        return self._death is None and self._cores.alive()
+        return self._death is None and self._client.alive()
 
     def answers(self) -> bool:
         """Whether any core lives and is not stopped. A step that takes long is no silence."""
-        return self.alive() and any(rank.alive and not rank.stopped for rank in self.ranks)
+        return self.alive() and any(core.alive and not core.stopped for core in self.cores)
 
     def submit(
         self,
@@ -225,7 +215,7 @@ class AsyncLLM:
         request.stream = stream = RequestStream(self.abort, request)
         self._input.announce(request)
         try:
-            self._cores.add(request.requests)
+            self._client.add(request.requests)
         except BaseException as error:
             self.abort(request.request_id, error if isinstance(error, EngineError) else None)
             raise
@@ -316,11 +306,11 @@ class AsyncLLM:
             error: why, where that is no abort; for metrics and hooks.
         """
         if core_ids := self._output.abort([request_id], error):
-            self._cores.abort(core_ids)
+            self._client.abort(core_ids)
 
     def end_all(self, error: EngineError) -> None:
         """End every request in progress with this error; the core goes on."""
-        self._cores.abort(self._end_all(error))
+        self._client.abort(self._end_all(error))
 
     async def call(self, method: str) -> Any:
         """Ask every core: one of `engine.loop.process.CALLS`. The answer as plain data: statistics as those of one
@@ -329,19 +319,16 @@ class AsyncLLM:
         Raises EngineError where one refuses, EngineDeadError where the last has died.
         """
         self._check_alive()
-        call_id = next(self._call_ids)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = RankCalls(method, self._cores.living), answer
-        for rank in self._cores.living:
-            self._cores.call(rank, call_id, method)
+        answer = self._client.call(method)
+        self._calls.add(answer)
         try:
-            return await answer
+            return await asyncio.wrap_future(answer)
         finally:
-            self._calls.pop(call_id, None)
+            self._calls.discard(answer)
 
     def shutdown(self) -> None:
         """Stop the cores; requests in progress end with ShuttingDownError. Idempotent; ends a `start` in progress."""
-        self._cores.shutdown()
+        self._client.shutdown()
         self._end_all(ShuttingDownError("a request in progress", "the engine was shut down"))
         if self._stats_hook is not None:
             task, self._stats_hook = self._stats_hook, None
@@ -349,57 +336,33 @@ class AsyncLLM:
                 task.get_loop().call_soon_threadsafe(task.cancel)
         self._lifecycle.stopping()
 
-    def _take_or_die(self, several: Sequence[RankNews]) -> None:
+    def _take_or_die(self, several: Sequence[CoreOutputs]) -> None:
         """News that cannot be taken in would leave requests waiting for ever: then the engine has died."""
         if self._death is not None:
             return
         try:
-            held: list[CoreOutput] = []
-            for item in several:
-                self._take(item, held)
-            if held and self._death is None:
-                self._tell(held)
+            for news in several:
+                self.measures.stepped(news.stats)
+            if told := [output for news in several for output in news.outputs]:
+                self._tell(told)
         except Exception as error:
             log.error("news of the engine core could not be taken in", exc_info=error)
             self._die(EngineDeadError("take in what the engine core computed", f"{type(error).__name__}: {error}"))
-
-    def _take(self, item: RankNews, held: list[CoreOutput]) -> None:
-        """Take in one news; what it tells of requests is put to what is held."""
-        news = self._cores.take(item)
-        if isinstance(news, Outputs):
-            self.measures.stepped(news.outputs.stats)
-            held += news.outputs.outputs
-        elif isinstance(news, EngineError):
-            return self._die(news)
-        if isinstance(item.news, Reply):
-            self._take_reply(item.rank, item.news)
-        elif isinstance(item.news, EngineError) or (self._calls and item.rank not in self._cores.living):
-            self._take_reply(item.rank, None)
 
     def _tell(self, news: list[CoreOutput]) -> None:
         """Tell the streams."""
         processed = self._output.process(news)
         if processed.abort_ids:
-            self._cores.abort(processed.abort_ids)
+            self._client.abort(processed.abort_ids)
         for again in processed.retries:
             try:
-                self._cores.add(again.requests)
+                self._client.add(again.requests)
             except EngineError as error:
                 self._tell(refusal(again, error).outputs)
 
-    def _take_reply(self, rank: int, reply: Reply | None) -> None:
-        """A rank's answer; None where it has died, and will answer nothing any more."""
-        for call_id, (call, answer) in list(self._calls.items()):
-            if reply is not None and reply.call_id != call_id:
-                continue
-            call.take(rank, reply)
-            if call.complete and not answer.done():
-                try:
-                    answer.set_result(call.result())
-                except EngineError as error:
-                    answer.set_exception(error)
-
     def _die(self, error: EngineError) -> None:
+        if self._death is not None:
+            return
         self._death = error
         self._end_all(error)
         if self._on_death is not None:
@@ -411,7 +374,7 @@ class AsyncLLM:
 
     def _end_all(self, error: EngineError) -> list[str]:
         """End every request and call in progress. Returns the core requests to abort."""
-        for _, answer in self._calls.values():
+        for answer in list(self._calls):
             if not answer.done():
                 answer.set_exception(error)
         return self._output.end_all(error)

@@ -1,59 +1,25 @@
-"""The frontend's side of an engine core: one Protocol, and the client of a core in this process."""
+"""The engine core in the caller's thread, and how the clients of other cores are found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from engine.types.outputs import CoreOutputs, StepStats
-from engine.types.request import EngineRequest
-from engine.types.start import WorkerReady
+from engine.interfaces.client import CoreState, OneCore
+from engine.plugin.candidate import Candidate
+from engine.plugin.discovery import Registry, duplicate
+from engine.plugin.hints import how_to_install
+from engine.plugin.points import CLIENT
+from engine.types.errors import DriverNotFoundError
 
 if TYPE_CHECKING:
     from engine.loop.engine_core import EngineCore
-
-
-class EngineClient(Protocol):
-    """An engine core, wherever it runs. One thread at a time."""
-
-    @property
-    def worker(self) -> WorkerReady:
-        """What the worker told when it was ready."""
-        ...
-
-    def add(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests, all or none of them.
-
-        Raises the core's EngineError where it refuses one at once; a core elsewhere refuses by an output instead.
-        """
-        ...
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests in whatever state they are; unknown ids are passed over. No output need follow."""
-        ...
-
-    def receive(self, timeout: float | None = None) -> CoreOutputs:
-        """The next news. A core in this process makes a step; of one elsewhere they are waited for.
-
-        Args:
-            timeout: seconds to wait; None waits for ever. Nothing is returned when they are over.
-
-        Raises:
-            EngineDeadError: the core or a worker has died.
-        """
-        ...
-
-    def has_work(self) -> bool:
-        """True while the core has unfinished requests, or steps whose results were not taken in."""
-        ...
-
-    def stats(self) -> StepStats:
-        """The state of the core."""
-        ...
-
-    def shutdown(self) -> None:
-        """Stop the core and free what it holds. Idempotent."""
-        ...
+    from engine.types.outputs import CoreOutputs, StepStats
+    from engine.types.request import EngineRequest
+    from engine.types.start import CoreStart, WorkerReady
 
 
 class InProcessClient:
@@ -84,14 +50,61 @@ class InProcessClient:
     def abort(self, request_ids: Sequence[str]) -> None:
         self._core.abort(list(request_ids))
 
+    def call(self, method: str) -> Future[Any]:
+        answer: Future[Any] = Future()
+        try:
+            answer.set_result(getattr(self._core, method)())
+        except Exception as error:
+            answer.set_exception(error)
+        return answer
+
     def receive(self, timeout: float | None = None) -> CoreOutputs:
         return self._core.step()
 
     def has_work(self) -> bool:
         return self._core.has_work()
 
-    def stats(self) -> StepStats:
+    @property
+    def last_stats(self) -> StepStats:
         return self._core.stats()
+
+    def states(self, look: bool = True) -> list[CoreState]:
+        stats = self.last_stats
+        usage = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
+        return [CoreState(0, os.getpid(), True, stats.num_running, stats.num_waiting, usage, stats)]
 
     def shutdown(self) -> None:
         self._core.shutdown()
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Cores that another process has started, for a process beside others that serves them too.
+
+    Args:
+        start: what they were started with, but for their places among each other.
+        connect: makes the client of one; again where another stands in its place.
+        first: this process tells hooks of the engine's statistics, which every process of several could tell.
+    """
+
+    start: CoreStart
+    connect: Callable[[CoreStart], OneCore]
+    first: bool = True
+
+
+def client_of_several(registry: Registry) -> Candidate:
+    """What makes one of several engine cores: the one that is installed, see `engine.interfaces.client`.
+
+    Raises DriverNotFoundError where nothing does, DuplicateDriverError where two do.
+    """
+    found = registry.candidates(CLIENT)
+    if not found:
+        raise DriverNotFoundError(
+            "serve with several engine cores (data_parallel_size)",
+            "nothing that is installed makes one of them",
+            how_to_install(CLIENT),
+            point=CLIENT,
+        )
+    if len(found) > 1:
+        raise duplicate(CLIENT, found)
+    return found[0]

@@ -191,52 +191,58 @@ class InputProcessor:
     ) -> RequestState:
         """Tokenise a request that `admit` has let in, whose answer is `info`. Otherwise as `process`."""
         arrival_time = self.clock.now() if arrival_time is None else arrival_time
-        if isinstance(params, PoolingParams):
-            return self._process_pooling(request_id, prompt, params, arrival_time, priority, timeout, info)
+        pooling = check_pooling(params, self.model) if isinstance(params, PoolingParams) else None
         parsed = self._rewritten(parse_prompt(prompt), info)
-        ids = cut_to_last(self._ids(parsed), parsed.truncate, self._fits(params.max_tokens))
-        room = self._room(ids)
-        self._check_ids(ids, parsed)
-        self._check_stop_ids(params.stop_token_ids)
-        self._constraints.check(params)
-        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-        complete = self._processors.complete(params)
-        end_ids = params.stop_token_ids if params.ignore_eos else [*params.stop_token_ids, *self.eos_token_ids]
-        self._processors.check_something_is_left(complete, end_ids)
-        host_tokens = self._processors.need_host_tokens(complete)
-        count = params.num_sequences
+        host_tokens = False
+        if isinstance(params, PoolingParams):
+            if self.model.pooler.lower_case and parsed.token_ids is None and parsed.text is not None:
+                parsed = parsed._replace(text=parsed.text.lower())
+            ids = self._ids_to_pool(parsed)
+            params = SamplingParams(max_tokens=None, seed=0, detokenize=False)
+            filled_in = [params]
+        else:
+            ids = cut_to_last(self._ids(parsed), parsed.truncate, max(1, self.max_model_len - (params.max_tokens or 1)))
+            room = self._room(ids)
+            self._check_ids(ids, parsed)
+            complete = self._complete_params(params)
+            host_tokens = self._processors.need_host_tokens(complete)
+            seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+            filled_in = [
+                self._filled_in(complete, room, (seed + index) & MAX_SEED, index)
+                for index in range(params.num_sequences)
+            ]
+        count = len(filled_in)
         requests = [
             EngineRequest(
                 request_id=request_id if count == 1 else f"{request_id}#{index}",
                 prompt_token_ids=ids,
-                params=self._filled_in(complete, room, (seed + index) & MAX_SEED, index),
-                eos_token_ids=self.eos_token_ids,
+                params=one,
+                eos_token_ids=self.eos_token_ids if pooling is None else [],
                 arrival_time=arrival_time,
                 priority=priority,
                 cache_salt=parsed.cache_salt,
                 parent=None if count == 1 else request_id,
                 host_tokens=host_tokens,
                 timeout=timeout,
+                pooling=pooling,
             )
-            for index in range(count)
+            for index, one in enumerate(filled_in)
         ]
-        arrived = self.clock.monotonic(arrival_time)
-        return RequestState(request_id, _text(parsed), ids, params, requests, info, arrived)
+        # Of a prompt that was cut its tokens say what is left, not its text.
+        text = parsed.text if parsed.truncate is None else None
+        return RequestState(request_id, text, ids, params, requests, info, self.clock.monotonic(arrival_time))
 
-    def _process_pooling(
-        self,
-        request_id: str,
-        prompt: Any,
-        params: PoolingParams,
-        arrival_time: float,
-        priority: int,
-        timeout: float | None,
-        info: RequestInfo | None,
-    ) -> RequestState:
-        complete = check_pooling(params, self.model)
-        parsed = self._rewritten(parse_prompt(prompt), info)
-        if self.model.pooler.lower_case and parsed.token_ids is None and parsed.text is not None:
-            parsed = parsed._replace(text=parsed.text.lower())
+    def _complete_params(self, params: SamplingParams) -> SamplingParams:
+        """With the ids of bad words. Raises InvalidRequestError for what does not go with this model, or with the
+        drivers at work."""
+        self._check_stop_ids(params.stop_token_ids)
+        self._constraints.check(params)
+        complete = self._processors.complete(params)
+        end_ids = params.stop_token_ids if params.ignore_eos else [*params.stop_token_ids, *self.eos_token_ids]
+        self._processors.check_something_is_left(complete, end_ids)
+        return complete
+
+    def _ids_to_pool(self, parsed: ParsedPrompt) -> list[int]:
         ids = self._ids(parsed)
         text = parsed.text if parsed.token_ids is None and parsed.add_special_tokens else None
         bare = None if text is None else partial(self._encode, text, False)
@@ -248,23 +254,7 @@ class InputProcessor:
                 "shorten the prompt, or raise max_model_len where the model has the positions",
             )
         self._check_ids(ids, parsed)
-        carrier = SamplingParams(max_tokens=None, seed=0, detokenize=False)
-        request = EngineRequest(
-            request_id=request_id,
-            prompt_token_ids=ids,
-            params=carrier,
-            arrival_time=arrival_time,
-            priority=priority,
-            cache_salt=parsed.cache_salt,
-            timeout=timeout,
-            pooling=complete,
-        )
-        arrived = self.clock.monotonic(arrival_time)
-        return RequestState(request_id, _text(parsed), ids, carrier, [request], info, arrived)
-
-    def _fits(self, max_tokens: int | None) -> int:
-        """Tokens of a prompt that leave room for the answer."""
-        return max(1, self.max_model_len - (max_tokens or 1))
+        return ids
 
     def _rewritten(self, parsed: ParsedPrompt, info: RequestInfo | None) -> ParsedPrompt:
         """The prompt as hooks want it. Token ids are passed by."""
@@ -408,11 +398,6 @@ def _check_timeout(timeout: float | None) -> None:
         raise InvalidRequestError(f"timeout={shown(timeout)}", "it is not a number", "pass seconds")
     if not 0 < timeout < math.inf:
         raise InvalidRequestError(f"timeout={timeout}", "it is not above 0 and finite", "pass seconds, or leave it out")
-
-
-def _text(parsed: ParsedPrompt) -> str | None:
-    """The text of the prompt, to be shown; None where it was cut, so that its tokens say what is left."""
-    return parsed.text if parsed.truncate is None else None
 
 
 def check_pooling(params: PoolingParams, model: ModelDescription) -> PoolingParams:

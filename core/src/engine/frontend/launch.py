@@ -8,7 +8,7 @@ description. Cards are imported, bodies are not. What comes out is a `Launch`: t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.frontend.chat_template import read_template
+from engine.frontend.client import client_of_several
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.generation_config import read_generation_config, sampling_defaults
 from engine.frontend.needs import TABLE, Facts, attention_needs, check_processors, preemption_mode, template_source
@@ -45,7 +46,7 @@ from engine.plugin.points import (
     NeedT,
     Point,
 )
-from engine.types.errors import ConfigError, EngineError, ModelNotFoundError
+from engine.types.errors import ConfigError, EngineError, ManifestError, ModelNotFoundError
 from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.start import CoreStart, WorkerStart
 
@@ -212,6 +213,8 @@ class _Choices:
 def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     registry = (Registry.discover() if registry is None else registry).following(config.plugin_list)
     choices = _Choices(config, registry)
+    if config.data_parallel_size > 1:
+        client_of_several(registry)
     name = config.model
     if name is None:
         name = default_model(registry, CHECKPOINT, config.asked("checkpoint"))
@@ -304,6 +307,20 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     return Launch(
         config, registry, start, manifest, selections, tokenizer, tokenizer_folder, facts.chat_template, choices.idle
     )
+
+
+def check_attached(found: Launch, start: CoreStart) -> Launch:
+    """What was decided here, with the start message that cores got from another process.
+
+    Raises ManifestError where other drivers are chosen here than there.
+    """
+    if found.start.worker.choices != start.worker.choices:
+        raise ManifestError(
+            "start an API process",
+            "it finds other plugins installed than the process that started the engine",
+            "start the server again",
+        )
+    return replace(found, start=start)
 
 
 def choose_dtype(asked: str, stored: str, facts: PlatformFacts) -> str:

@@ -215,9 +215,9 @@ class EngineCore:
             hook_failures=self._hooks.failures.told() if self._hooks is not None and self._hooks.failures else (),
         )
 
-    def page_map(self) -> PageMap:
-        """Who holds the pages of the KV cache now, for monitors."""
-        return self.scheduler.kv.pool.page_map()
+    def page_maps(self) -> list[PageMap]:
+        """Who holds the pages of each core's KV cache now, for monitors: of one core, one."""
+        return [self.scheduler.kv.pool.page_map()]
 
     def check_health(self) -> None:
         """Ask the executor whether its workers live: between steps nobody else does.

@@ -24,7 +24,7 @@ from engine.types.outputs import CoreOutput, CoreOutputs
 from engine.types.request import FinishReason
 from engine.types.start import CoreStart
 
-CALLS = frozenset({"stats", "page_map", "reset_prefix_cache", "check_integrity", "start_profile", "stop_profile"})
+CALLS = frozenset({"stats", "page_maps", "reset_prefix_cache", "check_integrity", "start_profile", "stop_profile"})
 """The core's methods that a frontend may call."""
 
 HEALTH_SECONDS = 1.0

@@ -16,7 +16,7 @@ from engine.plugin.card import Card
 from engine.plugin.hints import did_you_mean, distribution_of, known_drivers, near_matches
 from engine.plugin.loading import load_entry_point
 from engine.plugin.plugin_list import PluginList, normal, only
-from engine.plugin.points import COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
+from engine.plugin.points import CLIENT, COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
 from engine.types.errors import (
     ContractError,
     DriverDeniedError,
@@ -170,7 +170,7 @@ class Registry:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
     def _majors(self, point: str) -> tuple[int, ...]:
-        if point == "commands":
+        if point in ("commands", CLIENT):
             return COMMAND_MAJORS
         return HOOK_MAJORS if point.startswith("hooks.") else self.points[point].majors
 
@@ -336,7 +336,7 @@ def _head(distribution: importlib.metadata.Distribution) -> tuple[str, str, list
 
 
 def _unknown_point(candidate: Candidate) -> Problem | None:
-    known = {*POINTS, "commands", *(f"hooks.{process}" for process in HOOK_PROCESSES)}
+    known = {*POINTS, "commands", CLIENT, *(f"hooks.{process}" for process in HOOK_PROCESSES)}
     if candidate.point in known:
         return None
     near = near_matches(candidate.point, known)

@@ -334,3 +334,7 @@ HOOK_PROCESSES: tuple[str, ...] = ("frontend", "core", "worker")
 
 HOOK_MAJORS: tuple[int, ...] = (0,)
 COMMAND_MAJORS: tuple[int, ...] = (0,)
+
+CLIENT = "client"
+"""Group `engine.client.v0`: what makes one of several engine cores, see `engine.interfaces.client`. No point: nothing
+is chosen, the one that is installed is used."""

@@ -173,6 +173,11 @@ class Child(Generic[T]):
         return self._process.pid
 
     @property
+    def silence(self) -> float:
+        """Seconds without a message, as the looks at it (`lost`) found it."""
+        return self._silence
+
+    @property
     def code(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
         return self._process.poll()

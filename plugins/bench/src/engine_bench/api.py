@@ -17,8 +17,8 @@ import psutil
 from msgspec.structs import replace
 
 from engine.frontend.assemble import assemble_frontend
-from engine.frontend.core_process import MODULE as CORE_MODULE
 from engine.frontend.launch import CORE_WORKER, launch
+from engine.frontend.process_client import MODULE as CORE_MODULE
 from engine.loop.assemble import assemble_core
 from engine.types.errors import ConfigError, EngineError
 from engine.types.params import SamplingParams

@@ -111,4 +111,4 @@ class AsyncEngineView:
         return self._llm.last_stats
 
     async def page_maps(self) -> list[PageMap]:
-        return msgspec.convert(await self._llm.call("page_map"), list[PageMap])
+        return msgspec.convert(await self._llm.call("page_maps"), list[PageMap])

@@ -101,10 +101,14 @@ def salted(prompts: Sequence[Prompt], request: Request, state: ServerState) -> S
     """The prompts so that they share no cached pages with those of other API keys, unless they may, and none with those
     of another `cache_salt`."""
     noted = request.scope["state"]
-    salts = (None if state.share_prefix_cache else noted.get("cache_salt"), noted.get("own_salt"))
-    for salt in filter(None, reversed(salts)):
-        prompts = [_salted(prompt, salt) for prompt in prompts]
-    return prompts
+    salts = [*filter(None, (None if state.share_prefix_cache else noted.get("cache_salt"), noted.get("own_salt")))]
+    if not salts:
+        return prompts
+    several = [_fields(prompt) for prompt in prompts]
+    for fields in several:
+        own = fields.get("cache_salt")
+        fields["cache_salt"] = " ".join(salts if own is None else [*salts, own])
+    return [cast(Prompt, fields) for fields in several]
 
 
 def truncated(prompts: Sequence[Prompt], most: int | None) -> Sequence[Prompt]:
@@ -113,16 +117,10 @@ def truncated(prompts: Sequence[Prompt], most: int | None) -> Sequence[Prompt]:
 
 
 def _fields(prompt: Prompt) -> dict[str, Any]:
+    """The prompt as a dict, which is new."""
     if isinstance(prompt, str):
         return {"prompt": prompt}
     return dict(prompt) if isinstance(prompt, Mapping) else {"prompt_token_ids": prompt}
-
-
-def _salted(prompt: Prompt, salt: str) -> Prompt:
-    """The prompt with this salt, before its own where it has one."""
-    fields = _fields(prompt)
-    own = fields.get("cache_salt")
-    return cast(Prompt, {**fields, "cache_salt": salt if own is None else f"{salt} {own}"})
 
 
 async def collect(streams: list[RequestStream]) -> list[RequestOutput]:

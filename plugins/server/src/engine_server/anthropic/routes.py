@@ -24,7 +24,7 @@ async def messages(body: MessagesBody, request: Request, state: State) -> Respon
     model = state.check_model(body.model)
     note(request, None if body.metadata is None else body.metadata.user_id, cache_salt=body.cache_salt)
     params = body.sampling_params(state.engine.sampling_defaults)
-    turn = await prepare(state, await _said(body, state), params)
+    turn = await prepare(state, _said(body, state), params)
     identity = engine_id(request, "msg")
     streams = await generate(state, request, body, [turn.prompt], turn.params, identity)
     maker = MessageMaker(identity, model, Blocks(turn.reader()), params.max_tokens or body.max_tokens)
@@ -37,15 +37,15 @@ async def messages(body: MessagesBody, request: Request, state: State) -> Respon
 async def count(body: CountTokensBody, state: State) -> Response:
     """How many tokens such a request's prompt has."""
     state.check_model(body.model)
-    return JSON(TokenCount(input_tokens=await count_tokens(state, await _said(body, state))))
+    return JSON(TokenCount(input_tokens=await count_tokens(state, _said(body, state))))
 
 
-async def _said(body: CountTokensBody, state: ServerState) -> Conversation:
+def _said(body: CountTokensBody, state: ServerState) -> Conversation:
     """What the body says, with the template's switches for how much the model thinks."""
     said = conversation(body)
     if body.thinking is not None and body.thinking.type == "disabled":
-        said = await without_thoughts(state, said, "thinking")
+        said = without_thoughts(state, said, "thinking")
     elif body.thinking is not None and body.thinking.type == "enabled":
         said = with_budget(state, said, body.thinking.budget_tokens, "thinking.budget_tokens", switch=True)
     effort = None if body.output_config is None else body.output_config.effort
-    return await with_effort(state, said, effort, "output_config.effort")
+    return with_effort(state, said, effort, "output_config.effort")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine_server.bodies import Effort
-from engine_server.conversation.turn import Conversation, render
+from engine_server.conversation.turn import Conversation
 from engine_server.errors import APIError
 
 if TYPE_CHECKING:
@@ -23,17 +23,16 @@ _DOCUMENTS = "documents"
 """The variable that chat templates have, as Cohere's do."""
 
 
-async def without_thoughts(state: ServerState, said: Conversation, parameter: str) -> Conversation:
+def without_thoughts(state: ServerState, said: Conversation, parameter: str) -> Conversation:
     """The conversation with its template's switch against thoughts; as it is where the model has none anyway.
 
     Raises a 400 APIError, which names the parameter, where the template has no switch.
     """
     if state.engine.reasoning_parser is None:
         return said
-    switched = with_variables(said, **_NO_THOUGHTS)
-    if await alike(state, said, switched):
+    if not state.engine.chat_template.tells_apart(_NO_THOUGHTS, _THOUGHTS):
         raise _unsupported("thinking cannot be disabled: this model's chat template has no switch for it", parameter)
-    return switched
+    return with_variables(said, **_NO_THOUGHTS)
 
 
 def with_budget(
@@ -51,7 +50,7 @@ def with_budget(
     return dataclasses.replace(with_variables(said, **_THOUGHTS) if switch else said, thinking_budget=tokens)
 
 
-async def with_effort(state: ServerState, said: Conversation, effort: Effort | None, parameter: str) -> Conversation:
+def with_effort(state: ServerState, said: Conversation, effort: Effort | None, parameter: str) -> Conversation:
     """The conversation with so much thinking: the template's variable `reasoning_effort`, for "none" its switch.
 
     Raises a 400 APIError, which names the parameter, where the template has nothing of the kind.
@@ -59,35 +58,28 @@ async def with_effort(state: ServerState, said: Conversation, effort: Effort | N
     if effort is None:
         return said
     if effort == "none":
-        return await without_thoughts(state, said, parameter)
-    if await alike(state, with_variables(said, **{_EFFORT: "low"}), with_variables(said, **{_EFFORT: "high"})):
+        return without_thoughts(state, said, parameter)
+    if not state.engine.chat_template.tells_apart({_EFFORT: "low"}, {_EFFORT: "high"}):
         raise _unsupported(f"this model's chat template does not take {_EFFORT}", parameter)
     return with_variables(said, **{_EFFORT: effort})
 
 
-async def with_documents(
+def with_documents(
     state: ServerState, said: Conversation, documents: Sequence[Mapping[str, Any]] | None
 ) -> Conversation:
     """The conversation with documents beside it: vLLM's `documents`. Raises a 400 APIError where the template does not
     show them."""
     if not documents:
         return said
-    shown = with_variables(said, **{_DOCUMENTS: list(documents)})
-    if await alike(state, said, shown):
+    if not state.engine.chat_template.tells_apart({}, {_DOCUMENTS: [{"title": "?", "text": "?"}]}):
         message = f"{_DOCUMENTS}: this model's chat template does not show them; put them into a message"
         raise APIError(400, message, param=_DOCUMENTS, code="unsupported_parameter")
-    return shown
+    return with_variables(said, **{_DOCUMENTS: list(documents)})
 
 
 def with_variables(said: Conversation, **variables: object) -> Conversation:
     """The conversation with these variables for the template too."""
     return dataclasses.replace(said, variables={**(said.variables or {}), **variables})
-
-
-async def alike(state: ServerState, one: Conversation, other: Conversation) -> bool:
-    """Whether both give the same prompt, but for a prefill, which may be refused."""
-    first = await render(state, dataclasses.replace(one, prefill=""))
-    return first == await render(state, dataclasses.replace(other, prefill=""))
 
 
 def _unsupported(found: str, parameter: str) -> APIError:

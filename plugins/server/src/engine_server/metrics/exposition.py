@@ -157,7 +157,7 @@ class _EngineCollector(Collector):
 
     def _state(self) -> Iterator[Metric]:
         """Of each engine core, by its number, as vLLM labels them."""
-        cores = [(str(rank.rank), rank, rank.stats or NOTHING) for rank in self.llm.ranks]
+        cores = [(str(core.dp_rank), core, core.stats or NOTHING) for core in self.llm.cores]
         for name, (value, text) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"engine:{name}", text, labels=["model_name", "engine"])
             for label, _, stats in cores:

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from engine.embedding import Prompt, RequestState
+from engine.embedding import RequestState, TextPrompt
 from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta, whole
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import stream
@@ -25,7 +25,7 @@ from engine_server.openai.answers import ChatChoice, ChatCompletion, ChatMessage
 from engine_server.openai.bodies import ChatBody, StreamOptions
 from engine_server.request_id import engine_id, note, request_id
 from engine_server.routes import State
-from engine_server.submission import collect, generate, truncated
+from engine_server.submission import collect, generate
 from engine_server.usage import UsageCount, UsageSoFar
 
 
@@ -120,15 +120,17 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
         variables=body.chat_template_kwargs,
         prefill=prefill,
     )
-    conversation = await with_documents(state, conversation, body.documents)
+    conversation = with_documents(state, conversation, body.documents)
     conversation = with_budget(state, conversation, body.thinking_token_budget, "thinking_token_budget")
-    conversation = await with_effort(state, conversation, body.reasoning_effort, "reasoning_effort")
+    conversation = with_effort(state, conversation, body.reasoning_effort, "reasoning_effort")
     turn = await prepare(state, conversation, params, special_tokens_set=body.skip_special_tokens is not None)
     params = turn.params
     reader = None if turn.plain else lambda: ChatReader(turn.reader(), body.include_reasoning)
     identity = engine_id(request, "chatcmpl")
-    prompt: Prompt = {**turn.prompt, "add_special_tokens": body.add_special_tokens}
-    streams = await generate(state, request, body, truncated([prompt], body.truncate_prompt_tokens), params, identity)
+    prompt: TextPrompt = {**turn.prompt, "add_special_tokens": body.add_special_tokens}
+    if body.truncate_prompt_tokens is not None:
+        prompt["truncate_prompt_tokens"] = body.truncate_prompt_tokens
+    streams = await generate(state, request, body, [prompt], params, identity)
     head: dict[str, Any] = {"id": identity, "created": int(time.time()), "model": model}
     if body.service_tier is not None:
         head["service_tier"] = "default"

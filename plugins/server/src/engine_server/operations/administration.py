@@ -102,4 +102,4 @@ async def _call(request: Request, state: ServerState, method: str) -> Any:
 
 
 def _living(state: ServerState) -> list[int]:
-    return [rank.rank for rank in state.engine.ranks if rank.alive]
+    return [core.dp_rank for core in state.engine.cores if core.alive]

@@ -104,12 +104,12 @@ async def version() -> Response:
 def _ranks(state: ServerState) -> list[Rank]:
     return [
         Rank(
-            rank=rank.rank,
-            alive=rank.alive,
-            stopped=rank.stopped,
-            running=rank.num_running,
-            waiting=rank.num_waiting,
-            kv_cache_usage=rank.kv_usage,
+            rank=core.dp_rank,
+            alive=core.alive,
+            stopped=core.stopped,
+            running=core.num_running,
+            waiting=core.num_waiting,
+            kv_cache_usage=core.kv_usage,
         )
-        for rank in state.engine.ranks
+        for core in state.engine.cores
     ]

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from engine.embedding import AsyncLLM, Attached, CorePlace, EngineConfig, ServerConfig
+from engine.embedding import AsyncLLM, Attached, EngineConfig, ServerConfig
 from engine.process import wire
 from engine.process.logs import log_as
 from engine.process.run import PARENT_DIED, take_start
@@ -29,6 +29,7 @@ from engine_server.keys import AdminKey
 from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain
 from engine_server.metrics.exposition import Exposition
 from engine_server.process_life import loop_factory, spare_the_collector
+from engine_server.processes.attached import AttachedCores, CorePlace
 from engine_server.processes.channel import Channel
 from engine_server.processes.gathering import Gathered, told_of
 from engine_server.processes.limits import SharedKeys
@@ -53,11 +54,11 @@ class Child:
         self._config = EngineConfig(**json.loads(start.config))
         self._settings = ServerConfig(**json.loads(start.settings))
         self._lifecycle = Lifecycle()
-        self._attached = Attached(start.client, start.core, start.num_ranks, first=start.number == 0)
+        self._cores = AttachedCores(start.client, start.num_cores)
         self._channel = Channel(
             {
-                "ready": lambda place: self._attached.ready(msgspec.convert(place, CorePlace)),
-                "died": lambda rank, parts: self._attached.died(rank, rebuild_error(tuple(parts))),
+                "ready": lambda place: self._cores.ready(msgspec.convert(place, CorePlace)),
+                "died": lambda dp_rank, parts: self._cores.died(dp_rank, rebuild_error(tuple(parts))),
                 "serve": self._serve,
                 "drain": self._drain,
                 "stop": self._end_now,
@@ -91,7 +92,8 @@ class Child:
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)  # this one alone; another comes in its place
         await self._channel.open(socket.socket(fileno=self._start.channel))
         try:
-            self._llm = AsyncLLM(self._config, self._attached)
+            attached = Attached(self._start.core, self._cores.connect, first=self._start.number == 0)
+            self._llm = AsyncLLM(self._config, attached)
         except EngineError as error:
             await self._channel.ask("failed", error.parts)
             return 1

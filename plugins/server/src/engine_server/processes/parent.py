@@ -16,22 +16,17 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from engine.embedding import (
-    CorePlace,
-    CoreRanks,
     EngineConfig,
-    RankNews,
-    Revived,
     ServerConfig,
     StatisticsLog,
-    build_router,
     greeting,
     launch,
-    merge_ready,
-    rank_starts,
+    start_cores,
 )
+from engine.interfaces.client import CoreState
 from engine.types.errors import ConfigError, EngineDeadError, EngineError, rebuild_error
 from engine.types.messages import Attach, Detach
-from engine.types.outputs import StepStats
+from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.start import WorkerReady
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import FAREWELL_SECONDS, Phase
@@ -46,6 +41,7 @@ from engine_server.process_life import (
     statistics_writer,
 )
 from engine_server.processes.api_process import LEAVE_SECONDS, ApiProcess
+from engine_server.processes.attached import CorePlace
 from engine_server.processes.gathering import Told, past
 from engine_server.processes.responses import KeptResponses
 from engine_server.processes.start import ApiStart
@@ -110,19 +106,15 @@ class Parent:
         self._config, self._settings, self._place = config, settings, place
         self._keys, self._early = keys, early
         self._plan = plan = launch(config)
-        self._cores = CoreRanks(
-            rank_starts(plan.start, config.data_parallel_size),
-            lambda workers: build_router(plan, workers),
-            config.data_parallel_restarts,
-        )
+        self._cores = start_cores(plan)
         self._responses = KeptResponses(ResponseStore(settings.response_store_size, settings.response_store_time))
         self._phase = Phase.STARTING
         self._processes: dict[int, ApiProcess] = {}
         self._past: Told | None = None
         self._pauses = [0.0] * settings.api_workers
         self._clients = itertools.count(1)
-        self._workers: list[WorkerReady] = []
-        self._generation = [0] * config.data_parallel_size
+        self._worker: WorkerReady | None = None
+        self._pids = [0] * config.data_parallel_size  # of the cores that the API processes know to live
         self._dead: EngineError | None = None
         self._failed: EngineError | None = None
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
@@ -132,7 +124,7 @@ class Parent:
     @property
     def last_stats(self) -> StepStats | None:
         """What the cores told last."""
-        return self._cores.stats()
+        return self._cores.last_stats
 
     @property
     def num_unfinished(self) -> int:
@@ -158,7 +150,7 @@ class Parent:
             self._phase = Phase.SERVING
             for process in self._processes.values():
                 process.channel.tell("serve")
-            worker, address = merge_ready(self._workers), address_of(self._place, self._settings)
+            worker, address = self._cores.worker, address_of(self._place, self._settings)
             verbose = self._settings.verbose
             greet(greeting(self._plan, worker, address, len(self._processes), verbose=verbose), address)
             await stopped
@@ -181,10 +173,9 @@ class Parent:
             if self._failed is not None:
                 raise self._failed
             return False
-        self._workers = standing.result()
-        self._cores.listen_in(asyncio.get_running_loop(), self._take)
-        for process in self._processes.values():
-            self._attach_all(process)
+        self._worker = standing.result()
+        self._cores.listen(asyncio.get_running_loop(), self._take, self._on_death)
+        self._tell_of_cores()
         up = asyncio.gather(*(process.up.wait() for process in self._processes.values()))
         await asyncio.wait((up, stopped), return_when=asyncio.FIRST_COMPLETED)
         up.cancel()
@@ -235,7 +226,7 @@ class Parent:
                 number=number,
                 client=process.client,
                 core=self._plan.start,
-                num_ranks=self._config.data_parallel_size,
+                num_cores=self._config.data_parallel_size,
                 config=self._config.model_dump_json(exclude_unset=True),
                 settings=self._settings.model_dump_json(exclude_unset=True),
                 listener=listener.fileno(),
@@ -248,7 +239,9 @@ class Parent:
             await process.start(start, listener.fileno())
         process.channel.tell("keys", self._key_table())
         self._keep(process.watch(self._settings.api_worker_timeout))
-        self._attach_all(process)
+        for core in self._cores.states(look=False):
+            if core.pid == self._pids[core.dp_rank]:
+                self._attach(process, core)
 
     def _handlers(self) -> dict[str, Any]:
         kept = self._responses
@@ -270,16 +263,12 @@ class Parent:
             "cancel": self._cancel,
         }
 
-    def _attach_all(self, process: ApiProcess) -> None:
-        """Bring a process and all cores that live together."""
-        if self._workers:
-            for rank in self._cores.living:
-                self._attach(process, rank)
-
-    def _attach(self, process: ApiProcess, rank: int) -> None:
-        requests, outputs = process.addresses(rank, self._generation[rank])
-        pid = self._cores.attach(rank, Attach(process.client, requests, outputs))
-        place = CorePlace(rank=rank, pid=pid, requests=requests, outputs=outputs, worker=self._workers[rank])
+    def _attach(self, process: ApiProcess, core: CoreState) -> None:
+        """Bring a process and a core together."""
+        assert self._worker is not None
+        requests, outputs = process.addresses(core.dp_rank, core.pid)
+        self._cores.tell(Attach(process.client, requests, outputs), core.dp_rank)
+        place = CorePlace(dp_rank=core.dp_rank, pid=core.pid, requests=requests, outputs=outputs, worker=self._worker)
         process.channel.tell("ready", place)
 
     def _on_failure(self, process: ApiProcess, parts: Sequence[str]) -> None:
@@ -306,7 +295,7 @@ class Parent:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if process.hung_for is not None:
             how = f"no sign of life for {process.hung_for:g} s (--api-worker-timeout), so it was ended"
-        self._cores.detach(Detach(process.client))
+        self._cores.tell(Detach(process.client))
         for digest, count in process.held.items():
             for _ in range(count):
                 self._usage_left(digest)
@@ -339,22 +328,28 @@ class Parent:
                 await asyncio.sleep(LONGEST_PAUSE)
 
     # -- cores ---------------------------------------------------------------------------------------------------------
-    def _take(self, several: Sequence[RankNews]) -> None:
-        for item in several:
-            before = self._cores.living
-            news = self._cores.take(item)
-            for rank in set(before) - set(self._cores.living):
-                error = item.news if isinstance(item.news, EngineError) else EngineDeadError("run the engine core", "")
-                for process in self._processes.values():
-                    process.channel.tell("died", rank, error.parts)
-            if isinstance(item.news, Revived) and item.rank in self._cores.living:
-                self._generation[item.rank] += 1
-                for process in self._processes.values():
-                    self._attach(process, item.rank)
-            if isinstance(news, EngineError) and self._dead is None:
-                self._dead = news
-                say(str(news))
-                asyncio.get_running_loop().call_later(DEATH_NOTICE_SECONDS, self._stop.set)
+    def _take(self, several: Sequence[CoreOutputs]) -> None:
+        self._tell_of_cores()
+
+    def _tell_of_cores(self) -> None:
+        """Tell the API processes which cores have died, and which stand."""
+        for core in self._cores.states(look=False):
+            pid = core.pid if core.alive else 0
+            if pid == (known := self._pids[core.dp_rank]):
+                continue
+            self._pids[core.dp_rank] = pid
+            for process in self._processes.values():
+                if known:
+                    error = core.error or EngineDeadError("run the engine core", "")
+                    process.channel.tell("died", core.dp_rank, error.parts)
+                if pid:
+                    self._attach(process, core)
+
+    def _on_death(self, error: EngineError) -> None:
+        self._tell_of_cores()
+        self._dead = error
+        say(str(error))
+        asyncio.get_running_loop().call_later(DEATH_NOTICE_SECONDS, self._stop.set)
 
     def _cache_reset(self, process: ApiProcess) -> None:
         for other in self._processes.values():

@@ -14,7 +14,7 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
         number: of the process, from 0 on; one that comes in a dead one's place has the same.
         client: its number for the cores, which nobody had before.
         core: what the cores were started with.
-        num_ranks: how many they are.
+        num_cores: how many they are.
         config: the engine's settings as JSON, those that were set.
         settings: the server's, likewise.
         listener, channel: descriptors that it inherits: the listening socket's, and the one's to the first process.
@@ -26,7 +26,7 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     client: int
     core: CoreStart
-    num_ranks: int
+    num_cores: int
     config: str
     settings: str
     listener: int

@@ -42,7 +42,7 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
     before = await _before(body, request, state)
     items = items_of(body)
     effort = None if body.reasoning is None else body.reasoning.effort
-    said = await with_effort(state, conversation(body, before, items), effort, "reasoning.effort")
+    said = with_effort(state, conversation(body, before, items), effort, "reasoning.effort")
     turn = await prepare(state, said, params)
     streams = await generate(state, request, body, [turn.prompt], turn.params, engine_id(request, "resp"))
     owner = _owner(request)

@@ -29,11 +29,11 @@ def merge_stats(several: Sequence[StepStats]) -> StepStats | None:
     return StepStats(**merged)
 
 
-def stopped(stats: StepStats) -> StepStats:
-    """What is left of a dead core's statistics: its counters. Nothing runs any more, and it has no cache."""
+def counters(stats: StepStats | None) -> StepStats | None:
+    """What is left of a dead core's statistics: nothing runs any more, and it has no cache."""
     state = ("num_running", "num_waiting", "num_tokens", "pages_used", "pages_total")
     swap = ("num_swapped", "swap_pages_used", "swap_pages_total")
-    return replace(stats, **dict.fromkeys(state + swap, 0))
+    return None if stats is None else replace(stats, **dict.fromkeys(state + swap, 0))
 
 
 def merge_ready(several: Sequence[WorkerReady]) -> WorkerReady:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
-from engine.frontend.core_process import CoreProcess
+from engine.interfaces.client import OneCore
 from engine.types.errors import EngineError
-from engine.types.start import CoreStart
 
-log = logging.getLogger("engine.frontend")
+log = logging.getLogger("engine.parallel")
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
@@ -20,18 +20,19 @@ class Restarts:
     """What is left of one rank's restarts. `start` runs on a thread of its own, `stop` and `shutdown` on any other.
 
     Args:
-        start: of the core.
+        connect: starts the core.
         most: starts in this rank's life; one that fails counts.
     """
 
-    def __init__(self, start: CoreStart, most: int) -> None:
-        self._start, self._left = start, most
+    def __init__(self, connect: Callable[[], OneCore], most: int) -> None:
+        self._connect = connect
+        self._left = most
         self._pause = FIRST_PAUSE
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._starting: CoreProcess | None = None
+        self._starting: OneCore | None = None
 
-    def start(self) -> CoreProcess | None:
+    def start(self) -> OneCore | None:
         """Wait, and start a core until one is ready. None where none is left, or `stop` was called."""
         while self._left > 0:
             self._left -= 1
@@ -42,7 +43,7 @@ class Restarts:
                 with self._lock:
                     if self._stopped.is_set():
                         return None
-                    core = self._starting = CoreProcess(self._start)
+                    core = self._starting = self._connect()
                 core.wait_ready()
                 return core
             except (EngineError, OSError) as error:

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from engine import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
-from engine.frontend.ranks_client import RanksClient
 from engine.types.errors import EngineDeadError, InvalidRequestError
 from engine.types.outputs import RequestOutput
+from engine_parallel.client import ParallelClient
 
 SETTINGS: dict[str, Any] = {"model": "tiny", "dtype": "float64", "max_num_seqs": 8, "kv_cache_memory": "16MiB"}
 PROMPTS = [f"Once upon a time there were {i} bears. " * (1 + i % 4) for i in range(14)]
@@ -39,7 +39,7 @@ def two() -> Iterator[LLM]:
 
 def family(llm: LLM) -> list[psutil.Process]:
     """The ranks that live, and what they started."""
-    living = [state.pid for state in client_of(llm)._ranks.states() if state.alive and psutil.pid_exists(state.pid)]
+    living = [state.pid for state in client_of(llm).states() if state.alive and psutil.pid_exists(state.pid)]
     return [process for pid in living for process in [psutil.Process(pid), *psutil.Process(pid).children()]]
 
 
@@ -54,9 +54,9 @@ def tokens(outputs: list[RequestOutput]) -> list[list[tuple[str, list[int], str 
     return [[(c.text, c.token_ids, c.finish_reason) for c in output.outputs] for output in outputs]
 
 
-def client_of(llm: LLM) -> RanksClient:
+def client_of(llm: LLM) -> ParallelClient:
     client = llm.llm_engine.client
-    assert isinstance(client, RanksClient)
+    assert isinstance(client, ParallelClient)
     return client
 
 
@@ -78,7 +78,7 @@ def test_both_jump_forward_under_constraints() -> None:
         assert plain.llm_engine.stats().num_jump_tokens == 0
     with LLM(**SETTINGS, grammar="choice", data_parallel_size=2) as both:
         assert tokens(both.generate(PROMPTS, asked, use_tqdm=False)) == expected
-        states = client_of(both)._ranks.states()
+        states = client_of(both).states()
         assert all(state.stats is not None and state.stats.num_accepted_jump_tokens > 3 for state in states), states
     assert {text for ((text, _, _),) in expected} <= set(said)
 
@@ -90,13 +90,13 @@ def test_the_tokens_are_those_of_one_core(one: LLM, two: LLM) -> None:
         expected = tokens(fresh.generate(PROMPTS, asked, use_tqdm=False))
     assert tokens(two.generate(PROMPTS, asked, use_tqdm=False)) == expected
     client = client_of(two)
-    states = client._ranks.states()
+    states = client.states()
     assert all(state.stats is not None and state.stats.generation_tokens > 0 for state in states), "both worked"
     stats = two.llm_engine.stats()
     assert stats.generation_tokens == sum(state.stats.generation_tokens for state in states if state.stats)
     assert (stats.num_running, stats.num_waiting, stats.pages_used) == (0, 0, 0)
-    client.call("check_integrity")
-    client.call("reset_prefix_cache")
+    two.llm_engine.call("check_integrity")
+    two.llm_engine.call("reset_prefix_cache")
     with pytest.raises(InvalidRequestError):
         two.generate(["a", "b"], [SamplingParams(), SamplingParams(max_tokens=0)], use_tqdm=False)
 
@@ -136,7 +136,7 @@ def test_a_rank_that_dies_costs_time_alone(one: LLM, two: LLM) -> None:
 
     def step_and_kill() -> list[RequestOutput]:
         outputs = step()
-        victim = client._ranks.states()[1]
+        victim = client.states()[1]
         if not killed and victim.stats is not None and victim.stats.generation_tokens > 20:
             os.kill(victim.pid, signal.SIGKILL)
             killed.append(victim.num_running + victim.num_waiting)
@@ -145,7 +145,7 @@ def test_a_rank_that_dies_costs_time_alone(one: LLM, two: LLM) -> None:
     engine.step = step_and_kill  # type: ignore[method-assign]
     assert tokens(two.generate(PROMPTS, asked, use_tqdm=False)) == expected
     assert killed and killed[0] > 0, "it had work when it died"
-    assert [state.alive for state in client._ranks.states()] == [True, False]
+    assert [state.alive for state in client.states()] == [True, False]
     assert tokens(two.generate(PROMPTS[:2], asked[:2], use_tqdm=False)) == expected[:2]
 
 
@@ -153,22 +153,22 @@ def test_a_rank_comes_back(one: LLM) -> None:
     asked = [SamplingParams(temperature=0.8, seed=i, max_tokens=20) for i in range(14)]
     expected = tokens(one.generate(PROMPTS, asked, use_tqdm=False))
     with LLM(**SETTINGS, data_parallel_size=2, data_parallel_restarts=1) as llm:
-        ranks = client_of(llm)._ranks
-        old = ranks.states()[1].pid
+        client = client_of(llm)
+        old = client.states()[1].pid
         os.kill(old, signal.SIGKILL)
         deadline = time.monotonic() + 60
-        while (state := ranks.states()[1]).pid == old or not state.alive:
+        while (state := client.states()[1]).pid == old or not state.alive:
             assert tokens(llm.generate(PROMPTS[:2], asked[:2], use_tqdm=False)) == expected[:2], "meanwhile"
             assert time.monotonic() < deadline
         assert tokens(llm.generate(PROMPTS, asked, use_tqdm=False)) == expected
-        assert all(state.alive and state.stats and state.stats.generation_tokens for state in ranks.states())
+        assert all(state.alive and state.stats and state.stats.generation_tokens for state in client.states())
         left = family(llm)
         assert len(left) == 2
     assert not psutil.wait_procs(left, timeout=5)[1]
 
 
 def test_all_ranks_dead_is_the_engine_dead(two: LLM) -> None:
-    for state in client_of(two)._ranks.states():
+    for state in client_of(two).states():
         os.kill(state.pid, signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="signal 9"):
         two.generate(PROMPTS, SamplingParams(max_tokens=50), use_tqdm=False)
@@ -189,7 +189,7 @@ SCRIPT = f"""
 import sys
 from engine import LLM, SamplingParams
 llm = LLM(**{SETTINGS!r}, data_parallel_size=2)
-print(*(state.pid for state in llm.llm_engine.client._ranks.states()), flush=True)
+print(*(state.pid for state in llm.llm_engine.client.states()), flush=True)
 llm.generate({PROMPTS!r}, SamplingParams(max_tokens=1500 if len(sys.argv) > 1 else 3, ignore_eos=True), use_tqdm=False)
 """
 

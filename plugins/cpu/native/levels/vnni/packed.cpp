@@ -1,0 +1,31 @@
+// VNNI multiplies bytes: weights of 8 and 4 bits are this level's own (levels/quantized.cpp). All else is the level below's.
+#include "levels/table.h"
+
+namespace engine_cpu {
+
+namespace ENGINE_CPU_BASE {
+const Kernels& table();
+}
+
+namespace ENGINE_CPU_LEVEL {
+
+void packed(const Packed& a, int threads) {
+    if (a.layout.format == Format::int8)
+        int8(a, threads);
+    else if (a.layout.format == Format::int4)
+        int4(a, threads);
+    else
+        ENGINE_CPU_BASE::table().packed(a, threads);
+}
+
+const Kernels& table() {
+    static const Kernels kernels = [] {
+        Kernels all = ENGINE_CPU_BASE::table();
+        all.packed = packed;
+        return all;
+    }();
+    return kernels;
+}
+
+}  // namespace ENGINE_CPU_LEVEL
+}  // namespace engine_cpu
