@@ -100,7 +100,7 @@ style: install
 	$(BIN)/python .ci/size.py --check >/dev/null || $(BIN)/python .ci/size.py --check
 
 size:
-	@$(PYTHON) .ci/size.py
+	@$(PYTHON) .ci/size.py --write
 
 types: install
 	nice $(BIN)/mypy

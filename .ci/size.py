@@ -1,7 +1,11 @@
-"""How big the core is, room by room: physical lines, lines of code, files. `--check` fails over the total."""
+"""How big the core is, room by room: physical lines, lines of code, files.
+
+`--check` fails over the total; `--write` puts the table into the README, too.
+"""
 
 from __future__ import annotations
 
+import ast
 import io
 import sys
 import tokenize
@@ -29,14 +33,20 @@ ROOMS: dict[str, tuple[str, int]] = {
 }
 """What each room is for, and the physical lines that it shall come to."""
 
-MOST = 35_000
+MOST = 31_300
 """Physical lines that the core may have today. It only ever goes down, to 27,000."""
 
+AIM, WITH_BONES = 24_000, 27_000
+"""Physical lines that the core shall come to, and with the bones of what comes next."""
+README = ROOT / "README.md"
+BEGIN, END = "<!-- make size -->\n", "<!-- end of make size -->\n"
+
 _SKIPPED = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENCODING}
+_SKIPPED |= {tokenize.ENDMARKER}
 
 
 class Size(NamedTuple):
-    """Of some files: physical lines, lines that hold code (no docstring, no comment), and how many files."""
+    """Of some files: physical lines, lines of code (no docstring, comment, import, blank line), and their number."""
 
     lines: int
     code: int
@@ -50,15 +60,16 @@ def size(paths: list[Path]) -> Size:
 
 
 def _code(text: str) -> int:
-    """Lines on which a token of code stands. A string that is a statement of its own is a docstring."""
     lines: set[int] = set()
-    fresh = True  # at the beginning of a statement
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in _SKIPPED:
-            fresh = fresh or token.type == tokenize.NEWLINE
-        elif not (fresh and token.type == tokenize.STRING):
+        if token.type not in _SKIPPED:
             lines.update(range(token.start[0], token.end[0] + 1))
-            fresh = False
+    for node in ast.walk(ast.parse(text)):
+        string = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
+        if string or isinstance(node, (ast.Import, ast.ImportFrom)):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
 
 
@@ -72,12 +83,28 @@ def table() -> tuple[list[tuple[str, str, int, Size]], Size]:
     return rows, size([path for paths in found.values() for path in paths])
 
 
+def markdown() -> str:
+    """The table as the README has it."""
+    rows, total = table()
+    lines = ["| room | what | lines | at most | code | files |", "|---|---|---|---|---|---|"]
+    for room, text, most, found in rows:
+        name = f"`{room}/`" if room != "frontend" else "`frontend/`, `llm.py`"
+        lines.append(f"| {name} | {text} | {found.lines:,} | {most:,} | {found.code:,} | {found.files} |")
+    aim = f"{AIM:,} ({WITH_BONES:,} with what comes next)"
+    lines.append(f"| **core** | | **{total.lines:,}** | {aim} | {total.code:,} | {total.files} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     rows, total = table()
-    print(f"{'room':<12} {'lines':>7} {'aim':>7} {'code':>7} {'files':>6}  what")
+    print(f"{'room':<12} {'lines':>7} {'at most':>8} {'code':>7} {'files':>6}  what")
     for room, text, most, found in rows:
-        print(f"{room:<12} {found.lines:>7,} {most:>7,} {found.code:>7,} {found.files:>6}  {text}")
-    print(f"{'core':<12} {total.lines:>7,} {27_000:>7,} {total.code:>7,} {total.files:>6}")
+        print(f"{room:<12} {found.lines:>7,} {most:>8,} {found.code:>7,} {found.files:>6}  {text}")
+    end = f"then {WITH_BONES:,} with the bones"
+    print(f"{'core':<12} {total.lines:>7,} {AIM:>8,} {total.code:>7,} {total.files:>6}  {end}")
+    if "--write" in sys.argv:
+        before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+        README.write_text(before + BEGIN + markdown() + END + rest.partition(END)[2], encoding="utf-8")
     if "--check" in sys.argv and total.lines > MOST:
         print(f"the core has {total.lines:,} lines, at most {MOST:,} are allowed: what can leave it, or go?")
         return 1

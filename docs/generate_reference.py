@@ -23,12 +23,13 @@ from typing import Any, cast
 
 from reference_source import arguments, cell, class_docstrings, code, escape, prose, render_module, source_of
 
-from engine.config.declaration import SERVER_SETTINGS, SETTINGS, Setting
+from engine.config.declaration import EngineSettings, Setting
 from engine.plugin import POINTS, Card, Command, Registry
 from engine.plugin.candidate import Candidate
 from engine.plugin.hookspecs import HOOKSPECS, facts_of
 from engine.plugin.points import HOOK_MAJORS
 from engine.types.errors import EngineError
+from engine_server.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 CAPABILITIES = ROOT / "docs" / "reference" / "capabilities.md"
@@ -241,14 +242,19 @@ def hooks_page() -> str:
 
 
 def settings_page() -> str:
-    """Declared in `engine.config.declaration`."""
-    lines = ["# Settings", "", "Declared in `core/src/engine/config/declaration.py`.", ""]
+    """By whoever owns them."""
+    lines = [
+        "# Settings",
+        "",
+        "Declared in `core/src/engine/config/declaration.py` and `plugins/server/src/engine_server/settings.py`.",
+        "",
+    ]
     lines += ["A driver is chosen in the same ways, by the keyword of its [point](points.md).", ""]
-    for title, settings in (("The engine's", SETTINGS), ("The server's", SERVER_SETTINGS)):
+    for title, settings in (("The engine's", EngineSettings), ("The server's", ServerSettings)):
         lines += [f"## {title}", ""]
         lines += table(
             ("keyword and key", "flag", "environment", "type", "default", "meaning"),
-            [_setting(setting) for setting in settings],
+            [_setting(setting) for setting in settings.declared.values()],
         )
     return "\n".join(lines)
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from engine.cli.main import COMMANDS
-from engine.config.declaration import SERVER_SETTINGS, SETTINGS
+from engine.config.declaration import EngineSettings
 from engine.interfaces.ops import OPERATIONS, Ops
 from engine.plugin import POINTS, Registry
 from engine.plugin.hookspecs import HOOKSPECS
 from engine.types.errors import EngineError
+from engine_server.settings import ServerSettings
 from tests.docs.markdown import ROOT
 
 
@@ -68,7 +69,7 @@ def test_every_hook(folder):
 
 def test_every_setting(folder):
     text = page(folder, "settings.md")
-    for setting in (*SETTINGS, *SERVER_SETTINGS):
+    for setting in (EngineSettings.declared | ServerSettings.declared).values():
         assert f"| `{setting.name}` | `{setting.flag}` |" in text
 
 

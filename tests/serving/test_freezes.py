@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from engine.config.server import ServerConfig
 from engine_server.body_limit import MOST
+from engine_server.config import ServerConfig
 
 from .conftest import Server
 

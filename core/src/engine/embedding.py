@@ -12,23 +12,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.cli.empty_answer import why_empty as why_empty
+    from engine.cli.answers import printable as printable
+    from engine.cli.answers import why_empty as why_empty
     from engine.cli.flags import add_engine_flags as add_engine_flags
     from engine.cli.flags import add_plugin_flags as add_plugin_flags
     from engine.cli.flags import add_positional_model as add_positional_model
-    from engine.cli.flags import add_server_flags as add_server_flags
+    from engine.cli.flags import add_settings as add_settings
     from engine.cli.flags import command_settings as command_settings
     from engine.cli.flags import name_positional_model as name_positional_model
     from engine.cli.sampling_flags import add_sampling_flags as add_sampling_flags
     from engine.cli.sampling_flags import sampling_keywords as sampling_keywords
-    from engine.cli.terminal import LineReader as LineReader
-    from engine.cli.terminal import printable as printable
-    from engine.config.declaration import SERVER_SETTINGS as SERVER_SETTINGS
-    from engine.config.declaration import SETTINGS as SETTINGS
+    from engine.config.declaration import EngineSettings as EngineSettings
     from engine.config.declaration import Setting as Setting
+    from engine.config.declaration import Settings as Settings
+    from engine.config.declaration import setting as setting
     from engine.config.folders import state_folder as state_folder
-    from engine.config.server import ServerConfig as ServerConfig
+    from engine.config.settings import Config as Config
     from engine.config.settings import EngineConfig as EngineConfig
+    from engine.config.settings import model_of as model_of
+    from engine.config.settings import validated as validated
     from engine.config.sources import Merged as Merged
     from engine.frontend.assemble import start_cores as start_cores
     from engine.frontend.async_llm import AsyncLLM as AsyncLLM
@@ -64,22 +66,20 @@ NAMES = {
     "frontend.async_llm": ("AsyncLLM",),
     "frontend.request_state": ("OutputKind", "RequestState", "RequestStream"),
     "frontend.prompts": ("LONG", "Prompt", "TextPrompt"),
-    "config.settings": ("EngineConfig",),
+    "config.settings": ("Config", "EngineConfig", "model_of", "validated"),
     # commands and their settings
     "cli.flags": (
         "add_engine_flags",
         "add_plugin_flags",
         "add_positional_model",
-        "add_server_flags",
+        "add_settings",
         "command_settings",
         "name_positional_model",
     ),
     "cli.sampling_flags": ("add_sampling_flags", "sampling_keywords"),
-    "cli.terminal": ("LineReader", "printable"),
-    "cli.empty_answer": ("why_empty",),
-    "config.declaration": ("SERVER_SETTINGS", "SETTINGS", "Setting"),
+    "cli.answers": ("printable", "why_empty"),
+    "config.declaration": ("EngineSettings", "Setting", "Settings", "setting"),
     "config.folders": ("state_folder",),
-    "config.server": ("ServerConfig",),
     "config.sources": ("Merged",),
     "frontend.interrupt": ("DeferredInterrupt",),
     # what was chosen at the start, and how it goes

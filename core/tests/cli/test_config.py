@@ -8,11 +8,12 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from engine.cli.config_tree import as_json, as_yaml, resolve
-from engine.config import EngineConfig, ServerConfig
+from engine.cli.config import as_json, as_yaml, resolve
+from engine.config.settings import EngineConfig
 from engine.config.sources import gather
 from engine.frontend.launch import launch
 from engine.plugin import Registry
+from engine_server.config import ServerConfig
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_the_options_of_drivers_chosen_by_auto_are_there(model, monkeypatch):
     monkeypatch.setattr(card, "Options", Options)
     merged = gather({"model": model, "evictor.num-splits": "4"}, None, {})
     config = EngineConfig.from_merged(merged)
-    tree = resolve(merged, config, ServerConfig.from_merged(merged), launch(config, registry))
+    tree = resolve(merged, config, [ServerConfig.from_merged(merged)], launch(config, registry))
     (first, splits), (second, window) = tree.options["evictor"]
     owner = f"lru ({registry.find('evictor', 'lru').provenance})"
     assert (first, splits.value, splits.origin, splits.owner) == ("num_splits", 4, "flag --evictor.num_splits", owner)
@@ -98,7 +99,7 @@ def test_the_options_of_drivers_chosen_by_auto_are_there(model, monkeypatch):
     [
         (["/no/such/model", "--seed", "3"], "there is no folder /no/such/model", "seed: 3"),
         (["MODEL", "--evictor", "lrx"], "did you mean 'lru'", "evictor: lrx"),
-        (["MODEL", "--evictor.depht", "3"], "depht", 'depht: "3"'),
+        (["MODEL", "--evictor.depht", "3"], "depht", "depht: '3'"),
     ],
 )
 def test_where_an_engine_would_not_start_the_settings_are_shown_all_the_same(program, model, arguments, says, shown):

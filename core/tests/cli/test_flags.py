@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from engine.cli.flags import add_engine_flags, canonical, merged_settings
-from engine.config.declaration import SETTINGS
+from engine.config.declaration import EngineSettings
 from engine.config.names import Key
 from engine.config.settings import EngineConfig
 from engine.plugin.points import POINTS
@@ -25,7 +25,7 @@ EXAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
+@pytest.mark.parametrize("setting", EngineSettings.declared.values(), ids=lambda s: s.name)
 def test_every_setting_has_a_flag_with_dashes_or_underscores(setting):
     if setting.type == "boolean":
         for flag, value in ((setting.flag, True), ("--no-" + setting.name, False), (f"--{setting.name}", True)):

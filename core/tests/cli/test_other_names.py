@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 from engine.cli.flags import canonical, merged_settings
 from engine.cli.main import COMMANDS, _find, _flags, main
 from engine.cli.other_names import NEEDLESS, REFUSED, SAME, VALUES, translate
-from engine.config.declaration import SERVER_SETTINGS, SETTINGS
-from engine.config.server import ServerConfig
+from engine.config.declaration import EngineSettings
 from engine.config.settings import EngineConfig
 from engine.plugin.points import POINTS
 from engine.types.params import MAX_LOGPROBS
+from engine_server.config import ServerConfig
+from engine_server.settings import ServerSettings
 
-OURS = {setting.flag for setting in (*SETTINGS, *SERVER_SETTINGS)} | {point.option_flag for point in POINTS.values()}
+OURS = {setting.flag for setting in (EngineSettings.declared | ServerSettings.declared).values()} | {
+    point.option_flag for point in POINTS.values()
+}
 OURS |= {"--no-log-stats", "--no-enable-prefix-caching", "--system", "--hooks"}
 
 

@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 import pathlib
-import typing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 import engine
-from engine.config.declaration import SETTINGS
-from engine.config.settings import EngineArgs, EngineConfig
+from engine.config.declaration import EngineSettings, Settings, setting
+from engine.config.settings import EngineArgs, EngineConfig, model_of
 from engine.config.sizes import parse_bytes
 from engine.config.sources import gather
 from engine.types.errors import ConfigError
 
 
-def test_the_model_has_exactly_the_declared_settings():
-    fields = EngineConfig.model_fields
-    assert [*fields] == [*(setting.name for setting in SETTINGS), "points", "options"]
-    types = {"text": str, "integer": int, "number": float, "boolean": bool, "bytes": int}
-    for setting in SETTINGS:
-        field = fields[setting.name]
-        assert field.default == setting.default, setting.name
-        hint = field.annotation
-        arguments = typing.get_args(hint)
-        if setting.choices:
-            assert arguments == setting.choices
-            continue
-        plain = {a for a in (arguments or (hint,)) if a is not type(None)}
-        plain = {typing.get_args(a)[0] if typing.get_origin(a) is typing.Annotated else a for a in plain}
-        assert plain - {*filter(lambda a: not isinstance(a, type), plain)} == {types[setting.type]}, setting.name
-        assert (setting.default is None) == (type(None) in arguments), setting.name
+class Declared(Settings):
+    """One of each form."""
+
+    text: str | None = setting(None, "a text")
+    names: tuple[str, ...] | None = setting(None, "several", repeatable=True, least=1)
+    joined: str | None = setting(None, "several as one", repeatable=True)
+    count: int = setting(3, "a number", least=1, most=9)
+    share: float = setting(0.5, "a number", above=0, most=1)
+    size: int = setting(2**20, "an amount", type="bytes")
+    choice: str = setting("a", "one of two", choices=("a", "b"))
+    switch: bool = setting(False, "on or off")
+
+
+def test_a_model_is_made_of_what_is_declared():
+    model = model_of(Declared)
+    assert [*model.model_fields] == [*Declared.declared]
+    assert all(getattr(model(), name) == one.default for name, one in Declared.declared.items())
+    kinds = [one.type for one in Declared.declared.values()]
+    assert kinds == ["text", "text", "text", "integer", "number", "bytes", "text", "boolean"]
+    given = {"text": pathlib.Path("/a"), "names": "a, b", "joined": ["a", "b"], "count": "9", "size": "1KiB"}
+    found = BaseModel.__new__(model)
+    BaseModel.__init__(found, **given, choice="b", switch="true")
+    assert (found.text, found.names, found.joined, found.count, found.size) == ("/a", ("a", "b"), "a,b", 9, 1024)
+    for wrong in ({"count": 0}, {"count": 10}, {"share": 0}, {"share": float("nan")}, {"choice": "c"}, {"names": [""]}):
+        with pytest.raises(ValidationError):
+            BaseModel.__init__(BaseModel.__new__(model), **wrong)
+
+
+def test_an_engine_has_its_settings_its_points_and_their_options():
+    assert [*EngineConfig.model_fields] == [*EngineSettings.declared, "points", "options"]
+    assert all(getattr(EngineConfig(), name) == one.default for name, one in EngineSettings.declared.items())
 
 
 def test_the_shape_that_users_of_vllm_know():

@@ -9,7 +9,7 @@ import pytest
 from thread_ranks import registry
 
 from engine import LLM, SamplingParams, StructuredOutputsParams
-from engine.config import EngineConfig
+from engine.config.settings import EngineConfig
 from engine.llm import LLMEngine
 
 TEXTS = ["a rather long text to write", "a rather short one", "bcd", "0123456789" * 2]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from thread_ranks import registry
 
 from engine import SamplingParams
-from engine.config import EngineConfig
+from engine.config.settings import EngineConfig
 from engine.llm import LLMEngine
 from engine.modeling import Decoder
 from engine.runner import assemble as assemble_module

@@ -96,7 +96,7 @@ NEVER_ASKED = "checkpoint"
     "point", [point for point in POINTS.values() if point.name != NEVER_ASKED], ids=lambda point: point.name
 )
 def test_the_remedy_for_an_unfit_driver_promises_what_is_done(point: Any) -> None:
-    here = Candidate(point.name, "rainy", 0, "engine-moon", "1.2", "x:Rainy")
+    here = Candidate(point.name, "rainy", point.majors[-1], "engine-moon", "1.2", "x:Rainy")
     registry = Registry.discover(extra=[here])
     rainy = {"unsupported": classmethod(lambda cls, need: ["it rains"]), "kinds": frozenset(point.kinds)}
     registry._cards[here] = type("Rainy", (import_object(point.interface),), rainy)

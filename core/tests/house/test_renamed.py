@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.settings import EngineConfig
 from engine.llm import LLMEngine
 from engine.plugin import Registry, hookimpl
 from engine.plugin.points import POINTS

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.manager import KVManager
-from engine.kv.tails import Sequence
+from engine.kv.matching import Sequence
+from engine.kv.reservation import Reservation
 from engine.types.kv import KVLayout
 from engine.types.model import KVSpec
 from engine.types.request import EncoderInput
@@ -32,17 +33,15 @@ def sequence(kv: KVManager, encoder: EncoderInput | None = ENCODER) -> Sequence:
 
 def enter(kv: KVManager, slot: int, asks: Sequence) -> tuple[int, bool, list[int]]:
     """Tokens found, whether the encoder's blocks are filled, and their pages."""
-    hit = kv.match(asks, TOKENS.size - 1)
-    before = kv.num_available
+    step = Reservation(kv)
+    hit = step.match(asks, TOKENS.size - 1)
+    before = step.num_available
     wanted = kv.pages_for_prompt(TOKENS.size, TOKENS.size, hit)
-    assert kv.fit_chunk(-1, hit.num_tokens, TOKENS.size - hit.num_tokens, hit) == TOKENS.size - hit.num_tokens
-    kv.begin_slot(slot, hit)
-    kv.promise_chunk(slot, hit.num_tokens, TOKENS.size - hit.num_tokens, asks.hashes, hit)
-    assert before - kv.num_available <= wanted
-    kv.take_promised()
-    kv.open_slot(slot, hit, asks)
-    kv.place_chunk(slot, TOKENS.size, tail=hit.tail)
-    kv.take_copies(1)
+    assert step.fit_chunk(-1, hit.num_tokens, TOKENS.size - hit.num_tokens, hit) == TOKENS.size - hit.num_tokens
+    step.enter(slot, asks, hit)
+    step.chunk(slot, hit.num_tokens, TOKENS.size - hit.num_tokens, asks.hashes)
+    assert before - step.num_available <= wanted
+    step.allocate(1, [asks, asks], np.stack([TOKENS, TOKENS]))
     kv.check_slot(slot, TOKENS.size, asks.encoder)
     return hit.num_tokens, hit.fills_encoder, [page for table in kv.cross.tables for page in table.live(slot).tolist()]
 

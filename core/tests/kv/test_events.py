@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_worker import VOCAB
 from schedules import Planned, Schedule, run_schedule, schedules
-from test_tails import ROOMY
+from test_partial_blocks import ROOMY
 
 from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.manager import KVManager
@@ -70,9 +70,9 @@ def listening(layout: str, chosen: object) -> tuple[EngineCore, Hooks]:
 
 
 def cached(kv: KVManager) -> set[tuple[int, bytes]]:
-    """The full blocks in the index: tails stand under hashes that no chain of full blocks has."""
+    """The full blocks in the index: partial blocks stand under hashes that no chain of full blocks has."""
     assert kv.index.events is not None
-    return {told for page, told in enumerate(kv.index.events._told) if told is not None and kv.pool.committed[page]}
+    return {told for page, told in enumerate(kv.index.events._stored) if told is not None and kv.pool.committed[page]}
 
 
 @pytest.mark.parametrize("reset", [False, True])

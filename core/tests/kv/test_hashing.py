@@ -8,7 +8,8 @@ from evictors import lru
 
 from engine.kv.hashing import HASH_FUNCTIONS, MediaSpan, extend_hashes, root_hash
 from engine.kv.manager import KVManager
-from engine.kv.tails import Sequence
+from engine.kv.matching import Sequence
+from engine.kv.reservation import Reservation
 
 
 def hashes_of(tokens: list[int], salt: str | None = None, block_size: int = 4) -> list[bytes]:
@@ -83,20 +84,18 @@ def test_sha256_is_sha256_over_the_same_bytes() -> None:
     assert len(chain("xxhash")[0]) == 16
 
 
-def test_equal_ids_of_other_media_share_no_tail() -> None:
+def test_equal_ids_of_other_media_share_no_partial_block() -> None:
     kv = KVManager(LAYOUTS["full"], num_pages=20, max_num_seqs=2, max_model_len=32, evictor=lru(20))
     for image, found in ((b"one", 0), (b"two", 4), (b"one", 8)):  # the block before the image is shared, then it too
         ids = np.zeros(10, np.int32)
         sequence = Sequence([], kv.root_hash(None), ids, (MediaSpan(5, 8, image),))
-        hit = kv.match(sequence, 9)
+        step = Reservation(kv)
+        hit = step.match(sequence, 9)
         assert hit.num_whole == found, image
         assert hit.num_tokens <= {0: 0, 4: 5, 8: 9}[found]
-        kv.begin_slot(0, hit)
-        kv.promise_chunk(0, hit.num_tokens, 10 - hit.num_tokens, sequence.hashes, hit)
-        kv.take_promised()
-        kv.open_slot(0, hit, sequence)
-        kv.place_chunk(0, 10, tail=hit.tail)
-        kv.take_copies(1)
+        step.enter(0, sequence, hit)
+        step.chunk(0, hit.num_tokens, 10 - hit.num_tokens, sequence.hashes)
+        step.allocate(1, [sequence], ids[None])
         kv.free_slot(0, 0, 10, [sequence], ids[None])
         kv.step_done(1)
         kv.check_integrity()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.manager import KVManager
+from engine.kv.matching import Sequence
 from engine.kv.tables import BlockTable
-from engine.kv.tails import Sequence
 from engine.types.kv import KVLayout
 
 TOKENS = np.arange(48, dtype=np.int32)
@@ -72,7 +72,7 @@ def test_the_longest_agreed_length_is_found(data: st.DataObject) -> None:
         present.append([block not in missing for block in range(n)])
     hashes = cached(kv, present)
     max_tokens = data.draw(st.integers(0, TOKENS.size))
-    hit = kv.match(Sequence(hashes, root_hash(None), TOKENS), max_tokens).without_tail()
+    hit = kv.match(Sequence(hashes, root_hash(None), TOKENS), max_tokens).whole_blocks()
     expected = by_definition(kv, present, max_tokens)
     assert hit.num_tokens == expected
     for table, group in zip(kv.tables, hit.groups, strict=True):

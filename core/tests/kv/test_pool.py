@@ -83,12 +83,12 @@ def test_a_released_page_waits_for_the_last_step_that_names_it() -> None:
     pool, _, _ = make_pool()
     (pages,) = pool.take([3])
     pool.release(pages, np.array([0, 1, 2]))
-    assert (pool.num_pending, pool.num_available) == (2, 3)
+    assert (pool.num_deferred_free, pool.num_available) == (2, 3)
     check(pool, {})
     pool.step_done(1)
-    assert (pool.num_pending, pool.num_available) == (1, 4)
+    assert (pool.num_deferred_free, pool.num_available) == (1, 4)
     pool.step_done(2)
-    assert (pool.num_pending, pool.num_available) == (0, 5)
+    assert (pool.num_deferred_free, pool.num_available) == (0, 5)
     check(pool, {})
 
 
@@ -100,9 +100,9 @@ def test_a_shared_page_waits_for_the_later_of_its_holders() -> None:
     pool.release(pages, 7)  # the holder of step 7 goes first
     pool.release(pages, 3)
     pool.step_done(3)
-    assert pool.num_pending == 1
+    assert pool.num_deferred_free == 1
     pool.step_done(7)
-    assert (pool.num_pending, pool.num_candidates) == (0, 1)
+    assert (pool.num_deferred_free, pool.num_evictable) == (0, 1)
 
 
 def test_a_hit_takes_a_pending_page_back() -> None:
@@ -113,7 +113,7 @@ def test_a_hit_takes_a_pending_page_back() -> None:
     pool.hold(pages[:1])
     check(pool, {int(pages[0]): 1})
     pool.step_done(4)
-    assert pool.num_candidates == 1
+    assert pool.num_evictable == 1
     check(pool, {int(pages[0]): 1})
     pool.release(pages[:1], 4)
     pool.take([0])
@@ -126,7 +126,7 @@ def test_a_page_released_twice_in_one_array_is_let_go_once() -> None:
     commit(pool, index, *pages.tolist())
     pool.hold(pages)
     pool.release(np.repeat(pages, 2), 0)
-    assert pool.num_candidates == 1
+    assert pool.num_evictable == 1
     check(pool, {})
 
 
@@ -152,9 +152,9 @@ def test_the_evictor_hears_once_a_step_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("given", "found"),
-    [([1], "no candidates"), ([0, 2], "Recorder gave 2 pages"), ([], "Recorder gave 0 pages")],
+    [([1], "not evictable"), ([0, 2], "Recorder gave 2 pages"), ([], "Recorder gave 0 pages")],
 )
-def test_an_evictor_that_gives_others_than_candidates_is_found_out(given: list[int], found: str) -> None:
+def test_an_evictor_that_gives_others_than_evictable_pages_is_found_out(given: list[int], found: str) -> None:
     pool, index, evictor = make_pool()
     (pages,) = pool.take([5])
     commit(pool, index, *pages.tolist())

@@ -123,11 +123,11 @@ def test_pages_of_drafts_under_way_come_back_before_anybody_is_preempted() -> No
     scheduler.add(Planned(request_id="r1", prompt=(1, 2, 3, 4), params=LONG).to_request())
     plan = scheduler.schedule()
     assert plan is not None and plan.num_tokens.tolist() == [4, 5] and plan.num_drafts is not None
-    assert plan.num_drafts.tolist() == [0, 4] and scheduler.kv.num_available == 0
+    assert plan.num_drafts.tolist() == [0, 4] and scheduler.kv.pool.num_available == 0
     assert scheduler.schedule() is None, "r1 has no page for its next token, and waits for those of r0's drafts"
     (_, news) = scheduler.update(result(2, [[5, -1, -1, -1, -1], [5, 6, -1, -1, -1]], [0, 4]))
     assert (news.request_id, news.new_token_ids) == ("r0", [5, 6])
-    assert scheduler.num_preemptions == 0 and scheduler.kv.num_available == 3
+    assert scheduler.num_preemptions == 0 and scheduler.kv.pool.num_available == 3
     assert scheduler.slots.computed.tolist() == [6, 4]
     scheduler.check_integrity()
     plan = scheduler.schedule()

@@ -42,19 +42,32 @@ class Policy(FCFS):
     def victim(self, running, pages):
         return running[0]
 """
+ADAPTERS = """
+def like(body, adapted):
+    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(adapted, name, getattr(body, name))
+    return adapted
+
+def of_major_0(body):
+    class Adapted(body):
+        def victim(self, running, pages):
+            return super().victim(running)
+    return like(body, Adapted)
+
+def of_minor_0(body):
+    class Adapted(body):
+        def on_commit(self, pages, parents, hashes):
+            super().on_commit(pages, parents)
+    return like(body, Adapted)
+"""
+"""What a core brings that serves an older version beside its own; in its own interfaces' places."""
 POINT = POINTS["scheduling_policy"]
 OF_MINOR_0 = """
-from engine_reference.drafter_ngram.ngram import NgramDrafterBody
-from engine_reference.drafter_ngram.card import NgramDrafter
-from engine_reference.evictor_lru import LRU
-from engine_reference.evictor_lru import LRUEvictor
+from engine_reference.evictor_lru import LRU, LRUEvictor
 
-class EvictorCard(LRUEvictor):
+class Card(LRUEvictor):
     requires_minor = 0
     body = "pg_minor:Evictor"
-
-class DrafterCard(NgramDrafter):
-    body = "pg_minor:Drafter"
 
 class Evictor(LRU):
     \"\"\"What a stranger wrote for 0.0.\"\"\"
@@ -63,19 +76,23 @@ class Evictor(LRU):
 
     def on_commit(self, pages, parents):
         self.committed.append(len(pages))
-
-class Drafter:
-    \"\"\"What a stranger wrote for 0.0.\"\"\"
-
-    def __init__(self, context):
-        self.inner = NgramDrafterBody(context)
-
-    def propose(self, rows, session):
-        return self.inner.propose(rows, session)
-
-    def accepted(self, rows, counts):
-        pass
 """
+
+
+@pytest.fixture
+def adapters(playground: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point of which two majors are served: a policy's."""
+    playground.module("pg_adapters", ADAPTERS)
+    monkeypatch.setitem(vars(POINT), "majors", (0, 1))
+    monkeypatch.setitem(vars(POINT), "adapters", {0: "pg_adapters:of_major_0"})
+
+
+@pytest.fixture
+def additions(playground: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point with an addition: an evictor's."""
+    playground.module("pg_adapters", ADAPTERS)
+    monkeypatch.setitem(vars(POINTS["evictor"]), "minor", 1)
+    monkeypatch.setitem(vars(POINTS["evictor"]), "additions", {1: "pg_adapters:of_minor_0"})
 
 
 def test_points_say_how_they_serve_each_major() -> None:
@@ -87,6 +104,7 @@ def test_points_say_how_they_serve_each_major() -> None:
             assert callable(getattr(importlib.import_module(module), function))
 
 
+@pytest.mark.usefixtures("adapters")
 def test_a_body_of_the_older_major_is_adapted(playground: Playground) -> None:
     playground.module("pg_old", OLD)
     playground.distribution("pg-old", "1.0", {POINT.group(0): {"old": "pg_old:Card"}})
@@ -98,6 +116,7 @@ def test_a_body_of_the_older_major_is_adapted(playground: Playground) -> None:
     assert policy.victim(["a", "b"], [1, 0]) == "b" and policy.asked == [2]
 
 
+@pytest.mark.usefixtures("adapters")
 def test_it_serves(playground: Playground) -> None:
     playground.module("pg_old", OLD)
     playground.distribution("pg-old", "1.0", {POINT.group(0): {"old": "pg_old:Card"}})
@@ -111,6 +130,7 @@ def test_it_serves(playground: Playground) -> None:
     assert importlib.import_module("pg_old").Policy.asked
 
 
+@pytest.mark.usefixtures("adapters")
 def test_of_two_majors_in_one_wheel_the_newer_counts(playground: Playground) -> None:
     playground.module("pg_old", OLD)
     playground.module("pg_new", NEW)
@@ -124,31 +144,25 @@ def test_of_two_majors_in_one_wheel_the_newer_counts(playground: Playground) -> 
         registry.find("scheduling_policy", "late")
 
 
-@pytest.mark.parametrize(("point", "method"), [("evictor", "on_commit"), ("drafter", "leave")])
-def test_a_body_of_the_older_minor_is_adapted_and_one_of_this_is_not(point: str, method: str) -> None:
-    driver = {"evictor": "lru", "drafter": "ngram"}[point]
+@pytest.mark.usefixtures("additions")
+def test_a_body_of_the_older_minor_is_adapted_and_one_of_this_is_not(playground: Playground) -> None:
+    playground.module("pg_minor", OF_MINOR_0)
+    playground.module(
+        "pg_now", OF_MINOR_0.replace("requires_minor = 0", "requires_minor = 1").replace("pg_minor:", "pg_now:")
+    )
+    playground.distribution("pg-minor", "1.0", {"engine.evictor.v0": {"then": "pg_minor:Card", "now": "pg_now:Card"}})
     registry = Registry.discover()
-    candidate = registry.find(point, driver)
-    card = registry.card(candidate)
-    body: Any = load_body(card, candidate=candidate)
-    assert body.__module__ == card.body.partition(":")[0] and body is load_body(card)
-    assert POINTS[point].minor == 1 and method in vars(body)
+    for name, is_itself in (("then", False), ("now", True)):
+        card = registry.card(registry.find("evictor", name))
+        body: Any = load_body(card, candidate=registry.find("evictor", name))
+        assert (body is load_body(card)) == is_itself and body.__doc__ == "What a stranger wrote for 0.0."
 
 
+@pytest.mark.usefixtures("additions")
 def test_drivers_of_the_older_minor_serve(playground: Playground) -> None:
     playground.module("pg_minor", OF_MINOR_0)
-    groups = {f"engine.{point}.v0": {"minor0": f"pg_minor:{point.title()}Card"} for point in ("evictor", "drafter")}
-    playground.distribution("pg-minor", "1.0", groups)
-    registry = Registry.discover()
-    for point in ("evictor", "drafter"):
-        candidate = registry.find(point, "minor0")
-        body: Any = load_body(registry.card(candidate), candidate=candidate)
-        assert (body.__module__, body.__doc__) == ("pg_minor", "What a stranger wrote for 0.0.")
+    playground.distribution("pg-minor", "1.0", {"engine.evictor.v0": {"minor0": "pg_minor:Card"}})
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    texts = []
-    for chosen in ({}, {"evictor": "minor0", "drafter": "minor0"}):
-        with LLM(model="tiny", num_kv_pages=14, dtype="float64", **chosen) as llm:
-            outputs = llm.generate([f"Tale {i}" for i in range(4)], params, use_tqdm=False)
-            texts.append([output.outputs[0].text for output in outputs])
-    assert texts[0] == texts[1]
+    with LLM(model="tiny", num_kv_pages=14, dtype="float64", evictor="minor0") as llm:
+        llm.generate([f"Tale {i}" for i in range(4)], params, use_tqdm=False)
     assert sum(importlib.import_module("pg_minor").Evictor.committed) > 0

@@ -162,7 +162,7 @@ FAMILY = {
         lambda: choose_one(moon(here("Later")), EVICTOR, None, "moon"),
         IncompatibleDriverError,
         ASKED,
-        "engine-moon 1.2 needs interface 0.9, this core has 0.1",
+        "engine-moon 1.2 needs interface 0.9, this core has 0.0",
         "pip install --upgrade engine",
     ),
     "no card": (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from engine.config import EngineConfig
 from engine.config.names import Key
+from engine.config.settings import EngineConfig
 from engine.config.sources import gather
 from engine.plugin import HookRelay, Registry, hookimpl
 from engine.plugin.options import check_hook_options

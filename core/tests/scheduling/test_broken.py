@@ -7,7 +7,7 @@ import pytest
 from cores import LAYOUTS
 from steps import finish, make_scheduler, plan, request
 
-from engine.kv.tails import Sequence
+from engine.kv.matching import Sequence
 from engine.scheduling.scheduler import Scheduler
 from engine.types.outputs import CoreOutput
 from engine.types.plan import BROKEN, StepResult
@@ -30,7 +30,7 @@ def break_rows(scheduler: Scheduler) -> list[CoreOutput]:
 def check_nothing_is_found(scheduler: Scheduler) -> None:
     kv = scheduler.kv
     assert len(kv.index) == 0 and not kv.pool.committed.any()
-    assert not any(kv.tails.tips) or scheduler.running
+    assert not any(kv.blocks.tail_hash) or scheduler.running
     while scheduler.outstanding:
         break_rows(scheduler)
     assert len(kv.index) == 0 and kv.pool.num_held == 0

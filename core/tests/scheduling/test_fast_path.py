@@ -104,7 +104,7 @@ def test_the_short_way_gives_what_the_own_way_gives(
                     assert mine == theirs
                 assert both[0].take_notices() == both[1].take_notices()
     short, own = both
-    assert short.kv.num_available == own.kv.num_available
+    assert short.kv.pool.num_available == own.kv.pool.num_available
     assert short.generation_tokens == own.generation_tokens and short.admission.prefix_hits == own.admission.prefix_hits
 
 

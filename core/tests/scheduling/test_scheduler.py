@@ -89,10 +89,10 @@ def test_a_late_stop_drops_the_surplus_token_and_keeps_slot_and_pages_until_it_r
     plan(scheduler), plan(scheduler)
     (output,) = finish(scheduler)
     assert output.finish_reason is FinishReason.STOP and output.stop_reason is None and output.new_token_ids == [7]
-    assert scheduler.kv.pool.num_pending and scheduler.slots.num_free == 0
+    assert scheduler.kv.pool.num_deferred_free and scheduler.slots.num_free == 0
     assert scheduler.schedule() is None  # the slot is still named by step 2
     assert finish(scheduler) == []
-    assert plan(scheduler).new_slots[0].request_id == "b" and scheduler.kv.pool.num_pending == 0
+    assert plan(scheduler).new_slots[0].request_id == "b" and scheduler.kv.pool.num_deferred_free == 0
 
 
 def test_stop_ids_and_min_tokens() -> None:
@@ -144,7 +144,7 @@ def test_while_pages_are_pending_nobody_else_is_preempted() -> None:
     for name in "abc":
         scheduler.add(request(name, [ord(name)] * 8))
     plan(scheduler)
-    assert scheduler.kv.num_available == 0
+    assert scheduler.kv.pool.num_available == 0
     assert scheduler.schedule() is None  # c was preempted; its pages are pending, a and b wait for them
     assert scheduler.num_preemptions == 1
     assert scheduler.schedule() is None and scheduler.num_preemptions == 1
@@ -190,7 +190,7 @@ def test_blocks_that_left_the_window_are_given_back() -> None:
     held = []
     while scheduler.running:
         plan(scheduler)
-        held.append(scheduler.kv.pool.num_held - scheduler.kv.pool.num_pending)
+        held.append(scheduler.kv.pool.num_held - scheduler.kv.pool.num_deferred_free)
         finish(scheduler)
     assert max(held) <= 3  # 6 tokens on blocks of 4, and the next
 
@@ -245,7 +245,7 @@ def test_without_prefix_caching_nothing_is_found_or_kept() -> None:
         scheduler.add(request(name, 16, max_tokens=1))
         assert plan(scheduler).num_tokens.tolist() == [16]
         finish(scheduler)
-    assert len(scheduler.kv.index) == scheduler.admission.prefix_queries == scheduler.kv.pool.num_candidates == 0
+    assert len(scheduler.kv.index) == scheduler.admission.prefix_queries == scheduler.kv.pool.num_evictable == 0
 
 
 def test_a_reset_forgets_what_running_requests_hold_too() -> None:

@@ -45,7 +45,7 @@ def test_two_ranks_give_one_ranks_tokens(native) -> None:
 
 def test_it_is_preferred(native) -> None:
     """`auto` takes it, and keeps the reference driver behind it."""
-    from engine.config import EngineConfig
+    from engine.config.settings import EngineConfig
     from engine.frontend.launch import launch
     from engine_cpu._native import levels
 

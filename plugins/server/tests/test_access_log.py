@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from engine.types.errors import RequestTimeoutError, ShuttingDownError
 from engine_server import stream as sse
 from engine_server.anthropic import answer as messages_answer
-from engine_server.conversation.blocks import Blocks
+from engine_server.conversation.completion import Blocks
 from engine_server.lifecycle import ACCESS_LOG
 from engine_server.request_id import RequestIds
 from engine_server.responses import answer as responses_answer

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from engine_parsers.reasoning_parsers.think import Qwen3Parser
 from engine_parsers.tool_parsers.hermes import HermesText
-from engine_server.conversation.blocks import Blocks
-from engine_server.conversation.completion_reader import CompletionReader
+from engine_server.conversation.completion import Blocks, CompletionReader
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, "x"]}}</tool_call>'
 OTHER = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'

@@ -10,7 +10,7 @@ import pytest
 
 from engine_parsers.reasoning_parsers.think import Qwen3Parser
 from engine_parsers.tool_parsers.hermes import HermesText
-from engine_server.conversation.completion_reader import CompletionReader
+from engine_server.conversation.completion import CompletionReader
 from engine_server.json import dumps
 from engine_server.openai.chat import ChatReader
 

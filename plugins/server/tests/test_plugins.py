@@ -9,11 +9,12 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import Counter
 
-from engine.plugin import HookRelay, Registry, hookimpl, without_key
+from engine.plugin import HookRelay, Registry, hookimpl
 from engine.plugin.candidate import Candidate
 from engine.types.errors import RequestRefusedError
 from engine.types.kv import PageMap
 from engine_server import errors
+from engine_server.http_routes import without_key
 from engine_server.metrics.exposition import PluginMetrics
 from engine_server.middleware import wrap
 from engine_server.request_id import RequestIds

@@ -54,6 +54,18 @@ async def parts(part: str, body: Said, state: State) -> Response:
     return JSON({part: body.text})
 
 
+async def plain(body: Said) -> dict[str, str]:
+    return {"said": body.text}
+
+
+def in_a_thread(body: Said) -> Response:
+    return JSON(body.text)
+
+
+async def of_a_query(body: Said, request: str) -> Response:
+    return JSON([body.text, request])
+
+
 class Resolved(JSONRoute):
     """Always FastAPI's way."""
 
@@ -65,8 +77,12 @@ def application(route: type[JSONRoute] = JSONRoute) -> FastAPI:
     app = FastAPI()
     errors.install(app)
     router = APIRouter(route_class=route)
-    for path, endpoint in (("/say", say), ("/names", names), ("/parts/{part}", parts)):
-        router.post(path)(endpoint)
+    router.post("/say")(say)
+    router.post("/names")(names)
+    router.post("/parts/{part}")(parts)
+    router.post("/plain")(plain)
+    router.post("/thread")(in_a_thread)
+    router.post("/query")(of_a_query)
     app.router.routes += router.routes
     app.state.server = SimpleNamespace(model_names=("tiny",))
     return app
@@ -99,7 +115,7 @@ BODIES: Sequence[bytes] = (
 )
 
 
-@pytest.mark.parametrize("path", ["/say", "/names", "/parts/a", "/nowhere"])
+@pytest.mark.parametrize("path", ["/say", "/names", "/parts/a", "/plain", "/thread", "/query?request=a", "/nowhere"])
 async def test_both_ways_answer_alike(path: str) -> None:
     app, resolved = application(), application(Resolved)
     for content in BODIES:

@@ -17,9 +17,10 @@ from engine_server.conversation.turn import after_thoughts, with_tools
 CONSTRAINT = StructuredOutputsParams(json_object=True, asked_as="tools")
 
 
-def state(parser: type = Hermes) -> Any:
+def state(parser: Any = Hermes) -> Any:
     engine = SimpleNamespace(
-        plan=SimpleNamespace(tool_parser=SimpleNamespace(card=parser), reasoning_parser=SimpleNamespace(card=Qwen3)),
+        calls_hold_special_tokens=parser.reads_special_tokens,
+        thought_marks=(Qwen3.begin, Qwen3.end),
         reasoning_parser=Qwen3Parser(None),
         tokenizer=SimpleNamespace(encode=lambda text, add_special_tokens: [len(text), int(add_special_tokens)]),
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.config.declaration import SERVER_SETTINGS, SETTINGS, SETTINGS_BY_NAME
+from engine.config.declaration import EngineSettings
 from engine.config.sources import Merged, gather
 from engine.plugin.points import PICKS, POINTS, Point
 from engine.types.errors import ConfigError
@@ -59,7 +59,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for `--config`, each setting and each point."""
     settings = parser.add_argument_group("engine settings", "also in a config file, or as ENGINE_<NAME>")
     settings.add_argument("--config", metavar="FILE", dest=_PREFIX + "config", help="a YAML file with settings")
-    for setting in SETTINGS:
+    for setting in EngineSettings.declared.values():
         _add_setting(settings, setting)
     drivers = parser.add_argument_group(
         "drivers", "name a driver for a point (`engine plugins` lists them); options of a driver: --POINT.OPTION VALUE"
@@ -72,17 +72,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def add_plugin_flags(parser: argparse.ArgumentParser) -> None:
     """Add what says which plugins may be used, for commands that start no engine."""
     parser.add_argument("--config", metavar="FILE", dest=_PREFIX + "config", help="a YAML file with settings")
-    _add_setting(parser, SETTINGS_BY_NAME["plugins"])
+    _add_setting(parser, EngineSettings.declared["plugins"])
 
 
-def add_server_flags(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, only: Collection[str] | None = None
-) -> None:
-    """Add a flag for each setting of the server, or for some of them."""
-    group = parser if only is not None else parser.add_argument_group("server")
-    for setting in SERVER_SETTINGS:
-        if only is None or setting.name in only:
-            _add_setting(group, setting)
+def add_settings(parser: argparse.ArgumentParser | argparse._ArgumentGroup, declared: Mapping[str, Setting]) -> None:
+    """Add a flag for each setting that a command declares, or for some of them."""
+    for setting in declared.values():
+        _add_setting(parser, setting)
 
 
 def add_positional_model(parser: argparse.ArgumentParser) -> None:

@@ -105,7 +105,9 @@ def _surplus(name: str, argument: str, given: argparse.Namespace, flags: Sequenc
             "start another engine for it; further names of one model are --served-model-name NAME,NAME",
         )
     if getattr(given, "prompt", None) is not None:
-        return ConfigError(asked, "it is a second prompt", "put a prompt of several words in quotes, many into --input")
+        return ConfigError(
+            asked, "it is a second prompt", "put a prompt of several words in quotes; many are for `engine run-batch`"
+        )
     return ConfigError(asked, "nothing stands in this place", see)
 
 

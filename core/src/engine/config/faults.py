@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import ValidationError
 
-from engine.config.declaration import SERVER_SETTINGS_BY_NAME, SETTINGS_BY_NAME
 from engine.config.names import Key, resolve
 from engine.plugin.options import plain
 from engine.plugin.points import HOOKS, POINTS
@@ -34,8 +33,7 @@ def config_error(error: ValidationError, section: str, origins: Mapping[Key, str
         texts.append(cause.found if isinstance(cause, ConfigError) else fault["msg"])
     first = keys[0]
     origin = origins.get(first, "")
-    table = {"settings": SETTINGS_BY_NAME, "server": SERVER_SETTINGS_BY_NAME}.get(first.section, {})
-    setting = table.get(first.name)
+    setting = first.setting
     shown = "a value" if setting is not None and setting.secret else repr(faults[0]["input"])
     return ConfigError(
         f"set {first.name} to {shown}" + (f" ({origin})" if origin else ""),

@@ -1,24 +1,26 @@
-"""What a name given by a user means: a setting of the engine or the server, a point, or an option of its driver."""
+"""What a name given by a user means: a setting of the engine or of a command, a point, or an option of its driver."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from engine.config.declaration import SERVER_SETTINGS_BY_NAME, SETTINGS_BY_NAME
+from engine.config.declaration import EngineSettings, Setting, command_settings
 from engine.plugin.hints import did_you_mean
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
 
 Path = tuple[str, ...]
 """Where a value stands in what a user gave, e.g. ("options", "attention", "num_splits")."""
+_BY_KEYWORD = {point.keyword: point.name for point in POINTS.values()}
 
 
 class Key(NamedTuple):
     """One thing that can be set.
 
     Attributes:
-        section: "settings" (the engine's), "server", "points" or "options".
+        section: "settings" (the engine's), "server" (what commands declare, the server above all), "points" or
+            "options".
         name: the setting's or the point's name; for options of a hook plugin "hooks.NAME", with underscores.
         option: the option's name, for options.
     """
@@ -27,10 +29,17 @@ class Key(NamedTuple):
     name: str
     option: str = ""
 
+    @property
+    def setting(self) -> Setting | None:
+        """What was declared; None for points and options."""
+        if self.section == "settings":
+            return EngineSettings.declared.get(self.name)
+        return command_settings().get(self.name) if self.section == "server" else None
+
 
 def known_names() -> list[str]:
     """Every keyword: the settings, and the points by their flag."""
-    return [*SETTINGS_BY_NAME, *SERVER_SETTINGS_BY_NAME, *(point.keyword for point in POINTS.values())]
+    return [*EngineSettings.declared, *command_settings(), *_BY_KEYWORD]
 
 
 def resolve(raw: str) -> Key:
@@ -42,19 +51,23 @@ def resolve(raw: str) -> Key:
     Raises:
         ConfigError: nothing has this name; with near matches.
     """
-    name, dot, option = raw.strip().replace("-", "_").partition(".")
-    if dot and name == "server":
-        return _server(option, raw)
-    if dot and name == HOOKS:
-        plugin, _, option = option.partition(".")
-        return Key("options", _hooks(plugin, raw), _option(option, raw))
-    if dot:
-        return Key("options", _point(name, raw), _option(option, raw))
-    if name in SETTINGS_BY_NAME:
+    name, dot, rest = raw.strip().replace("-", "_").partition(".")
+    if not dot and name in EngineSettings.declared:
         return Key("settings", name)
-    if name in SERVER_SETTINGS_BY_NAME:
+    if not dot and name not in _BY_KEYWORD and name not in POINTS and name in command_settings():
         return Key("server", name)
-    return Key("points", _point(name, raw))
+    if not dot or name == "points":
+        return Key("points", _point(rest or name, raw))
+    if name == "server":
+        return _command_setting(rest, raw)
+    if name == "options":
+        name, _, rest = rest.partition(".")
+    if name != HOOKS:
+        return Key("options", _point(name, raw), _option(rest, raw))
+    plugin, _, option = rest.partition(".")
+    if not plugin:
+        raise ConfigError(f"set {raw!r}", "no hook plugin is named after the dot", f"write {HOOKS}.plugin.option")
+    return Key("options", f"{HOOKS}.{plugin}", _option(option, raw))
 
 
 def fold(given: Mapping[str, Any], place: Callable[[Path], str] | None = None) -> dict[Key, Any]:
@@ -75,10 +88,10 @@ def fold(given: Mapping[str, Any], place: Callable[[Path], str] | None = None) -
 def fold_paths(given: Mapping[str, Any], place: Callable[[Path], str] | None = None) -> dict[Key, tuple[Any, Path]]:
     """As `fold`; each value comes with its path."""
     folded: dict[Key, tuple[Any, Path]] = {}
-    for path, value in _leaves(given, place):
+    for path, value in _leaves(given, (), place):
         raw = ".".join(path)
         try:
-            key = _resolve_path(path, raw)
+            key = resolve(raw)
             if key in folded:
                 raise ConfigError(f"set {raw!r}", "it is set twice, in two spellings", "set it once")
         except ConfigError as error:
@@ -87,57 +100,37 @@ def fold_paths(given: Mapping[str, Any], place: Callable[[Path], str] | None = N
     return folded
 
 
-def _leaves(given: Mapping[str, Any], place: Callable[[Path], str] | None) -> Iterator[tuple[Path, Any]]:
-    for raw, value in given.items():
-        if raw not in ("server", "points", "options", HOOKS):
-            yield (raw,), value
-            continue
-        for name, inner in _mapping((raw,), value, place).items():
-            path = raw, str(name)
-            if raw not in ("options", HOOKS):
-                yield path, inner
-                continue
-            for option, setting in _mapping(path, inner, place).items():
-                deeper = *path, str(option)
-                if path == ("options", HOOKS):
-                    yield from (((*deeper, str(o)), v) for o, v in _mapping(deeper, setting, place).items())
-                else:
-                    yield deeper, setting
+def _leaves(given: Any, above: Path, place: Callable[[Path], str] | None) -> Iterator[tuple[Path, Any]]:
+    """Each value with its path. Mappings are looked into as deep as names go: what lies below is a value."""
+    if not isinstance(given, Mapping):
+        raw = ".".join(above)
+        found, remedy = f"its value is {given!r}, not a mapping", "write names with their values below it"
+        raise _placed(ConfigError(f"set {raw!r}", found, remedy), above, place)
+    for name, value in given.items():
+        path = *above, str(name)
+        if (
+            path in (("server",), ("points",), ("options",), (HOOKS,))
+            or (len(path) == 2 and path[0] in ("options", HOOKS))
+            or (len(path) == 3 and path[:2] == ("options", HOOKS))
+        ):
+            yield from _leaves(value, path, place)
+        else:
+            yield path, value
 
 
-def _resolve_path(path: Path, raw: str) -> Key:
-    if len(path) == 1:
-        return resolve(raw)
-    name = path[1].replace("-", "_")
-    if path[0] == "server":
-        return _server(name, raw)
-    if path[0] == "points":
-        return Key("points", _point(name, raw))
-    if path[0] == HOOKS:
-        return Key("options", _hooks(name, raw), _option(path[2].replace("-", "_"), raw))
-    if name == HOOKS:
-        return Key("options", _hooks(path[2].replace("-", "_"), raw), _option(path[3].replace("-", "_"), raw))
-    if name.startswith(f"{HOOKS}."):
-        return Key("options", _hooks(name.partition(".")[2], raw), _option(path[2].replace("-", "_"), raw))
-    return Key("options", _point(name, raw), _option(path[2].replace("-", "_"), raw))
-
-
-def _server(name: str, raw: str) -> Key:
-    if name in SERVER_SETTINGS_BY_NAME:
+def _command_setting(name: str, raw: str) -> Key:
+    if name in command_settings():
         return Key("server", name)
     raise ConfigError(
         f"set {raw!r}",
         "the server has no such setting",
-        did_you_mean(name, SERVER_SETTINGS_BY_NAME) or f"its settings: {', '.join(SERVER_SETTINGS_BY_NAME)}",
+        did_you_mean(name, command_settings()) or f"its settings: {', '.join(command_settings())}",
     )
 
 
 def _point(name: str, raw: str) -> str:
-    for point in POINTS.values():
-        if name == point.keyword:
-            return point.name
-    if name in POINTS:
-        return name
+    if name in _BY_KEYWORD or name in POINTS:
+        return _BY_KEYWORD.get(name, name)
     known = known_names()
     raise ConfigError(
         f"set {raw!r}",
@@ -146,26 +139,10 @@ def _point(name: str, raw: str) -> str:
     )
 
 
-def _hooks(plugin: str, raw: str) -> str:
-    if not plugin:
-        raise ConfigError(f"set {raw!r}", "no hook plugin is named after the dot", f"write {HOOKS}.plugin.option")
-    return f"{HOOKS}.{plugin}"
-
-
 def _option(option: str, raw: str) -> str:
     if not option:
         raise ConfigError(f"set {raw!r}", "no option is named after the dot", "write point.option")
     return option
-
-
-def _mapping(path: Path, value: Any, place: Callable[[Path], str] | None) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raw = ".".join(path)
-        error = ConfigError(
-            f"set {raw!r}", f"its value is {value!r}, not a mapping", "write names with their values below it"
-        )
-        raise _placed(error, path, place)
-    return value
 
 
 def _placed(error: ConfigError, path: Path, place: Callable[[Path], str] | None) -> ConfigError:

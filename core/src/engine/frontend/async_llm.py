@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config.settings import EngineConfig
 from engine.frontend.assemble import assemble_frontend, start_cores
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.client import Attached
@@ -101,6 +101,18 @@ class AsyncLLM:
     def plan(self) -> Launch:
         """What the launcher decided."""
         return self._launch
+
+    @property
+    def thought_marks(self) -> tuple[str, str] | None:
+        """The texts before and after the model's thoughts; None where no reasoning parser is at work."""
+        selection = self._launch.reasoning_parser
+        return None if selection is None else (selection.card.begin, selection.card.end)
+
+    @property
+    def calls_hold_special_tokens(self) -> bool:
+        """Whether the tool parser at work finds calls by special tokens, so that a text has to show them."""
+        selection = self._launch.tool_parser
+        return selection is not None and selection.card.reads_special_tokens
 
     @property
     def told_of_requests(self) -> bool:

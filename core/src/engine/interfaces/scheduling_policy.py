@@ -1,7 +1,4 @@
-"""Point `scheduling_policy`: the order of the waiting queue, and who is preempted.
-
-Major 1. Bodies of major 0, whose `victim` knows of no pages, are served through `scheduling_policy_v0`.
-"""
+"""Point `scheduling_policy`: the order of the waiting queue, and who is preempted. Major 1."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def extend_hashes(
         hashes.append(parent)
 
 
-def tail_hash(parent: bytes, tokens: np.ndarray, *, digest: Digest = xxh3_128_digest) -> bytes:
+def partial_hash(parent: bytes, tokens: np.ndarray, *, digest: Digest = xxh3_128_digest) -> bytes:
     """The hash of tokens, int32 [n], that fill a block only in part; parent: what stands before them."""
     return digest(parent + tokens.astype("<i4", copy=False).tobytes())
 

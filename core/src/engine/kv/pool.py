@@ -3,8 +3,8 @@
 Every page but the null page is in exactly one state:
 
     held       somebody's block table names it (reference count > 0)
-    pending    nobody holds it, but a step under way names it: it may not be reused before that step is done
-    candidate  nobody holds it and it has cached content: the evictor orders these
+    deferred   nobody holds it, but a step under way names it: it may not be reused before that step is done
+    evictable  nobody holds it and it has cached content: the evictor orders these
     free       nobody holds it and it has no cached content
 
 The evictor is told once a step (`take`), in arrays: commits, then touches, then releases; then it is asked for victims.
@@ -33,7 +33,7 @@ class PagePool:
     Args:
         num_pages: of the workers' pool.
         index: pages that are given up are taken out of it.
-        evictor: the driver that orders candidates.
+        evictor: the driver that orders the evictable ones.
     """
 
     def __init__(self, num_pages: int, index: PrefixIndex, evictor: Evictor) -> None:
@@ -41,23 +41,24 @@ class PagePool:
         self.done_step = 0
         self.refs = np.zeros(num_pages, np.int32)
         self.committed = np.zeros(num_pages, bool)
-        self.candidate = np.zeros(num_pages, bool)
-        self.num_candidates = 0
-        self.num_pending = 0
+        self.evictable = np.zeros(num_pages, bool)
+        self.num_evictable = 0
+        self.num_deferred_free = 0
         self.num_evicted = 0  # since start
-        self._index, self._evictor = index, evictor
+        self._index = index
+        self._evictor = evictor
         self._free = np.arange(num_pages - 1, NULL_PAGE, -1, dtype=np.int32)  # a stack: its end is taken first
         self._free = np.append(self._free, np.zeros(1, np.int32))
         self.num_free = num_pages - 1
         self._last_step = np.zeros(num_pages, np.int64)  # the last step that names the page, where it is not done
-        self._pending_until = np.zeros(num_pages, np.int64)  # 0: not pending
-        self._pending: dict[int, list[np.ndarray]] = {}
+        self._deferred_until = np.zeros(num_pages, np.int64)  # 0: not deferred
+        self._deferred_free: dict[int, list[np.ndarray]] = {}
         self._place = np.zeros(num_pages, np.int64)  # scratch of `_once`
         # What the evictor knows, and what it has still to be told.
         self._known = np.zeros(num_pages, bool)
         self._commits: list[tuple[np.ndarray, np.ndarray]] = []
         self._touches: list[np.ndarray] = []
-        self._untold = 0  # pages among the touches that the evictor takes for candidates
+        self._untold = 0  # pages among the touches that the evictor takes for evictable
         self._releases: list[np.ndarray] = []
 
     @property
@@ -68,7 +69,7 @@ class PagePool:
     @property
     def num_available(self) -> int:
         """Pages that could be taken now."""
-        return self.num_free + self.num_candidates
+        return self.num_free + self.num_evictable
 
     @property
     def num_held(self) -> int:
@@ -84,14 +85,14 @@ class PagePool:
     def hold(self, pages: np.ndarray) -> None:
         """One more holder for each of these committed pages (no page twice): a prefix hit takes them back."""
         self.refs[pages] += 1
-        pending = pages[self._pending_until[pages] > 0]
+        pending = pages[self._deferred_until[pages] > 0]
         if pending.size:
-            self._pending_until[pending] = 0
-            self.num_pending -= pending.size
-        taken = pages[self.candidate[pages]]
+            self._deferred_until[pending] = 0
+            self.num_deferred_free -= pending.size
+        taken = pages[self.evictable[pages]]
         if taken.size:
-            self.candidate[taken] = False
-            self.num_candidates -= taken.size
+            self.evictable[taken] = False
+            self.num_evictable -= taken.size
             told = taken[self._known[taken]]
             self._known[told] = False
             self._untold += told.size
@@ -121,30 +122,30 @@ class PagePool:
             return
         self._let_go(self._once(pages[~waiting]))
         pages, until = pages[waiting], until[waiting]
-        fresh = self._once(pages[self._pending_until[pages] == 0])
-        self.num_pending += fresh.size
-        self._pending_until[pages] = until
+        fresh = self._once(pages[self._deferred_until[pages] == 0])
+        self.num_deferred_free += fresh.size
+        self._deferred_until[pages] = until
         for step in np.unique(until).tolist():
-            self._pending.setdefault(step, []).append(pages[until == step])
+            self._deferred_free.setdefault(step, []).append(pages[until == step])
 
     def step_done(self, step_id: int) -> None:
         """This step, and all before it, no longer name any page."""
         self.done_step = step_id
-        if not self._pending:
+        if not self._deferred_free:
             return
-        for step in [step for step in self._pending if step <= step_id]:
-            pages = np.concatenate(self._pending.pop(step))
-            pages = self._once(pages[self._pending_until[pages] == step])  # others were taken back meanwhile
-            self._pending_until[pages] = 0
-            self.num_pending -= pages.size
+        for step in [step for step in self._deferred_free if step <= step_id]:
+            pages = np.concatenate(self._deferred_free.pop(step))
+            pages = self._once(pages[self._deferred_until[pages] == step])  # others were taken back meanwhile
+            self._deferred_until[pages] = 0
+            self.num_deferred_free -= pages.size
             self._let_go(pages)
 
     def _let_go(self, pages: np.ndarray) -> None:
         cached = self.committed[pages]
         kept = pages[cached]
         if kept.size:
-            self.candidate[kept] = True
-            self.num_candidates += kept.size
+            self.evictable[kept] = True
+            self.num_evictable += kept.size
             self._releases.append(kept)
         if kept.size < pages.size:
             self._push_free(pages[~cached])
@@ -162,20 +163,23 @@ class PagePool:
 
     def discard(self, pages: np.ndarray) -> None:
         """Nobody finds these committed pages (none twice) any more. Who holds one keeps it; the others become free."""
-        self.hold(pages)  # so that the evictor hears that they are no candidates
+        self.hold(pages)  # so that the evictor hears that they are not evictable
         self._tell_commits()  # while the index knows what they hold
         self._index.forget(pages)
         self.committed[pages] = False
         self.release(pages, 0)
 
     def forget_content(self) -> None:
-        """No page has cached content any more; candidates become free."""
-        self._push_free(np.flatnonzero(self.candidate).astype(np.int32))
-        self.candidate[:] = False
+        """No page has cached content any more; evictable pages become free."""
+        self._push_free(np.flatnonzero(self.evictable).astype(np.int32))
+        self.evictable[:] = False
         self.committed[:] = False
         self._known[:] = False
-        self.num_candidates = 0
-        self._commits, self._touches, self._releases, self._untold = [], [], [], 0
+        self.num_evictable = 0
+        self._commits = []
+        self._touches = []
+        self._releases = []
+        self._untold = 0
         self._evictor.reset()
 
     # -- giving out ---------------------------------------------------------------------------------------------------
@@ -186,7 +190,7 @@ class PagePool:
             counts: for each KV group; their sum is at most `num_available`.
 
         Raises:
-            ContractError: the evictor gave pages that are no candidates, or fewer than it was asked for.
+            ContractError: the evictor gave pages that are not evictable, or fewer than it was asked for.
         """
         self.tell_evictor()
         assert sum(counts) <= self.num_available
@@ -217,12 +221,12 @@ class PagePool:
 
     def _give_up(self, pages: np.ndarray) -> None:
         n = pages.size
-        if np.count_nonzero(self.candidate[pages]) < n or self._once(pages).size < n:
-            raise self._bad_victims("gave pages that are no candidates, or one twice", f"{n} pages to give up")
-        self.candidate[pages] = False
+        if np.count_nonzero(self.evictable[pages]) < n or self._once(pages).size < n:
+            raise self._bad_victims("gave pages that are not evictable, or one twice", f"{n} pages to give up")
+        self.evictable[pages] = False
         self.committed[pages] = False
         self._known[pages] = False
-        self.num_candidates -= n
+        self.num_evictable -= n
         self.num_evicted += n
         self._index.forget(pages)
 
@@ -235,14 +239,14 @@ class PagePool:
         )
 
     def tell_evictor(self) -> None:
-        """What happened to candidates since the last time. `take` tells it first; a step that takes nothing may too."""
+        """What happened to evictable pages since the last time. `take` does it first; a step that takes nothing may."""
         self._tell_commits()
         if self._touches:
             touches, self._touches, self._untold = self._once(np.concatenate(self._touches)), [], 0
             self._evictor.on_touch(touches)
         if self._releases:
             pages, self._releases = np.concatenate(self._releases), []
-            pages = pages[self.candidate[pages]]  # others were taken back meanwhile
+            pages = pages[self.evictable[pages]]  # others were taken back meanwhile
             pages = self._once(pages[::-1])[::-1]  # a page that was taken back and released again counts by its last
             if pages.size:
                 self._known[pages] = True
@@ -269,14 +273,16 @@ class PagePool:
         states = np.zeros(self.num_pages, np.int32)
         np.add.at(states, free, 1)
         states += self.refs > 0
-        states += self.candidate
-        states += self._pending_until > 0
+        states += self.evictable
+        states += self._deferred_until > 0
         assert (states[1:] == 1).all(), f"pages {np.flatnonzero(states[1:] != 1)[:8] + 1} are lost or in two states"
         assert states[NULL_PAGE] == 0 and not self.committed[NULL_PAGE], "the null page was given out"
-        assert int(self.candidate.sum()) == self.num_candidates
-        assert int((self._pending_until > 0).sum()) == self.num_pending
-        assert (self._pending_until[self._pending_until > 0] > self.done_step).all(), "a page waits for a finished step"
-        assert not self.committed[free].any() and self.committed[self.candidate].all()
-        assert len(self._evictor) == int(self._known.sum()) + self._untold, "the evictor counts other candidates"
-        assert self.candidate[self._known].all()
+        assert int(self.evictable.sum()) == self.num_evictable
+        assert int((self._deferred_until > 0).sum()) == self.num_deferred_free
+        assert (self._deferred_until[self._deferred_until > 0] > self.done_step).all(), (
+            "a page waits for a finished step"
+        )
+        assert not self.committed[free].any() and self.committed[self.evictable].all()
+        assert len(self._evictor) == int(self._known.sum()) + self._untold, "the evictor counts other pages"
+        assert self.evictable[self._known].all()
         self._evictor.check_integrity()

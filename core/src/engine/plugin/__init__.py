@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from engine.plugin.choosing import choose, choose_one
     from engine.plugin.discovery import Registry
     from engine.plugin.hooks import HookRelay
-    from engine.plugin.hookspecs import hookimpl, without_key
+    from engine.plugin.hookspecs import hookimpl
     from engine.plugin.loading import load_body
     from engine.plugin.manifest import Manifest
     from engine.plugin.plugin_list import PluginList
@@ -31,7 +31,6 @@ _HOMES = {
     "hookimpl": "hookspecs",
     "load_body": "loading",
     "Manifest": "manifest",
-    "without_key": "hookspecs",
     "PluginList": "plugin_list",
     "Selection": "selection",
     "Verdict": "selection",
@@ -53,7 +52,6 @@ __all__ = [
     "choose_one",
     "hookimpl",
     "load_body",
-    "without_key",
 ]
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import pluggy
 
 if TYPE_CHECKING:
-    from engine.types.hooks import EngineInfo, EngineView, IntervalStats, OutputFilter, RequestInfo, RequestSummary
+    from engine.types.hooks import EngineInfo, IntervalStats, OutputFilter, RequestInfo, RequestSummary
     from engine.types.kv import KVEvent
     from engine.types.outputs import StepStats
     from engine.types.request import EngineRequest
@@ -86,27 +86,6 @@ def facts_of(specification: Callable[..., Any]) -> HookFacts:
     """What a hook's specification states."""
     facts: HookFacts = specification.engine_hook  # type: ignore[attr-defined]
     return facts
-
-
-def without_key(endpoint: F) -> F:
-    """Mark the function of a route that a hook plugin adds: it is served to everybody, also while the model loads, and
-    whatever the server's API keys are.
-
-    For what a browser loads before its reader has given a key and what is no secret, such as a page and its scripts;
-    nothing that asks the engine for anything belongs there. The route takes GET (and HEAD) alone and has no parameters
-    in its path; a plugin that marks another is left out, with a warning. Above it stands the router's decorator:
-
-        @router.get("/page.css")
-        @without_key
-        def style() -> Response: ...
-    """
-    endpoint.engine_without_key = True  # type: ignore[attr-defined]
-    return endpoint
-
-
-def is_without_key(endpoint: object) -> bool:
-    """Whether a route's function bears the mark of `without_key`."""
-    return getattr(endpoint, "engine_without_key", False) is True
 
 
 class FrontendHooks:
@@ -184,15 +163,16 @@ class FrontendHooks:
         """
 
     @hook("observing", thread=f"{_SERVER}; `engine` is for coroutine functions of routes", cost="once a start")
-    def http_routes(self, router: Any, engine: EngineView) -> None:
-        """Add routes to the server: `router` is a `fastapi.APIRouter` of this plugin's own. Called when the server is
-        put together, before `engine_started`.
+    def http_routes(self, router: Any, engine: Any) -> None:
+        """Add routes to the server: `router` is a `fastapi.APIRouter` of this plugin's own, `engine` an
+        `engine_server.http_routes.EngineView`, for once it has started. Called when the server is put together, before
+        `engine_started`.
 
         The routes stand behind the server's own gate: API key, limits on the body, the request's id. Errors that they
-        raise are answered in OpenAI's shape. A route that the server, or a plugin called before, has already cannot be
-        taken over. Where a page for browsers is to come before its reader has given a key, `engine.plugin.without_key`
-        marks its routes. An implementation that raises, or adds a route which is there already, is left out with all
-        its routes, with a warning; it is then in quarantine.
+        raise are answered in OpenAI's shape. A route that the server, or a plugin called before, has already cannot
+        be taken over. Where a page for browsers is to come before its reader has given a key,
+        `engine_server.http_routes.without_key` marks its routes. An implementation that raises, or adds a route which
+        is there already, is left out with all its routes, with a warning; it is then in quarantine.
         """
 
     @hook(

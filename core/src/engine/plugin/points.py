@@ -228,8 +228,6 @@ EVICTOR: Point[EvictorCard, None] = Point(
     "engine.interfaces.evictor:EvictorCard",
     "one",
     "orders the cached KV pages that are given up first",
-    minor=1,
-    additions={1: "engine.interfaces.evictor_v0_0:adapt"},
 )
 MODEL: Point[ModelCard, ModelNeed] = Point(
     "model",
@@ -265,8 +263,7 @@ SCHEDULING_POLICY: Point[SchedulingPolicyCard, None] = Point(
     "engine.interfaces.scheduling_policy:SchedulingPolicyCard",
     "one",
     "orders the waiting requests and picks whom to preempt",
-    majors=(0, 1),
-    adapters={0: "engine.interfaces.scheduling_policy_v0:adapt"},
+    majors=(1,),
 )
 KV_CONNECTOR: Point[KVConnectorCard, KVConnectorNeed] = Point(
     "kv_connector",
@@ -279,8 +276,6 @@ DRAFTER: Point[DrafterCard, DrafterNeed] = Point(
     "engine.interfaces.drafter:DrafterCard",
     "one",
     "proposes tokens that one step then checks all at once: speculative decoding (default: none)",
-    minor=1,
-    additions={1: "engine.interfaces.drafter_v0_0:adapt"},
     optional=True,
 )
 LOGITS_PROCESSOR: Point[LogitsProcessorCard, LogitsProcessorNeed] = Point(

@@ -63,6 +63,7 @@ class Child(Generic[T]):
         pass_fds: descriptors that it inherits.
 
     Attributes:
+        inbox: what it is heard with.
         directory: private to both. Sockets lie in it; it is removed when either ends.
         ready: it has said something, and hears what is sent.
         stopping: `ask_to_stop` was called.
@@ -98,8 +99,8 @@ class Child(Generic[T]):
         self._used = contextlib.ExitStack()  # sockets and directory
         self._used.callback(shutil.rmtree, self.directory, ignore_errors=True)
         try:
-            self._inbox: Inbox[T | Beat | Failed] = Inbox(reply | Beat | Failed, f"ipc://{self.directory}/outputs")
-            self._used.callback(self._inbox.close)
+            self.inbox: Inbox[T | Beat | Failed] = Inbox(reply | Beat | Failed, f"ipc://{self.directory}/outputs")
+            self._used.callback(self.inbox.close)
             self._outbox = Outbox(f"ipc://{self.directory}/requests")
             self._used.callback(self._outbox.drop)
             # In a session of its own: Ctrl-C in a terminal reaches this process alone, which then stops its child.
@@ -133,13 +134,13 @@ class Child(Generic[T]):
 
     def fileno(self) -> int:
         """For event loops: see `Inbox.fileno`."""
-        return self._inbox.fileno()
+        return self.inbox.fileno()
 
     def take(self) -> T | None:
         """The next message, if one is there. It may be that nothing comes any more: see `lost`."""
         while not self.failed:
             try:
-                message = self._inbox.take()
+                message = self.inbox.take()
             except msgspec.DecodeError as error:
                 self._unreadable(error)
                 break
@@ -164,7 +165,7 @@ class Child(Generic[T]):
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            self._inbox.wait(min(left, LOOK_SECONDS))
+            self.inbox.wait(min(left, LOOK_SECONDS))
 
     # -- living --------------------------------------------------------------------------------------------------------
     @property
@@ -213,7 +214,7 @@ class Child(Generic[T]):
         """What a process that left by itself sent before may still be on its way."""
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while self._process.returncode >= 0 and not self.failed and (left := deadline - time.monotonic()) > 0:
-            if self._inbox.wait(left):
+            if self.inbox.wait(left):
                 self.take()
 
     def _ended(self) -> EngineDeadError:
@@ -260,14 +261,18 @@ class Child(Generic[T]):
         else:  # it reads no messages yet; it leaves at once when the pipe ends
             self._close_pipe()
 
+    def wait(self, timeout: float) -> bool:
+        """Whether it ends by itself within so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        return not self.alive
+
     def end(self, grace: float) -> int:
         """Ask it to stop, wait so many seconds, and kill it if it has not. Returns its exit code. Idempotent."""
         if os.getpid() != self._owner:  # a fork of the owner has a copy of this object
             return 0
         self.ask_to_stop()
-        try:
-            self._process.wait(grace)
-        except subprocess.TimeoutExpired:
+        if not self.wait(grace):
             self.kill()
         self._close_pipe()
         return self._process.wait()

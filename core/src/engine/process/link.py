@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import zmq
@@ -33,20 +33,20 @@ class Inbox(Generic[T]):
 
     def __init__(self, kind: Any, address: str) -> None:
         self._context = zmq.Context()
-        self._socket = _socket(self._context, zmq.PULL, address)
+        self.socket = _socket(self._context, zmq.PULL, address)
         self._decode: Callable[[bytes], T] = wire.decoder(kind).decode
 
     def fileno(self) -> int:
         """A descriptor that becomes readable, once, when messages come: then `take` until there is none."""
-        return cast(int, self._socket.get(zmq.FD))
+        return cast(int, self.socket.get(zmq.FD))
 
     def take(self) -> T | None:
         """The next message, if one is there. Raises msgspec.DecodeError for one that cannot be read."""
-        return self._decode(self._socket.recv(zmq.NOBLOCK)) if self._there() else None
+        return self._decode(self.socket.recv(zmq.NOBLOCK)) if self._there() else None
 
     def wait(self, timeout: float | None) -> bool:
         """Whether a message comes within so many seconds; None: wait until one does."""
-        return bool(self._socket.poll(None if timeout is None else round(timeout * 1000)))
+        return bool(self.socket.poll(None if timeout is None else round(timeout * 1000)))
 
     def get(self, timeout: float | None, awake: float = 0.0) -> T | None:
         """The next message; None where none comes within `timeout` seconds (None: wait), of which the first `awake` are
@@ -64,19 +64,27 @@ class Inbox(Generic[T]):
         return within > 0
 
     def _there(self) -> int:
-        return cast(int, self._socket.get(zmq.EVENTS)) & zmq.POLLIN
+        return cast(int, self.socket.get(zmq.EVENTS)) & zmq.POLLIN
 
     def bind(self, address: str) -> None:
         """Hear one more, which connects to this address."""
-        self._socket.bind(address)
+        self.socket.bind(address)
 
     def unbind(self, address: str) -> None:
         """Hear one no more; what it sent before may still come."""
-        self._socket.unbind(address)
+        self.socket.unbind(address)
 
     def close(self) -> None:
         """Hear nothing any more."""
         self._context.destroy(linger=0)
+
+
+def wait_for_any(inboxes: Sequence[Inbox[Any]], timeout: float) -> None:
+    """Wait so many seconds at most until one of them has a message."""
+    poller = zmq.Poller()
+    for inbox in inboxes:
+        poller.register(inbox.socket, zmq.POLLIN)
+    poller.poll(round(timeout * 1000))
 
 
 class Outbox:

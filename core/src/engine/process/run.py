@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("engine.process")
 
+FAILED = 1
+"""The exit code of a process that told why it ends."""
 PARENT_DIED = 3
 """The exit code of a process whose parent has gone."""
 
@@ -76,14 +78,14 @@ def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], in
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
     directory = sys.argv[1]
-    message = take_start(start, directory)
+    message = _take_start(start, directory)
     parent: Parent[Any] = Parent(heard, directory)
-    code = 1
+    code = FAILED
     with parent.at_end:
         try:
             code = main(message, parent)
         except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 1
+            code = left.code if isinstance(left.code, int) else FAILED
         except EngineError as error:
             parent.send(Failed(error.parts))
         except Exception as error:  # a bug, or the machine
@@ -95,7 +97,7 @@ def run(what: str, start: Any, heard: Any, main: Callable[[Any, Parent[Any]], in
     os._exit(code)  # threads that wait on sockets, and those of communicators, need no farewell
 
 
-def take_start(kind: Any, directory: str) -> Any:
+def _take_start(kind: Any, directory: str) -> Any:
     """The message from standard input, whose other end the parent keeps open.
 
     From then on the process leaves, and removes the directory, as soon as that end is closed: nobody is there any more

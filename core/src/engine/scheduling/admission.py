@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 
-from engine.kv import restoring
-from engine.kv.matching import Hit
-from engine.kv.tails import RunningTokens
+from engine.kv.matching import Hit, RunningTokens
+from engine.kv.swap import SwapIn
 from engine.scheduling.batch import Batch
-from engine.scheduling.preemption import Return
 from engine.scheduling.prefill import Prefills
 from engine.scheduling.slots import Request, Status
 from engine.scheduling.states import States
@@ -76,7 +74,7 @@ class Admission:
         if request.params.structured_outputs is not None and self._states.constraints is None:
             asked += " with structured_outputs"
             raise InvalidRequestError(asked, "this engine has no grammar driver", "start it with --grammar DRIVER")
-        self._states.kv.check_encoder(request.encoder)
+        self._states.kv.cross.check(request.encoder)
 
     # -- into slots ---------------------------------------------------------------------------------------------------
     def resume(self, batch: Batch) -> bool:
@@ -91,14 +89,12 @@ class Admission:
                 continue
             if not batch.budget or not states.slots.num_free:
                 return False
-            back = swapping.prepare(request)
-            hit = back.restored.hit
-            size = self._room(batch, request, hit)
+            swap_in = swapping.find(request)
+            size = self._room(batch, request, swap_in.hit)
             if not size:
-                swapping.put_back(back)
                 return False
-            swapping.take(back)
-            self._enter(batch, request, size, hit, back)
+            swapping.queue.pop()
+            self._enter(batch, request, size, swap_in.hit, swap_in)
         return True
 
     def admit(self, batch: Batch) -> None:
@@ -111,12 +107,12 @@ class Admission:
             if not kv.fits_at_all(n, request.encoder):
                 states.fail_too_small(request)
                 continue
-            hit = kv.match(request.sequence(request.token_ids), hit_limit(request), self._running_tokens)
+            hit = batch.pages.match(request.sequence(request.token_ids), hit_limit(request), self._running_tokens)
             if self._whole_prompts and n > batch.budget:
                 return
             size = self._room(batch, request, hit)
-            if not size and hit.tail is not None:
-                hit = hit.without_tail()  # copying holds one page more
+            if not size and hit.partial is not None:
+                hit = hit.whole_blocks()  # copying holds one page more
                 size = self._room(batch, request, hit)
             if not size:
                 return
@@ -132,13 +128,13 @@ class Admission:
         """Tokens that a request that is to be admitted may compute; 0: it does not find the pages that it will want."""
         kv, n, start = self._states.kv, request.token_ids.size, hit.num_tokens
         chunk = min(n - start, batch.budget, self._prefills.threshold or n)
-        size = kv.fit_chunk(-1, start, chunk, hit)
+        size = batch.pages.fit_chunk(-1, start, chunk, hit)
         if self._states.running and size:
             pages = kv.pages_for_prompt(n, chunk, hit)
-            return size if pages + batch.reserved <= kv.num_available else 0
+            return size if pages + batch.reserved <= batch.pages.num_available else 0
         return size
 
-    def _enter(self, batch: Batch, request: Request, size: int, hit: Hit, back: Return | None = None) -> None:
+    def _enter(self, batch: Batch, request: Request, size: int, hit: Hit, swap_in: SwapIn | None = None) -> None:
         """Give a request a slot, with what the cache (or the swap tier) has of it, and its first chunk."""
         states = self._states
         states.fast_path.end()
@@ -146,12 +142,9 @@ class Admission:
         slot = states.slots.enter(request, hit.num_tokens)
         states.running[request.request_id] = request
         states.prefilling[request.request_id] = request
-        if back is None:
-            states.kv.begin_slot(slot, hit)
-        else:
-            restoring.begin(states.kv, slot, back.restored)
         states.drafts.enter(slot)
-        self._prefills.add_chunk(batch, request, hit.num_tokens, size, hit, back)
+        batch.pages.enter(slot, request.sequence(request.token_ids), hit, swap_in)
+        self._prefills.add_chunk(batch, request, hit.num_tokens, size, hit, swap_in)
 
 
 def hit_limit(request: Request) -> int:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.kv.manager import KVManager, NewEntries
 from engine.kv.matching import Hit
-from engine.scheduling.preemption import Return, Swapping
+from engine.kv.reservation import Reservation
+from engine.kv.swap import SwapIn
+from engine.scheduling.preemption import Swapping
 from engine.scheduling.slots import Request, SlotTable
-from engine.types.plan import ForcedDrafts, HostTokens, NewBlocks, NewSlot, StepPlan
+from engine.types.plan import ForcedDrafts, HostTokens, NewSlot, StepPlan
 
 _NO_SLOTS = np.empty(0, np.int32)
 
@@ -23,8 +24,8 @@ class Chunk:
     Args:
         start, size: positions `start .. start + size - 1`.
         samples: the last of them is the last token known, so the step draws the next, where the request generates.
-        hit: what the prefix cache gave, where the request enters a slot in this step; None where it has one.
-        back: where it enters a slot because it comes back from the swap tier.
+        hit: what the request has cached, where it enters a slot in this step; None where it has one.
+        swap_in: where it enters a slot because it comes back from the swap tier; `hit` is that of this.
     """
 
     request: Request
@@ -33,7 +34,7 @@ class Chunk:
     size: int
     samples: bool
     hit: Hit | None
-    back: Return | None = None
+    swap_in: SwapIn | None = None
 
 
 @dataclass(slots=True)
@@ -42,8 +43,8 @@ class Batch:
 
     Args:
         budget: tokens that may still be added.
+        pages: reserved for the rows.
         decodes: int32 [d]; slots that compute one token each, at `positions`, int32 [d].
-        need: as `KVManager.decode_need` gives it, bool [groups, d]. With drafts as `extend_need` does, int [groups, d].
         drafts: int32 [d]; tokens that are proposed and computed after it. None: nowhere any.
         forced: of these, by the decode's place: tokens that are not asked of the drafter.
         chunks: in the order in which they were chosen.
@@ -52,9 +53,9 @@ class Batch:
     """
 
     budget: int
+    pages: Reservation
     decodes: np.ndarray = field(default_factory=_NO_SLOTS.copy)
     positions: np.ndarray = field(default_factory=_NO_SLOTS.copy)
-    need: np.ndarray | None = None
     drafts: np.ndarray | None = None
     forced: Mapping[int, list[int]] = field(default_factory=dict)
     chunks: list[Chunk] = field(default_factory=list)
@@ -67,28 +68,16 @@ class Batch:
         return not self.decodes.size and not self.chunks
 
 
-def build_plan(
-    step_id: int, batch: Batch, slots: SlotTable, kv: KVManager, swapping: Swapping | None = None
-) -> StepPlan:
-    """Give the batch its pages, commit the blocks that it fills with known tokens, and write it down."""
-    kv.take_promised()
-    entries: list[list[NewEntries]] = [[] for _ in kv.tables]
-    if batch.need is not None:
-        _append(entries, kv.place_decodes(batch.decodes, batch.need))
+def build_plan(step_id: int, batch: Batch, slots: SlotTable, swapping: Swapping | None = None) -> StepPlan:
+    """Give the batch its pages, cache the blocks that it fills with known tokens, and write it down."""
+    pages = batch.pages.allocate(step_id, slots.requests, slots.tokens)
     new_slots = []
     for chunk in batch.chunks:
-        slot, end = chunk.slot, chunk.start + chunk.size
-        if chunk.hit is not None:
-            _append(entries, kv.open_slot(slot, chunk.hit, chunk.request.sequence(slots.tokens[slot, :end])))
-        if chunk.hit is not None or chunk.back is not None:
-            new_slots.append(_new_slot(chunk.request, chunk.hit))
-        if chunk.back is None:
-            _append(entries, kv.place_chunk(slot, end, chunk.samples, chunk.hit and chunk.hit.tail))
-        else:
+        if chunk.swap_in is not None:
             assert swapping is not None
-            for more in swapping.open_slot(chunk.back, end, chunk.samples):
-                _append(entries, more)
-        kv.commit(np.array([slot]), np.array([end]), slots.requests, slots.tokens)
+            swapping.swapped_in(chunk.request, chunk.swap_in)
+        if chunk.hit is not None:
+            new_slots.append(_new_slot(chunk.request, chunk.hit.fills_encoder))
 
     d = batch.decodes.size
     slot_of_row, num_computed = batch.decodes, batch.positions
@@ -127,12 +116,12 @@ def build_plan(
         samples=samples,
         num_decodes=d,
         new_slots=new_slots,
-        new_blocks=[_new_blocks(of_group) for of_group in entries],
+        new_blocks=pages.new_blocks,
         num_drafts=num_drafts,
         forced_drafts=forced_drafts,
         left_slots=slots.take_left(),
         host_tokens=_host_tokens(batch.decodes, slots),
-        copies=kv.take_copies(step_id),
+        copies=pages.copies,
         kv_metadata=None if swapping is None else swapping.plan_metadata(),
         masks_follow=masks_follow,
     )
@@ -161,23 +150,7 @@ def _host_tokens(decodes: np.ndarray, slots: SlotTable) -> HostTokens | None:
     return HostTokens(slot=waiting, position=position, token=slots.tokens[waiting, position])
 
 
-def _append(entries: list[list[NewEntries]], more: list[NewEntries]) -> None:
-    for of_group, new in zip(entries, more, strict=True):
-        if new.page.size:
-            of_group.append(new)
-
-
-def _new_blocks(entries: list[NewEntries]) -> NewBlocks:
-    if len(entries) == 1:
-        slot, index, page = entries[0]
-    elif entries:
-        slot, index, page = (np.concatenate(column) for column in zip(*entries, strict=True))
-    else:
-        slot = index = page = _NO_SLOTS
-    return NewBlocks(slot=slot, index=index, page=page)
-
-
-def _new_slot(request: Request, hit: Hit | None) -> NewSlot:
+def _new_slot(request: Request, fills_encoder: bool) -> NewSlot:
     return NewSlot(
         slot=request.slot,
         request_id=request.request_id,
@@ -187,6 +160,6 @@ def _new_slot(request: Request, hit: Hit | None) -> NewSlot:
         stop_token_ids=request.stop_token_ids,
         pooling=request.pooling,
         encoder=request.encoder,
-        fills_encoder=request.encoder is not None and hit is not None and hit.fills_encoder,
+        fills_encoder=request.encoder is not None and fills_encoder,
         cache_salt=request.cache_salt,
     )

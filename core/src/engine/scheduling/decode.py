@@ -13,7 +13,7 @@ from engine.scheduling.states import States
 def choose_decodes(batch: Batch, states: States) -> None:
     """Put the slots that decode into the batch, as far as budget and pages last. Where pages are short, drafts are left
     out, and then somebody is preempted."""
-    s, kv, drafting = states.slots, states.kv, states.drafts
+    s, kv, pages, drafting = states.slots, states.kv, batch.pages, states.drafts
     can = (s.phase == DECODE) & (s.placed < s.limit)
     if drafting.possible:
         can &= s.drafts == 0
@@ -37,25 +37,24 @@ def choose_decodes(batch: Batch, states: States) -> None:
     drafts, batch.forced = drafting.choose(ready, s, batch.budget - ready.size, shared)
     if drafts is not None:
         need = kv.extend_need(ready, positions + 1 + drafts)
-        if np.add.reduce(need, axis=None) > kv.num_available:
+        if np.add.reduce(need, axis=None) > pages.num_available:
             drafts = None
     if drafts is None:
         need = kv.decode_need(ready, positions)
-    while drafts is None and np.count_nonzero(need) > kv.num_available:
+    while drafts is None and np.count_nonzero(need) > pages.num_available:
         batch.left_out = True
         # Pages come back without preemption where a step under way still names some, or computes drafts.
-        if kv.pool.num_pending or len(states.running) == 1 or s.drafts.any():
-            keep = oldest_that_fit(s.order[ready], need, kv.num_available)
+        if kv.pool.num_deferred_free or len(states.running) == 1 or s.drafts.any():
+            keep = oldest_that_fit(s.order[ready], need, pages.num_available)
         else:
             states.preempt_one()
             keep = s.phase[ready] != EMPTY
         ready, positions, need = ready[keep], positions[keep], need[:, keep]
     s.computed[ready] = positions + 1
     s.placed[ready] += 1
-    kv.promise_decodes(need)
+    pages.decode(ready, need)
     batch.decodes = ready
     batch.positions = positions
-    batch.need = need
     batch.budget -= ready.size
     if drafts is not None:
         s.drafts[ready] = batch.drafts = drafts

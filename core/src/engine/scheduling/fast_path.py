@@ -1,10 +1,10 @@
 """The decode fast path: while nobody comes or goes, a step is the one before, one token further on.
 
 A few requests that decode on their own make most of the steps of a small model, and a step of a small model is so short
-that choosing rows, pages and commits anew for it is felt. Between two events (somebody enters or leaves a slot, a row
-needs a page, fills a block of the prefix cache, draws a stop token or reaches its limit) nothing of that changes, and
-both halves of a step are a few array operations. How many steps there are before the next event is counted ahead, so
-that none is looked for; for whatever is not certain the scheduler's own way is taken, which gives the same.
+that choosing rows, pages and full blocks anew for it is felt. Between two events (somebody enters or leaves a slot, a
+row needs a page, fills a block of the prefix cache, draws a stop token or reaches its limit) nothing of that changes,
+and both halves of a step are a few array operations. How many steps there are before the next event is counted ahead,
+so that none is looked for; for whatever is not certain the scheduler's own way is taken, which gives the same.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DecodeFastPath:
         self._of_row: list[tuple[int, str, frozenset[int]]] = []  # slot, request, the tokens that may end it
         self.num_plans = 0
         self._num_results = 0
-        self._to_commit = 0
+        self._to_cache = 0
 
     def end(self) -> None:
         """Somebody enters or leaves a slot, or what is known of one changes otherwise."""
@@ -116,9 +116,9 @@ class DecodeFastPath:
             s.known[slot] = known + 1
             outputs.append(CoreOutput(request_id=request_id, new_token_ids=[token]))
         self._num_results -= 1
-        self._to_commit -= 1
-        if not self._to_commit:
-            self._commit()
+        self._to_cache -= 1
+        if not self._to_cache:
+            self._cache_full_blocks()
         return outputs
 
     def accepted(self) -> None:
@@ -127,23 +127,23 @@ class DecodeFastPath:
             return
         s, rows = self._slots, self._rows
         self._num_results = max(0, int(np.minimum.reduce(s.limit[rows] - s.known[rows])) - 1)
-        self._count_to_commit()
+        self._count_to_cache()
 
-    def _commit(self) -> None:
+    def _cache_full_blocks(self) -> None:
         s, rows = self._slots, self._rows
-        self._kv.commit(rows, np.minimum(s.known[rows], s.computed[rows]), s.requests, s.tokens)
-        self._count_to_commit()
+        self._kv.blocks.cache_full_blocks(rows, np.minimum(s.known[rows], s.computed[rows]), s.requests, s.tokens)
+        self._count_to_cache()
 
-    def _count_to_commit(self) -> None:
-        """Results until the next commit; without a prefix cache there is none to come."""
-        self._to_commit = 0
+    def _count_to_cache(self) -> None:
+        """Results until the next block is full; without a prefix cache there is none to come."""
+        self._to_cache = 0
         if self._kv.enable_prefix_caching:
             s, rows, size = self._slots, self._rows, self._kv.block_size
             known = s.known[rows]
             left = size - known % size
-            # A full block is committed when its last token is computed, too, perhaps one result after it is known.
+            # A full block is cached when its last token is computed, too, perhaps one result after it is known.
             left[(left == size) & (s.computed[rows] < known)] = 1
-            self._to_commit = int(np.minimum.reduce(left))
+            self._to_cache = int(np.minimum.reduce(left))
 
 
 def _has_tokens_alone(plan: StepPlan, result: StepResult) -> bool:

@@ -57,7 +57,8 @@ class JumpForward:
         encode: Callable[[str], list[int]],
     ) -> None:
         self.learned = Speculation(num_slots, MOST, least=MOST)
-        self._vocabulary, self._encode = vocabulary, encode
+        self._vocabulary = vocabulary
+        self._encode = encode
         self._by_tokenizer = lru_cache(REMEMBERED)(self._encoded)
         self._by_model: OrderedDict[tuple[bytes, bytes], list[int]] = OrderedDict()  # by root and what is forced
         self._watched: dict[int, tuple[int, bytes]] = {}  # by slot: what was forced behind so many tokens

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.kv import restoring
-from engine.kv.manager import KVManager, NewEntries
-from engine.kv.restoring import Outline, Restored
+from engine.kv.manager import KVManager
+from engine.kv.swap import SwapIn, SwapRecord, find_swapped, swap_out
 from engine.scheduling.slots import Request, SlotTable, Status
 
 if TYPE_CHECKING:
@@ -84,14 +82,6 @@ def oldest_that_fit(order: np.ndarray, need: np.ndarray, available: int) -> np.n
     return keep
 
 
-@dataclass(slots=True)
-class Return:
-    """A swapped request that may come back in the step that is being planned, its missing pages promised."""
-
-    request: Request
-    restored: Restored
-
-
 class Swapping:
     """The swap tier in the scheduler's hands.
 
@@ -109,7 +99,7 @@ class Swapping:
         self.connector = connector
         self.name = name
         self.queue = queue
-        self._outlines: dict[str, Outline] = {}
+        self._records: dict[str, SwapRecord] = {}
         self._distrusted: set[str] = set()
 
     def __len__(self) -> int:
@@ -131,15 +121,15 @@ class Swapping:
         """Keep a running request's pages, which are then given back. False where the tier has no room."""
         slot = request.slot
         assert not slots.drafts[slot], "how much of it is computed is not known yet"
-        outline, pages = restoring.take_out(self.kv, slot, int(slots.computed[slot]))
+        record, pages = swap_out(self.kv, slot, int(slots.computed[slot]))
         if not self.connector.swap_out(request.request_id, pages):
             return False
-        self._outlines[request.request_id] = outline
+        self._records[request.request_id] = record
         return True
 
     def enqueue(self, request: Request) -> bool:
         """Queue a preempted request that no step names any more; False where it was not swapped out."""
-        if request.request_id not in self._outlines:
+        if request.request_id not in self._records:
             return False
         request.status = Status.SWAPPED
         self.queue.push_front(request)
@@ -153,39 +143,18 @@ class Swapping:
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        if self._outlines.pop(request.request_id, None) is not None:
+        if self._records.pop(request.request_id, None) is not None:
             self.connector.forget(request.request_id)
 
     # -- back ---------------------------------------------------------------------------------------------------------
-    def prepare(self, request: Request) -> Return:
-        """What the first of the queue would need; its missing pages are promised until `put_back`."""
-        outline = self._outlines[request.request_id]
-        restored = restoring.find(self.kv, outline, request.sequence(request.token_ids))
-        self.kv.promise_pages(restored.missing)
-        return Return(request, restored)
+    def find(self, request: Request) -> SwapIn:
+        """What the cache still has of the first of the queue, and what would have to be loaded."""
+        return find_swapped(self.kv, self._records[request.request_id], request.sequence(request.token_ids))
 
-    def put_back(self, back: Return) -> None:
-        """It does not come back in this step."""
-        self.kv.promise_pages([-pages for pages in back.restored.missing])
-
-    def take(self, back: Return) -> None:
-        """It comes back: it leaves the queue."""
-        popped = self.queue.pop()
-        assert popped is back.request
-
-    def open_slot(self, back: Return, end: int, last: bool) -> list[list[NewEntries]]:
-        """Give its slot the pages for `end` tokens, and have what is missing loaded into them before this step
-        computes: the new entries of block tables, for each group.
-
-        last: no known token lies behind these.
-        """
-        kv, slot, request = self.kv, back.request.slot, back.request
-        entries, to_load = restoring.open_slot(kv, slot, back.restored, request.sequence(request.token_ids))
-        more = kv.place_chunk(slot, end, last)
-        places, pages = restoring.copies_in(kv, slot, back.restored, to_load)
-        self.connector.swap_in(back.request.request_id, places, pages)
-        del self._outlines[back.request.request_id]
-        return [entries, more]
+    def swapped_in(self, request: Request, swap_in: SwapIn) -> None:
+        """The request has its pages: have what is missing loaded into them before this step computes."""
+        self.connector.swap_in(request.request_id, swap_in.places, swap_in.pages)
+        del self._records[request.request_id]
 
     def plan_metadata(self) -> dict[str, bytes] | None:
         """For the plan that was made."""
@@ -196,13 +165,13 @@ class Swapping:
         """Forget all requests: the engine is dead."""
         for request in list(self.queue):
             self.queue.remove(request)
-        self._outlines.clear()
+        self._records.clear()
         self._distrusted.clear()
 
     def check_integrity(self, idle: bool) -> None:
         """Raise AssertionError where the tier contradicts itself, or keeps something when there are no requests."""
         self.connector.check_integrity()
-        assert not idle or not (self._outlines or self._distrusted)
+        assert not idle or not (self._records or self._distrusted)
 
 
 def spoilt(

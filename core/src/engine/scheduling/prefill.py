@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 
 from engine.kv.matching import Hit
+from engine.kv.swap import SwapIn
 from engine.scheduling.batch import Batch, Chunk
-from engine.scheduling.preemption import Return
 from engine.scheduling.slots import DECODE, EMPTY, Request
 from engine.scheduling.states import States
 
@@ -44,9 +44,9 @@ class Prefills:
             slot = np.array([request.slot])
             start = int(s.computed[request.slot])
             kv.leave_window(slot, s.computed[slot], s.last_step[slot])
-            size = kv.fit_chunk(request.slot, start, wanted)
+            size = batch.pages.fit_chunk(request.slot, start, wanted)
             if size:
-                self.add_chunk(batch, request, start, size, None)
+                self.add_chunk(batch, request, start, size)
             if size < wanted:
                 batch.left_out = True  # those after it do not get ahead of it
                 return
@@ -75,13 +75,19 @@ class Prefills:
         return sizes
 
     def add_chunk(
-        self, batch: Batch, request: Request, start: int, size: int, hit: Hit | None, back: Return | None = None
+        self,
+        batch: Batch,
+        request: Request,
+        start: int,
+        size: int,
+        hit: Hit | None = None,
+        swap_in: SwapIn | None = None,
     ) -> None:
-        """Compute these known tokens, whose pages are there, in this step; `hit`, `back`: as in `Chunk`."""
+        """Compute these known tokens, whose pages are there, in this step; `hit`, `swap_in`: as in `Chunk`."""
         states, s, slot, end = self._states, self._states.slots, request.slot, start + size
         complete = end == int(s.placed[slot])
         samples = complete and request.pooling is None
-        promised = states.kv.promise_chunk(slot, start, size, request.hashes, hit)
+        reserved = batch.pages.chunk(slot, start, size, request.hashes, samples)
         s.computed[slot] = end
         if complete:
             s.placed[slot] += samples
@@ -89,9 +95,9 @@ class Prefills:
             states.prompt_done(request)
         else:
             wanted = states.kv.pages_to_finish(slot, int(s.placed[slot]), size)
-            batch.reserved += max(0, wanted - promised)
+            batch.reserved += max(0, wanted - reserved)
         batch.budget -= size
-        batch.chunks.append(Chunk(request, slot, start, size, samples, hit if back is None else None, back))
+        batch.chunks.append(Chunk(request, slot, start, size, samples, hit, swap_in))
 
 
 def _in_order(remaining: Sequence[tuple[T, int]], budget: int) -> list[tuple[T, int]]:

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from engine.kv.manager import KVManager
+from engine.kv.reservation import Reservation
 from engine.scheduling.admission import Admission
 from engine.scheduling.batch import Batch, build_plan
 from engine.scheduling.decode import choose_decodes
@@ -168,7 +169,7 @@ class Scheduler:
             if self.num_preemptions == preempted and not states.unblock():
                 return None
         self.last_step += 1
-        plan = build_plan(self.last_step, batch, self.slots, self.kv, self.swapping)
+        plan = build_plan(self.last_step, batch, self.slots, self.swapping)
         self.outstanding.append(plan)
         if plan.num_decodes == len(self.running) and self._may_repeat(plan):
             self.fast_path.begin(plan)
@@ -176,7 +177,7 @@ class Scheduler:
 
     def _choose(self) -> Batch:
         """The rows of the next step."""
-        batch = Batch(self.max_num_batched_tokens)
+        batch = Batch(self.max_num_batched_tokens, Reservation(self.kv))
         choose_decodes(batch, self.states)
         if self.prefilling and not batch.left_out:
             self.prefills.choose(batch)

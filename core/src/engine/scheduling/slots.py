@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.kv.hashing import MediaSpan
-from engine.kv.tails import Sequence
+from engine.kv.matching import Sequence
 from engine.types.params import SamplingParams
 from engine.types.plan import LeftSlots
 from engine.types.request import EngineRequest
@@ -70,37 +70,6 @@ class Request:
         pooling: for a request that draws nothing and ends with its prompt; None for one that generates.
         num_pooled: prompt tokens whose own vectors were sent.
     """
-
-    __slots__ = (
-        "admitted_at",
-        "arrival_time",
-        "cache_salt",
-        "encoder",
-        "eos_token_ids",
-        "hashes",
-        "host_tokens",
-        "limit",
-        "lora_id",
-        "matcher",
-        "media",
-        "num_cached_tokens",
-        "num_pooled",
-        "num_prompt_scored",
-        "num_prompt_tokens",
-        "params",
-        "parent",
-        "pooling",
-        "priority",
-        "queued_at",
-        "request_id",
-        "root",
-        "slot",
-        "status",
-        "stop_token_ids",
-        "table",
-        "timeout",
-        "token_ids",
-    )
 
     def __init__(self, request: EngineRequest, table: SlotTable, limit: int, root: bytes) -> None:
         self.request_id = request.request_id

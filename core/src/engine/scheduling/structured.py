@@ -77,7 +77,7 @@ class Constraints:
         """Requests that wait for their matcher."""
         return len(self._compiling)
 
-    # -- compile ----------------------------------------------------------------------------------------------------
+    # -- compile -------------------------------------------------------------------------------------------------------
     def compile(self, request: Request) -> None:
         """Begin to compile a request's constraint."""
         constraint, ends = request.params.structured_outputs, tuple(sorted(request.eos_token_ids))
@@ -142,7 +142,7 @@ class Constraints:
             self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         return self._threads
 
-    # -- step by step -----------------------------------------------------------------------------------------------
+    # -- step by step --------------------------------------------------------------------------------------------------
     def masks(self, plan: StepPlan, slots: SlotTable, drafts: Callable[[], list[list[int]]]) -> Masks | None:
         """The masks of a plan with `masks_follow`; None while a token before one of them has not come back.
 

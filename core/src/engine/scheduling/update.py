@@ -200,7 +200,9 @@ def accept(
     slots.known[row_slots] = known
     if kv.enable_prefix_caching:
         # Blocks count when they are both known and computed. A preempted request's slot has none to offer.
-        kv.commit(row_slots, np.minimum(known, slots.computed[row_slots]), slots.requests, slots.tokens)
+        kv.blocks.cache_full_blocks(
+            row_slots, np.minimum(known, slots.computed[row_slots]), slots.requests, slots.tokens
+        )
 
     ids = slots.request_ids
     outputs = [

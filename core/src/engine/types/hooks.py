@@ -1,18 +1,13 @@
-"""What hooks are told: plain data, which may be kept, or sent elsewhere with msgspec; and what they may ask."""
+"""What hooks are told: plain data, which may be kept, or sent elsewhere with msgspec."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
-
-if TYPE_CHECKING:
-    from engine.types.kv import PageMap
-    from engine.types.outputs import StepStats
 
 OutputFilter = Callable[[str, bool], str]
 """What `output_filter` gives: (new text, is it the last) -> the text to show."""
@@ -172,20 +167,3 @@ class IntervalStats(msgspec.Struct, frozen=True, kw_only=True):
     def generation_tokens_per_second(self) -> float:
         """Of this interval."""
         return self.generation_tokens / self.seconds
-
-
-class EngineView(Protocol):
-    """The engine of a server, for routes of hook plugins to look at. From the event loop's thread."""
-
-    def stats(self) -> StepStats | None:
-        """What the engine cores told last, as of one core; None before the first step. Free."""
-        ...
-
-    async def page_maps(self) -> list[PageMap]:
-        """The pages of each engine core that lives, in the order of their ranks, copied between two steps: some
-        microseconds of the core's time for each 10,000 pages.
-
-        Raises:
-            EngineDeadError: the last core has died.
-        """
-        ...

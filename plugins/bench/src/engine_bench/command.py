@@ -10,17 +10,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from engine.embedding import (
-    SERVER_SETTINGS,
-    SETTINGS,
+    EngineSettings,
     add_engine_flags,
     add_positional_model,
-    add_server_flags,
+    add_settings,
     command_settings,
     name_positional_model,
 )
 from engine.plugin.card import Command
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
+from engine_bench.settings import BenchSettings
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig, Merged
@@ -132,7 +132,7 @@ def _serve_flags(parser: argparse.ArgumentParser) -> None:
         "--system-prompts", type=_at_least(0), metavar="N", help="different ones, for --turns (default: 4)"
     )
     replay.add_argument("--system-words", type=_at_least(1), metavar="N", help="of each, for --turns (default: 128)")
-    add_server_flags(group, only={"api_key"})
+    add_settings(group, {"api_key": BenchSettings.declared["api_key"]})
     add_engine_flags(parser)
 
 
@@ -207,7 +207,9 @@ def _replay(arguments: argparse.Namespace) -> ReplayOptions | None:
 def server_flags(arguments: argparse.Namespace) -> list[str]:
     """The engine's and the server's flags of a parsed command line, as flags again."""
     flag_of = {"config": "--config", "options": "--option"}
-    flag_of |= {setting.name: setting.flag for setting in (*SETTINGS, *SERVER_SETTINGS)}
+    flag_of |= {
+        setting.name: setting.flag for setting in (*EngineSettings.declared.values(), *BenchSettings.declared.values())
+    }
     flag_of |= {point.keyword: point.option_flag for point in POINTS.values()}
     flags: list[str] = []
     for dest, value in vars(arguments).items():
@@ -239,7 +241,7 @@ def _api_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--route", choices=("chat", "completions"), default="chat", help="what is asked (default: %(default)s)"
     )
-    add_server_flags(group, only={"api_workers"})
+    add_settings(group, {"api_workers": BenchSettings.declared["api_workers"]})
     add_engine_flags(parser)
 
 

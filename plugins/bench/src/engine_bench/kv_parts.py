@@ -36,7 +36,7 @@ class Times(NamedTuple):
 
 def time_evictor(registry: Registry, name: str, seed: int) -> Times:
     """What one page costs on its way through an evictor, in calls of 64: given up as a victim, named for another block,
-    and released again. All other pages are candidates meanwhile."""
+    and released again. All other pages are evictable meanwhile."""
     evictor = build_evictor(registry, name, _PAGES)
     pages = np.random.default_rng(seed).permutation(np.arange(1, _PAGES, dtype=np.int32))
     pages = pages[: pages.size // PAGES_PER_CALL * PAGES_PER_CALL]

@@ -71,9 +71,9 @@ def measure_scheduler(config: EngineConfig, options: SchedulerOptions) -> Report
         _fill_cache(core, config)
         running = _fill_queues(core, config, options)
         pool, done, preempted = core.scheduler.kv.pool, core.scheduler.states.done_step, core.scheduler.num_preemptions
-        evicted = pool.num_candidates
+        evicted = pool.num_evictable
         parts = _measure_parts(core, options.steps)
-        evicted -= pool.num_candidates
+        evicted -= pool.num_evictable
         whole = _measure_steps(core, options.steps)
         with_text = measure_engine_steps(core, null_frontend(), running, options.steps)
         stats = core.stats()

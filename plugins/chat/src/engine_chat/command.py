@@ -10,13 +10,14 @@ from engine.embedding import (
     add_engine_flags,
     add_positional_model,
     add_sampling_flags,
-    add_server_flags,
+    add_settings,
     command_settings,
     name_positional_model,
     sampling_keywords,
 )
 from engine.plugin.card import Command
 from engine.types.errors import ConfigError, InvalidRequestError
+from engine_chat.settings import ChatSettings
 
 if TYPE_CHECKING:
     from engine.embedding import Merged
@@ -38,7 +39,7 @@ class ChatCommand(Command):
         chat.add_argument("--system", metavar="TEXT", help="the system prompt")
         chat.add_argument("-q", "--quick", metavar="TEXT", help="ask this alone, and leave")
         chat.add_argument("--url", metavar="URL", help="talk to this server, e.g. http://127.0.0.1:8000/v1")
-        add_server_flags(chat, only=("api_key", "verbose"))
+        add_settings(chat, ChatSettings.declared)
         add_sampling_flags(parser, max_tokens=None)
         add_engine_flags(parser)
 
@@ -64,7 +65,8 @@ def _talk(backend: Backend, arguments: argparse.Namespace, limited: bool, intera
 
     conversation = Conversation(getattr(arguments, "system", "").strip())
     if interactive:
-        from engine.embedding import LineReader, state_folder
+        from engine.embedding import state_folder
+        from engine_chat.line_reader import LineReader
 
         try:
             history = state_folder() / HISTORY
@@ -113,9 +115,9 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
         engine.shutdown()
         raise
     if interactive and engine.plan is not None:
-        from engine.embedding import ServerConfig, greeting, show
+        from engine.embedding import greeting, show, validated
 
-        verbose = ServerConfig.from_merged(merged).verbose
+        verbose = validated(ChatSettings, merged).verbose
         show(greeting(engine.plan, engine.client.worker, None, verbose=verbose))
     return backend
 
@@ -123,13 +125,13 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
 def _remote(url: str, merged: Merged, keywords: dict[str, Any], interactive: bool) -> Backend:
     names = {key.name for key in merged.values if key.section != "server"} - _OF_THE_CLIENT
     _refuse_flags(merged, names | {"verbose"}, "that is the server's own affair when --url is given", "leave it out")
-    from engine.embedding import ServerConfig
+    from engine.embedding import validated
     from engine_chat.remote import RemoteBackend
 
     settings = merged.section("settings")
     if "seed" in settings:
         keywords["seed"] = int(settings["seed"])
-    keys = ServerConfig.from_merged(merged).api_key or (None,)
+    keys = validated(ChatSettings, merged).api_key or (None,)
     backend = RemoteBackend(url, settings.get("model"), keys[0], keywords)
     if interactive:
         print(f"{backend.model} at {backend.url}", flush=True)

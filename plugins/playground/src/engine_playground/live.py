@@ -11,8 +11,9 @@ import numpy as np
 from engine_playground.page_cells import summary
 
 if TYPE_CHECKING:
-    from engine.types.hooks import EngineInfo, EngineView
+    from engine.types.hooks import EngineInfo
     from engine_playground.plugin import PlaygroundOptions
+    from engine_server.http_routes import EngineView
 
 
 async def live(engine: EngineView, info: EngineInfo | None, options: PlaygroundOptions) -> bytes:

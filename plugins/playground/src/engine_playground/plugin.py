@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from engine.types.hooks import EngineInfo, EngineView
+    from engine.types.hooks import EngineInfo
+    from engine_server.http_routes import EngineView
 
 
 class PlaygroundOptions(BaseModel):

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
-from engine.plugin import without_key
 from engine_playground.files import File, read_files
 from engine_playground.live import live
+from engine_server.http_routes import without_key
 
 if TYPE_CHECKING:
-    from engine.types.hooks import EngineInfo, EngineView
+    from engine.types.hooks import EngineInfo
     from engine_playground.plugin import PlaygroundOptions
+    from engine_server.http_routes import EngineView
 
 PAGE, FOLDER, LIVE = "/", "/playground/", "/playground/live"
 INDEX = "index.html"

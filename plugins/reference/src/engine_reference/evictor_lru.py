@@ -25,7 +25,6 @@ _LEAST_CAPACITY = 256
 class LRUEvictor(EvictorCard):
     """Gives up the pages that were released longest ago; of one sequence, its end first."""
 
-    requires_minor = 1
     body = "engine_reference.evictor_lru:LRU"
 
 

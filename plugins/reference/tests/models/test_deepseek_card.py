@@ -10,7 +10,7 @@ import pytest
 from checkpoints import LATENT_ARCHITECTURES
 from plain import CARDS
 
-from engine.config import EngineConfig
+from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
 from engine.interfaces.model import ModelNeed
 from engine.types.errors import EngineError

@@ -10,7 +10,7 @@ from pooling_models import prompts
 from thread_ranks import registry
 
 from engine import PoolingParams
-from engine.config import EngineConfig
+from engine.config.settings import EngineConfig
 from engine.errors import UnsupportedModelError
 from engine.llm import LLM, LLMEngine
 

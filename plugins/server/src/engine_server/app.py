@@ -10,10 +10,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 import engine
-from engine.embedding import AsyncLLM, ServerConfig
+from engine.embedding import AsyncLLM
 from engine_server import errors
 from engine_server.body_limit import MOST, BodyLimit
+from engine_server.config import ServerConfig
 from engine_server.gate import Gate
+from engine_server.http_routes import EngineView
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import Lifecycle
 from engine_server.metrics.exposition import Exposition
@@ -21,7 +23,7 @@ from engine_server.middleware import wrap
 from engine_server.request_id import RequestIds
 from engine_server.responses.store import Background, OwnResponses, Responses, ResponseStore
 from engine_server.routes import add_routes, describe_keys
-from engine_server.state import AsyncEngineView, Others, ServerState
+from engine_server.state import Others, ServerState
 from engine_server.stream import CLIENT_GONE, ClientGone, Direct
 
 
@@ -72,7 +74,7 @@ def create_app(
         return Response(status_code=CLIENT_GONE)
 
     app.add_exception_handler(ClientGone, on_gone)
-    pages = add_routes(app, llm.hooks, AsyncEngineView(llm))
+    pages = add_routes(app, llm.hooks, EngineView(llm))
     describe_keys(app, keys=bool(keys), administered=bool(admin))
     inside = wrap(Direct(app, alone=not llm.hooks.http_middleware), llm.hooks)
     # Two prompts of token ids, as long as the model takes them, are welcome.

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import orjson
 from starlette.types import ASGIApp, Message
 
-from engine.embedding import AsyncLLM, EngineConfig, ServerConfig
+from engine.embedding import AsyncLLM, EngineConfig
 from engine.types.errors import EngineError
 from engine_server.app import create_app
 from engine_server.batch_file import BatchRequest, Results
+from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
 from engine_server.lifecycle import Lifecycle, Phase
 
@@ -65,7 +66,9 @@ class _Run:
     def __init__(
         self, llm: AsyncLLM, requests: Sequence[BatchRequest], results: Results, advance: Callable[[], Any]
     ) -> None:
-        self._llm, self._results, self._advance = llm, results, advance
+        self._llm = llm
+        self._results = results
+        self._advance = advance
         self._at_once = max(1, QUEUED_PER_PLACE * llm.config.max_num_seqs * llm.config.data_parallel_size)
         self._left = iter(requests)
         self._failed = self._postponed = 0

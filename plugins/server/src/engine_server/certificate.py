@@ -57,7 +57,9 @@ class CertificateWatch:
     """
 
     def __init__(self, certfile: str | None, keyfile: str | None, context: Callable[[], ssl.SSLContext | None]) -> None:
-        self._certfile, self._keyfile, self._context = certfile, keyfile, context
+        self._certfile = certfile
+        self._keyfile = keyfile
+        self._context = context
         self._taken = self._seen = self._state()
 
     async def run(self) -> None:

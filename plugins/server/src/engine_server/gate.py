@@ -43,8 +43,10 @@ class Gate:
         admin: AdminKey | None = None,
         pages: Collection[str] = (),
     ) -> None:
-        self._app, self._lifecycle = app, lifecycle
-        self._keys, self._admin = keys, admin or AdminKey()
+        self._app = app
+        self._lifecycle = lifecycle
+        self._keys = keys
+        self._admin = admin or AdminKey()
         self._pages = frozenset(pages)
         self._leaving_seconds = max(1, math.ceil(shutdown_timeout))
 

@@ -98,7 +98,8 @@ class OwnUsage:
         rate = self.limits.requests_per_minute
         if rate is not None:
             now = self._clock()
-            self._left, self._looked = min(rate, self._left + (now - self._looked) * rate / 60), now
+            self._left = min(rate, self._left + (now - self._looked) * rate / 60)
+            self._looked = now
             if self._left < 1:
                 wait = math.ceil((1 - self._left) * 60 / rate)
                 return _refusal(f"this API key may send {rate} requests a minute", wait)

@@ -10,8 +10,9 @@ import signal
 import socket
 from collections.abc import Callable
 
-from engine.embedding import ServerConfig, show
+from engine.embedding import show
 from engine.process.logs import logs_json, tell
+from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
 
 BACKLOG = 2048

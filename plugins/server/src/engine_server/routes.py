@@ -15,11 +15,10 @@ from starlette.routing import BaseRoute, Route
 
 from engine.plugin import HookRelay
 from engine.plugin.hook_calls import Implementation
-from engine.plugin.hookspecs import is_without_key
 from engine.types.errors import ContractError
-from engine.types.hooks import EngineView
 from engine_server.errors import ANY_ROUTE, faults
 from engine_server.gate import ADMIN_PATH, OPEN_PATHS, PAGE_METHODS
+from engine_server.http_routes import EngineView, is_without_key
 from engine_server.json import JSONRequest
 from engine_server.state import ServerState, state_of
 
@@ -30,9 +29,9 @@ State = Annotated[ServerState, Depends(state_of)]
 class JSONRoute(APIRoute):
     """A route whose body is read by `JSONRequest`.
 
-    One that takes nothing but its body, the request and the server's state gets them without FastAPI's resolution of
-    dependencies, which is half of the way from the socket to the route. A body that does not fit goes that way too, and
-    is refused in FastAPI's words.
+    A coroutine function `(body, request, state) -> Response`, or one of fewer of these, gets them without FastAPI's
+    resolution of dependencies, which is half of the framework's time. A body that does not fit goes that way too, and
+    is refused in its words.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -54,15 +53,19 @@ class JSONRoute(APIRoute):
         return handle
 
     def _body_model(self) -> type[BaseModel] | None:
-        """None for a route that asks for more than a body, the request and the state, or for no body."""
+        """None for a route that asks for more than a body, the request and the state, or for no body, or that answers
+        with something that FastAPI makes a response of."""
         names = inspect.signature(self.endpoint).parameters.keys()
-        if "body" not in names or not names <= {"body", "request", "state"} or self.dependencies:
+        if self.dependencies or not inspect.iscoroutinefunction(self.endpoint):
             return None
         hints = get_type_hints(self.endpoint, include_extras=True)
-        model = hints["body"]
-        if hints.get("state", State) != State or not (inspect.isclass(model) and issubclass(model, BaseModel)):
+        known = {"request": Request, "state": State}
+        if names - {"body"} - known.keys() or any(hints[name] != known[name] for name in names & known.keys()):
             return None
-        return model
+        model, answer = hints.get("body"), hints.get("return")
+        if not (inspect.isclass(model) and issubclass(model, BaseModel)):
+            return None
+        return model if inspect.isclass(answer) and issubclass(answer, Response) else None
 
 
 def _declares_json(request: Request) -> bool:
@@ -164,6 +167,8 @@ def describe_keys(app: FastAPI, *, keys: bool, administered: bool) -> None:
                 for operation in operations.values():
                     closed = administered if path.startswith(ADMIN_PATH + "/") else keys and path not in OPEN_PATHS
                     operation["security"] = [{"bearer": []}, {"x-api-key": []}] if closed else []
+                    if path in OPEN_PATHS:
+                        operation["responses"].pop("401", None)
         return make()
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way

@@ -9,9 +9,10 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.embedding import AsyncLLM, EngineConfig, ServerConfig, StatisticsLog, greeting
+from engine.embedding import AsyncLLM, EngineConfig, StatisticsLog, greeting
 from engine.types.errors import ConfigError, EngineError
 from engine_server.certificate import CertificateWatch, check_certificate, tls_context
+from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey, KeyLimits, KeyRing
 from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain
 from engine_server.process_life import (
@@ -96,10 +97,15 @@ class _Run:
         keys: KeyRing,
         early: Sequence[int] = (),
     ) -> None:
-        self._llm, self._server, self._lifecycle, self._settings = llm, server, lifecycle, settings
-        self._keys, self._early = keys, early
+        self._llm = llm
+        self._server = server
+        self._lifecycle = lifecycle
+        self._settings = settings
+        self._keys = keys
+        self._early = early
         self._dead: EngineError | None = None
-        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
 
     async def serve(self, listener: socket.socket) -> int:
         """See `engine_server.run.serve`. Connections are taken at once, so that probes learn that the model loads."""

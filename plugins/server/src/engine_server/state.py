@@ -6,12 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-import msgspec
 from fastapi import Request
 
-from engine.embedding import AsyncLLM, ServerConfig
-from engine.types.kv import PageMap
-from engine.types.outputs import StepStats
+from engine.embedding import AsyncLLM
+from engine_server.config import ServerConfig
 from engine_server.errors import APIError
 from engine_server.lifecycle import Lifecycle
 from engine_server.metrics.exposition import Exposition
@@ -99,16 +97,3 @@ class ServerState:
 async def state_of(request: Request) -> ServerState:
     """The app's state, for `Depends`. A coroutine, or it would run in a thread, for every request."""
     return cast(ServerState, request.app.state.server)
-
-
-class AsyncEngineView:
-    """The engine as routes of hook plugins may look at it, `engine.types.hooks.EngineView`."""
-
-    def __init__(self, llm: AsyncLLM) -> None:
-        self._llm = llm
-
-    def stats(self) -> StepStats | None:
-        return self._llm.last_stats
-
-    async def page_maps(self) -> list[PageMap]:
-        return msgspec.convert(await self._llm.call("page_maps"), list[PageMap])

@@ -15,9 +15,10 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from engine.embedding import AsyncLLM, ServerConfig
+from engine.embedding import AsyncLLM
 from engine.process.logs import logs_json
 from engine_server.app import Shared, create_app
+from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import FAREWELL_SECONDS, Lifecycle
 from engine_server.stream import EXTENSION
@@ -96,7 +97,8 @@ def bounded_protocol(header_timeout: float, write_timeout: float, max_connection
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._in_head, self._head_bytes = True, 0
+            self._in_head = True
+            self._head_bytes = 0
             self._arm()
 
         def on_headers_complete(self) -> None:

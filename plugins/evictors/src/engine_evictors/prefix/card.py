@@ -26,6 +26,5 @@ class PrefixEvictor(EvictorCard):
     """Leaf first over the tree of cached prefixes; what many sequences share stays longer."""
 
     priority = -10  # chosen by name: its gain depends on the traffic, and it costs more than `lru` a page
-    requires_minor = 1
     Options = PrefixOptions
     body = "engine_evictors.prefix.body:Prefix"

@@ -221,11 +221,7 @@ class Process:
     # -- news ---------------------------------------------------------------------------------------------------------
     def _receive(self, ranks: Ranks, seconds: float) -> bool:
         """Take one message in; False where none comes."""
-        try:
-            news = ranks.receive(seconds)
-        except msgspec.DecodeError as error:
-            raise self._die("read what a rank sent", str(error)) from error
-        match news:
+        match news := ranks.receive(seconds):
             case None:
                 return False
             case Ready() | Done() | Answer() | Failed() if not 0 <= news.rank < ranks.size:
@@ -262,10 +258,7 @@ class Process:
         ready: dict[int, WorkerReady] = {}
         waited = 0.0
         while len(ready) < ranks.size:
-            try:
-                news = ranks.receive(WAIT_SECONDS)
-            except msgspec.DecodeError as error:
-                raise self._die("read what a rank sent", str(error)) from error
+            news = ranks.receive(WAIT_SECONDS)
             if isinstance(news, Ready):
                 ready[news.rank] = news.worker
             elif isinstance(news, Failed):
@@ -303,10 +296,7 @@ class Process:
         """
         deadline = time.monotonic() + BLAME_SECONDS
         while True:
-            try:
-                news = ranks.receive(WAIT_SECONDS)
-            except msgspec.DecodeError:
-                continue
+            news = ranks.receive(WAIT_SECONDS)
             if news is not None:
                 failures += [news] if isinstance(news, Failed) else []
                 continue

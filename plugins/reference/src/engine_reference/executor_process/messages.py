@@ -7,23 +7,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from engine.types.messages import Shutdown
 from engine.types.plan import Masks, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
 
-class RankStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and only message on the pipe to a new rank, whose argument is the directory where the sockets lie.
-    The pipe then stays open: its end means that the parent has died, and the rank removes the directory.
+class RankStart(msgspec.Struct, frozen=True):
+    """The start message.
 
     Args:
-        worker: "pkg.mod:Class" to start; message: what with, for this rank.
-        orders: the address that the rank reads from; news: the one that it writes to.
+        worker: "pkg.mod:Class" to start.
+        message: what with, for this rank; without a rendezvous that is the rank's own directory.
     """
 
     worker: str
     message: WorkerStart
-    orders: str
-    news: str
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -47,11 +45,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     args: list[Any]
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Leave."""
-
-
-Order = Step | Sample | Call | Stop
+Order = Step | Sample | Call | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -86,7 +80,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     error: tuple[str, str, str, str] | None = None
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class Failed(msgspec.Struct, frozen=True, tag="rank_failed"):
     """The worker could not start, or a step raised.
 
     Args:

@@ -1,4 +1,4 @@
-"""One rank as a process: `python -m engine_reference.executor_process.rank`, with its start message on standard input.
+"""One rank as a process: `python -m engine_reference.executor_process.rank`.
 
 One thread does everything: a finished step is told first, then the next order is taken, so that on a device with a
 queue the next step is launched while the last one runs.
@@ -6,37 +6,22 @@ queue the next step is launched while the last one runs.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
-import os
-import signal
-import sys
 import time
 import zlib
 from collections import deque
 from typing import TYPE_CHECKING
 
-import zmq
+import msgspec
 
 from engine.process import wire
 from engine.process.importing import import_object
 from engine.process.logs import log_as
-from engine.process.run import take_start
+from engine.process.run import Parent, run
 from engine.types.errors import EngineDeadError, EngineError
+from engine.types.messages import Shutdown
 from engine.types.plan import StepPlan
-from engine_reference.executor_process.messages import (
-    Answer,
-    Call,
-    Done,
-    Failed,
-    News,
-    Order,
-    RankStart,
-    Ready,
-    Sample,
-    Step,
-    Stop,
-)
+from engine_reference.executor_process.messages import Answer, Call, Done, Failed, Order, RankStart, Ready, Sample, Step
 
 if TYPE_CHECKING:
     from engine.interfaces.executor import StepFuture, Worker
@@ -46,34 +31,21 @@ log = logging.getLogger("engine.executor")
 POLL_SECONDS = 0.0001
 
 
-def main() -> int:
-    """Run until told to stop, or until the parent dies. Returns the process's exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    faulthandler.enable()  # a crash says where
-    start: RankStart = take_start(RankStart, sys.argv[1])
+def main(start: RankStart, parent: Parent[Order]) -> int:
+    """Run until told to stop. Returns the exit code."""
     log_as(start.message.log_format)
-    context = zmq.Context()
-    orders, news = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    for socket, address in ((orders, start.orders), (news, start.news)):
-        socket.set_hwm(0)
-        socket.connect(address)
-    try:
-        return Rank(start, orders, news).run()
-    finally:
-        orders.close(linger=0)
-        news.close(linger=2000)
-        context.term()
+    message = msgspec.structs.replace(start.message, rendezvous=start.message.rendezvous or parent.directory)
+    return Rank(RankStart(start.worker, message), parent).run()
 
 
 class Rank:
-    """The worker, and the two sockets that it is driven through."""
+    """The worker, and the parent that drives it."""
 
-    def __init__(self, start: RankStart, orders: zmq.Socket[bytes], news: zmq.Socket[bytes]) -> None:
+    def __init__(self, start: RankStart, parent: Parent[Order]) -> None:
         self._start = start
         self._rank = start.message.rank
-        self._orders = orders
-        self._news = news
-        self._decode = wire.decoder(Order).decode
+        self._parent = parent
+        self._tell = parent.send
         self._under_way: deque[tuple[StepPlan, StepFuture]] = deque()
 
     def run(self) -> int:
@@ -84,7 +56,7 @@ class Rank:
             self._failed(error, "start")
             return 1
         try:
-            while not isinstance(order := self._next_order(), Stop):
+            while not isinstance(order := self._next_order(), Shutdown):
                 if isinstance(order, Step):
                     self._launch(worker, order.plan)
                 elif isinstance(order, Sample):
@@ -119,11 +91,12 @@ class Rank:
         while self._under_way:
             if self._under_way[0][1].done():
                 self._finish(*self._under_way.popleft())
-            elif self._orders.poll(0):
+            elif self._parent.inbox.wait(0):
                 break
             else:
                 time.sleep(POLL_SECONDS)
-        order: Order = self._decode(self._orders.recv())
+        while (order := self._parent.receive()) is None:
+            pass
         return order
 
     def _finish(self, plan: StepPlan, future: StepFuture) -> None:
@@ -157,12 +130,6 @@ class Rank:
         dead = EngineDeadError(f"{what} on rank {self._rank} of {size}", f"{type(error).__name__}: {error}")
         self._tell(Failed(self._rank, dead.parts, typed=False))
 
-    def _tell(self, message: News) -> None:
-        self._news.send(wire.encode(message))
-
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads of communicators need no farewell
+    run("a rank", RankStart, Order, main)

@@ -14,8 +14,7 @@ from pydantic import Field
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import errors, stream
 from engine_server.bodies import Answer
-from engine_server.conversation.blocks import Block, BlockNews, Blocks
-from engine_server.conversation.completion_reader import new_id
+from engine_server.conversation.completion import Block, BlockNews, Blocks, new_id
 
 Event = tuple[str, dict[str, Any]]
 

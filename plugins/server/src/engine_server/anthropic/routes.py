@@ -9,7 +9,7 @@ from engine_server import stream
 from engine_server.anthropic.answer import DIALECT, MessageMaker, TokenCount
 from engine_server.anthropic.bodies import CountTokensBody, MessagesBody
 from engine_server.anthropic.input import conversation
-from engine_server.conversation.blocks import Blocks
+from engine_server.conversation.completion import Blocks
 from engine_server.conversation.thinking import with_budget, with_effort, without_thoughts
 from engine_server.conversation.turn import Conversation, count_tokens, prepare
 from engine_server.json import JSON

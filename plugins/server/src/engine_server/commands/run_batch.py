@@ -49,7 +49,7 @@ class RunBatch(Command):
         if all(request.custom_id is None for request in requests):
             found = f"none of its {len(requests)} lines is a request: {requests[0].error}"
             raise InvalidRequestError(
-                f"run the batch {source!r}", found, "prompts are for: engine generate --input FILE"
+                f"run the batch {source!r}", found, "a line holds a request, see: engine run-batch --help"
             )
         with Results(target) as results:
             todo = left(requests, results)

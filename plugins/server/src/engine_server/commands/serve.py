@@ -7,11 +7,12 @@ import argparse
 from engine.embedding import (
     add_engine_flags,
     add_positional_model,
-    add_server_flags,
+    add_settings,
     command_settings,
     name_positional_model,
 )
 from engine.plugin.card import Command
+from engine_server.settings import ServerSettings
 
 
 class Serve(Command):
@@ -21,7 +22,7 @@ class Serve(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_positional_model(parser)
-        add_server_flags(parser)
+        add_settings(parser.add_argument_group("server"), ServerSettings.declared)
         add_engine_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -29,7 +30,8 @@ class Serve(Command):
         merged = command_settings(arguments)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
-        from engine.embedding import EngineConfig, ServerConfig
+        from engine.embedding import EngineConfig
+        from engine_server.config import ServerConfig
         from engine_server.run import serve
 
         config, server = EngineConfig.from_merged(merged), ServerConfig.from_merged(merged)

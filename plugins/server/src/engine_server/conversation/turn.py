@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from engine.embedding import TextPrompt
 from engine.types.params import SamplingParams, ThinkingBudget
-from engine_server.conversation.completion_reader import CompletionReader
+from engine_server.conversation.completion import CompletionReader
 from engine_server.conversation.tool_constraint import Plan, plan_calls
 from engine_server.conversation.tools import ToolRequest
 from engine_server.errors import APIError
 from engine_server.state import ServerState
-
-if TYPE_CHECKING:
-    pass
 
 PROMPT_END = 4096
 """Characters of the prompt's end that a reasoning parser looks at."""
@@ -149,29 +146,26 @@ def with_tools(
     if plan.stream is None:
         return params
     params = msgspec.structs.replace(params, structured_outputs=plan.constraint)
-    parser = state.engine.plan.tool_parser
-    marked = parser is not None and parser.card.reads_special_tokens
-    if marked and not special_tokens_set:
+    if state.engine.calls_hold_special_tokens and not special_tokens_set:
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     return params
 
 
 def after_thoughts(params: SamplingParams, state: ServerState, prompt: str) -> SamplingParams:
     """The parameters; where the answer begins with thoughts, with a constraint that begins when these have ended."""
-    selection = state.engine.plan.reasoning_parser
-    if params.structured_outputs is None or selection is None or not _thinks(state, prompt):
+    marks = state.engine.thought_marks
+    if params.structured_outputs is None or marks is None or not _thinks(state, prompt):
         return params
-    end = state.engine.tokenizer.encode(selection.card.end, add_special_tokens=False)
+    end = state.engine.tokenizer.encode(marks[1], add_special_tokens=False)
     constraint = msgspec.structs.replace(params.structured_outputs, start_after=end)
     return msgspec.structs.replace(params, structured_outputs=constraint)
 
 
 def within_budget(params: SamplingParams, state: ServerState, prompt: str, tokens: int) -> SamplingParams:
     """The parameters, so that thoughts end after so many tokens. There is a reasoning parser."""
-    selection = state.engine.plan.reasoning_parser
-    assert selection is not None
-    card = selection.card
-    begin, end = (state.engine.tokenizer.encode(mark, add_special_tokens=False) for mark in (card.begin, card.end))
+    marks = state.engine.thought_marks
+    assert marks is not None
+    begin, end = (state.engine.tokenizer.encode(mark, add_special_tokens=False) for mark in marks)
     if _thinks(state, prompt):
         begin = []
     elif not begin:

@@ -13,7 +13,7 @@ from engine.embedding import RequestState, TextPrompt
 from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta, whole
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import stream
-from engine_server.conversation.completion_reader import CompletionReader, new_id
+from engine_server.conversation.completion import CompletionReader, new_id
 from engine_server.conversation.rendering import check_roles, cut_prefill
 from engine_server.conversation.thinking import with_budget, with_documents, with_effort
 from engine_server.conversation.tools import tool_request

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import engine
-from engine.embedding import SERVER_SETTINGS, SETTINGS, Launch, ServerConfig, broken_plugins, capacity
+from engine.embedding import EngineSettings, Launch, broken_plugins, capacity
 from engine.plugin import Selection
 from engine.plugin.candidate import Candidate
 from engine.plugin.explain import by_driver, refusals, why
 from engine.plugin.plugin_list import only
 from engine.plugin.points import HOOK_PROCESSES, POINTS
 from engine.types.start import BrokenPlugin, WorkerReady
+from engine_server.config import ServerConfig
 from engine_server.keys import is_secret
+from engine_server.settings import ServerSettings
 
 HIDDEN = "(hidden)"
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
@@ -101,15 +103,18 @@ def _settings(plan: Launch) -> dict[str, Any]:
         "in_flight": start.in_flight,
         "step_timeout": start.step_timeout,
     }
-    values = {s.name: HIDDEN if s.secret else found.get(s.name, getattr(config, s.name)) for s in SETTINGS}
+    values = {
+        s.name: HIDDEN if s.secret else found.get(s.name, getattr(config, s.name))
+        for s in EngineSettings.declared.values()
+    }
     return {**values, "points": dict(config.points), "options": without_secrets(config.options)}
 
 
 def _server_settings(settings: ServerConfig | None) -> dict[str, Any]:
     if settings is None:
         return {}
-    values = {s.name: getattr(settings, s.name) for s in SERVER_SETTINGS}
-    for setting in SERVER_SETTINGS:
+    values = {s.name: getattr(settings, s.name) for s in ServerSettings.declared.values()}
+    for setting in ServerSettings.declared.values():
         if setting.secret and values[setting.name] is not None:
             values[setting.name] = HIDDEN
     return values

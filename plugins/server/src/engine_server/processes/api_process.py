@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 import msgspec
 
-from engine.process import wire
-from engine.process.child import make_private_directory
-from engine.types.errors import EngineDeadError, EngineError
+from engine.process.child import Child
+from engine.process.run import FAILED
+from engine.types.errors import EngineError
+from engine.types.messages import Beat
 from engine_server.processes.channel import Channel, Handler
 from engine_server.processes.gathering import Snapshot, Told
 from engine_server.processes.signs_of_life import until_silent
@@ -63,8 +61,7 @@ class ApiProcess:
         self._gone = False
         own = {name: self._bound(handler) for name, handler in handlers.items()}
         self.channel = Channel(own, lambda: on_end(self))
-        self.directory = make_private_directory("engine-api-", "an API process")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child[Beat] | None = None
 
     def _bound(self, handler: Handler) -> Handler:
         return lambda *values: handler(self, *values)
@@ -74,34 +71,22 @@ class ApiProcess:
 
         Raises EngineDeadError where the system refuses.
         """
-        try:
-            ours, its = socket.socketpair()
-            with its:
-                # A session of its own: Ctrl-C in a terminal reaches the first process alone.
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", MODULE, self.directory],
-                    stdin=subprocess.PIPE,
-                    start_new_session=True,
-                    pass_fds=(its.fileno(), listener),
-                )
-                message = wire.encode(make(its.fileno()))
-            await self.channel.open(ours)
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and its channel says so
-                wire.write_frame(self._process.stdin, message)
-        except OSError as error:
-            raise EngineDeadError(
-                "start an API process", str(error), "the system's limits may say why; or fewer --api-workers"
-            ) from error
+        ours, its = socket.socketpair()
+        with its:
+            what = f"API process {self.number}"
+            self._child = Child(MODULE, make(its.fileno()), Beat, what=what, pass_fds=(its.fileno(), listener))
+        await self.channel.open(ours)
 
     @property
     def pid(self) -> int:
         """Of its process."""
-        return 0 if self._process is None else self._process.pid
+        return 0 if self._child is None else self._child.pid
 
     def addresses(self, rank: int, generation: int) -> tuple[str, str]:
         """Where it binds its sockets for a core; each core of a rank has others."""
-        requests, outputs = (f"ipc://{self.directory}/{name}-{rank}-{generation}" for name in ("requests", "outputs"))
+        assert self._child is not None
+        place = f"{rank}-{generation}"
+        requests, outputs = (f"ipc://{self._child.directory}/{name}-{place}" for name in ("requests", "outputs"))
         return requests, outputs
 
     async def watch(self, seconds: float) -> None:
@@ -109,9 +94,9 @@ class ApiProcess:
         its channel then ends, as with any death."""
         await self.up.wait()
         if await until_silent(lambda: self.channel.ask("alive"), seconds) and not self._gone:
-            assert self._process is not None
+            assert self._child is not None
             self.hung_for = seconds
-            self._process.kill()  # a process that is stopped heeds no other signal
+            await asyncio.to_thread(self._child.kill)  # a process that is stopped heeds no other signal
 
     async def drain(self) -> int:
         """Tell it to leave in order. Returns how many requests it still has; 0 where it does not answer."""
@@ -138,17 +123,13 @@ class ApiProcess:
     async def end(self, seconds: float) -> int:
         """Wait until the process has ended, `seconds` at most, then end it. Returns its exit code. Idempotent."""
         self._gone = True
-        process = self._process
+        child = self._child
         code = 0
-        if process is not None:
-            try:
-                code = await asyncio.to_thread(process.wait, seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                code = await asyncio.to_thread(process.wait)
-            if process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
+        if child is not None:
+            await asyncio.to_thread(child.wait, seconds)
+            code = await asyncio.to_thread(child.end, 0)
+            if code == FAILED:
+                self.error = await asyncio.to_thread(child.death)
+            child.close()
         self.channel.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
         return code

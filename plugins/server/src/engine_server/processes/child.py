@@ -1,4 +1,4 @@
-"""An API process: `python -m engine_server.processes.child`, with its start message on standard input.
+"""An API process: `python -m engine_server.processes.child`, with its start message.
 
 It listens on the port that all share, talks to the engine cores by sockets of its own, and asks the first process for
 what they have together. It leaves when that one says so, or has died.
@@ -13,18 +13,19 @@ import logging
 import os
 import signal
 import socket
-import sys
 from typing import Any
 
 import msgspec
 
-from engine.embedding import AsyncLLM, Attached, EngineConfig, ServerConfig
+from engine.embedding import AsyncLLM, Attached, EngineConfig
 from engine.process import wire
 from engine.process.logs import log_as
-from engine.process.run import PARENT_DIED, take_start
-from engine.types.errors import EngineError, rebuild_error
+from engine.process.run import PARENT_DIED, Parent, run
+from engine.types.errors import rebuild_error
+from engine.types.messages import Shutdown
 from engine_server.app import Shared
 from engine_server.certificate import CertificateWatch, tls_context
+from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey
 from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain
 from engine_server.metrics.exposition import Exposition
@@ -42,7 +43,7 @@ SNAPSHOT_SECONDS = 1.0
 last is lost when it dies."""
 
 
-class Child:
+class ApiServer:
     """One API process's life in its event loop.
 
     Args:
@@ -91,12 +92,8 @@ class Child:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)  # this one alone; another comes in its place
         await self._channel.open(socket.socket(fileno=self._start.channel))
-        try:
-            attached = Attached(self._start.core, self._cores.connect, first=self._start.number == 0)
-            self._llm = AsyncLLM(self._config, attached)
-        except EngineError as error:
-            await self._channel.ask("failed", error.parts)
-            return 1
+        attached = Attached(self._start.core, self._cores.connect, first=self._start.number == 0)
+        self._llm = AsyncLLM(self._config, attached)
         with socket.socket(fileno=self._start.listener) as listener:
             return await self._run(listener)
 
@@ -128,9 +125,6 @@ class Child:
                     self._llm, self._lifecycle, self._settings.shutdown_timeout, self._stop_now, lambda text: None
                 )
             return 0
-        except EngineError as error:
-            await self._channel.ask("failed", error.parts)
-            return 1
         finally:
             telling.cancel()
             renewing.cancel()
@@ -198,22 +192,17 @@ class Child:
                 self._channel.tell("snapshot", *told)
 
 
-def main() -> int:
+def main(start: ApiStart, parent: Parent[Shutdown]) -> int:
     """Serve; the process's exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's business
-    start: ApiStart = take_start(ApiStart, sys.argv[1])
     number = start.number
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s %(name)s [api {number}]: %(message)s")
     log_as(start.core.worker.log_format, api_worker=number)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        child = Child(start)
-        if child.writes_access_log:
+        server = ApiServer(start)
+        if server.writes_access_log:
             logging.getLogger(ACCESS_LOG).setLevel(logging.INFO)
-        return runner.run(child.run())
+        return runner.run(server.run())
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads that wait on sockets need no farewell
+    run("an API process", ApiStart, Shutdown, main)

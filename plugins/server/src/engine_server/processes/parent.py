@@ -17,17 +17,17 @@ from typing import Any
 
 from engine.embedding import (
     EngineConfig,
-    ServerConfig,
     StatisticsLog,
     greeting,
     launch,
     start_cores,
 )
 from engine.interfaces.client import CoreState
-from engine.types.errors import ConfigError, EngineDeadError, EngineError, rebuild_error
+from engine.types.errors import ConfigError, EngineDeadError, EngineError
 from engine.types.messages import Attach, Detach
 from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.start import WorkerReady
+from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import FAREWELL_SECONDS, Phase
 from engine_server.process_life import (
@@ -246,7 +246,6 @@ class Parent:
     def _handlers(self) -> dict[str, Any]:
         kept = self._responses
         return {
-            "failed": self._on_failure,
             "up": self._on_up,
             "snapshot": ApiProcess.take,
             "gather": self._gather,
@@ -270,9 +269,6 @@ class Parent:
         self._cores.tell(Attach(process.client, requests, outputs), core.dp_rank)
         place = CorePlace(dp_rank=core.dp_rank, pid=core.pid, requests=requests, outputs=outputs, worker=self._worker)
         process.channel.tell("ready", place)
-
-    def _on_failure(self, process: ApiProcess, parts: Sequence[str]) -> None:
-        process.error = rebuild_error((parts[0], parts[1], parts[2], parts[3]))
 
     def _on_up(self, process: ApiProcess) -> None:
         process.up.set()

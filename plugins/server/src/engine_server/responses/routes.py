@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from engine.embedding import RequestStream
 from engine.types.params import SamplingParams
-from engine_server.conversation.blocks import Blocks
+from engine_server.conversation.completion import Blocks
 from engine_server.conversation.thinking import with_effort
 from engine_server.conversation.turn import prepare
 from engine_server.errors import APIError

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import typing
-
 import pytest
 
-from engine.config import EngineConfig, ServerConfig
-from engine.config.declaration import SERVER_SETTINGS, SETTINGS
+from engine.config.declaration import EngineSettings
 from engine.config.names import Key, resolve
+from engine.config.settings import EngineConfig
 from engine.config.sources import flag_of, gather
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
-
-
-def test_the_model_has_exactly_the_declared_settings():
-    fields = ServerConfig.model_fields
-    assert [*fields] == [setting.name for setting in SERVER_SETTINGS]
-    for setting in SERVER_SETTINGS:
-        assert fields[setting.name].default == setting.default, setting.name
-        assert (setting.default is None) == (type(None) in typing.get_args(fields[setting.name].annotation))
+from engine_server.config import ServerConfig
+from engine_server.settings import ServerSettings
 
 
 def test_no_name_is_taken_twice():
-    names = [s.name for s in (*SETTINGS, *SERVER_SETTINGS)] + [p.keyword for p in POINTS.values()]
+    names = [*EngineSettings.declared, *ServerSettings.declared] + [p.keyword for p in POINTS.values()]
     assert len(set(names)) == len(names) and not {"server", "points", "options", "config"} & set(names)
 
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from outcomes import check_outcome
 from schedules import Planned, Schedule, Settings, run_schedule
 
-from engine.kv.branches import Branches, common_tokens
 from engine.kv.hashing import extend_hashes, root_hash
+from engine.kv.index import RadixChildren, common_tokens
 from engine.kv.manager import KVManager
-from engine.kv.tails import Sequence
+from engine.kv.matching import Sequence
+from engine.kv.reservation import Reservation
 from engine.loop.engine_core import EngineCore
 from engine.types.kv import KVLayout
 from engine.types.params import SamplingParams
@@ -102,30 +103,27 @@ def test_a_source_lives_until_the_step_that_copies_it_is_done() -> None:
     kv = KVManager(LAYOUTS["full"], num_pages=8, max_num_seqs=2, max_model_len=16, evictor=lru(8))
     tokens = np.arange(6, dtype=np.int32)
     sequence = Sequence([], root_hash(None), tokens)
-    kv.begin_slot(0, kv.match(sequence, 5))
-    kv.promise_chunk(0, 0, 6, sequence.hashes, kv.match(sequence, 5))
-    kv.take_promised()
-    kv.open_slot(0, kv.match(sequence, 0), sequence)
-    kv.place_chunk(0, 6)
+    step = Reservation(kv)
+    step.enter(0, sequence, step.match(sequence, 5))
+    step.chunk(0, 0, 6, sequence.hashes)
+    step.allocate(1, [sequence], tokens[None])
     kv.free_slot(0, 1, 6, [sequence], tokens[None])
     kv.step_done(1)
     other = Sequence([], root_hash(None), np.array([0, 1, 2, 3, 4, 9], np.int32))
     extend_hashes(other.hashes, other.root, other.tokens, 4)
-    hit = kv.match(other, 5)
-    assert hit.num_tokens == 5 and hit.num_whole == 4 and hit.tail is not None and hit.tail.cached
-    (source,) = hit.tail.sources[0].tolist()
-    kv.begin_slot(1, hit)
-    kv.promise_chunk(1, 5, 1, other.hashes, hit)
-    kv.take_promised()
-    kv.open_slot(1, hit, other)
-    (entries,) = kv.place_chunk(1, 6, tail=hit.tail)
-    copies = kv.take_copies(2)
+    step = Reservation(kv)
+    hit = step.match(other, 5)
+    assert hit.num_tokens == 5 and hit.num_whole == 4 and hit.partial is not None and hit.partial.cached
+    (source,) = hit.partial.sources[0].tolist()
+    step.enter(1, other, hit)
+    step.chunk(1, 5, 1, other.hashes)
+    (new_blocks,), copies = step.allocate(2, [sequence, other], np.stack([tokens, other.tokens]))
     assert copies is not None and copies.source.tolist() == [source]
-    assert copies.destination.tolist() == entries.page.tolist() and entries.block.tolist() == [1]
+    assert new_blocks.index.tolist() == [0, 1] and copies.destination.tolist() == new_blocks.page.tolist()[1:]
     kv.check_integrity()
-    assert kv.pool.num_pending == 1 and not kv.pool.candidate[source]
+    assert kv.pool.num_deferred_free == 1 and not kv.pool.evictable[source]
     kv.step_done(2)
-    assert kv.pool.candidate[source]
+    assert kv.pool.evictable[source]
     kv.check_integrity()
 
 
@@ -171,26 +169,26 @@ def _common(a: list[int], b: list[int]) -> int:
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_branches_find_the_nearest(data: st.DataObject) -> None:
-    branches = Branches(40)
+def test_radix_children_find_the_nearest(data: st.DataObject) -> None:
+    children = RadixChildren(40)
     known: dict[int, list[int]] = {}
     for page in range(1, data.draw(st.integers(1, 30))):
         tokens = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=5))
         if tokens in known.values():
             continue
-        branches.add((np.array(tokens, np.int32).tobytes(), (), b"p", page))
+        children.add((np.array(tokens, np.int32).tobytes(), (), b"p", page))
         known[page] = tokens
     for page in data.draw(st.sets(st.sampled_from(sorted(known)))) if known else ():
-        branches.forget([page])
+        children.forget([page])
         del known[page]
     wanted = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=5))
-    found = next(branches.nearest(b"p", np.array(wanted, np.int32).tobytes()), (0, None))
+    found = next(children.nearest(b"p", np.array(wanted, np.int32).tobytes()), (0, None))
     assert found[0] == max((_common(wanted, tokens) for tokens in known.values()), default=0)
-    assert next(branches.nearest(b"q", b"1234"), None) is None
+    assert next(children.nearest(b"q", b"1234"), None) is None
     assert common_tokens(b"", b"1234") == 0
 
 
-def test_a_schedule_of_many_tails() -> None:
+def test_a_schedule_of_many_partial_blocks() -> None:
     """Requests that differ in their last tokens, all at once, steps in flight."""
     settings = Settings(**{**vars(ROOMY), "in_flight": 2, "num_pages": 40})
     params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, seed=0)

@@ -1,6 +1,14 @@
-"""Why an answer has no text: what ended it before there was any."""
+"""What a terminal shows of an answer, and why there may be nothing to show."""
 
 from __future__ import annotations
+
+_CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """The text without control characters other than newline and tab: a model's output must not move the cursor,
+    retitle the window or worse."""
+    return text.translate(_CONTROL)
 
 
 def why_empty(finish_reason: str | None, stop_reason: int | str | None) -> tuple[str, bool]:

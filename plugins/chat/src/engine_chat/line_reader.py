@@ -1,4 +1,4 @@
-"""The terminal: lines with editing and history, and text that cannot take it over."""
+"""Lines typed in a terminal, with editing and history."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 HISTORY_LENGTH = 1000
-
-_CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-
-
-def printable(text: str) -> str:
-    """The text without control characters other than newline and tab: a model's output must not move the cursor,
-    retitle the window or worse."""
-    return text.translate(_CONTROL)
 
 
 class LineReader:

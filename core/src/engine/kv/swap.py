@@ -1,0 +1,94 @@
+"""A slot's pages on their way out of the pool and back: which blocks are taken out, and which must be brought in again.
+
+A request that was swapped out finds part of its blocks in the prefix cache when it comes back; only the others, and its
+last block where that is not full, are loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.kv.hashing import extend_hashes
+from engine.kv.manager import KVManager
+from engine.kv.matching import GroupHit, Hit, Sequence
+from engine.types.kv import NULL_PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRecord:
+    """What a slot held when it was swapped out.
+
+    Args:
+        num_tokens: whose keys and values are in its pages.
+        first_block: of each group that grows with the sequence.
+        cached: its blocks may enter the prefix cache, and be found there.
+        num_resets: of the cache, until then; content from before a reset is neither offered nor looked for.
+    """
+
+    num_tokens: int
+    first_block: tuple[int, ...]
+    cached: bool
+    num_resets: int
+
+
+@dataclass(slots=True)
+class SwapIn:
+    """A request that may come back in the step that is being planned.
+
+    Args:
+        cached: its blocks may enter the prefix cache again.
+        hit: all its full blocks; NULL_PAGE stands for those to be loaded.
+        missing: for each group how many these are.
+        places, pages: int32 [m] each; the places[i]-th page that `swap_out` gave is loaded into pages[i]. Known when
+            the step's pages are allocated.
+    """
+
+    cached: bool
+    hit: Hit
+    missing: list[int]
+    places: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    pages: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+
+
+def swap_out(kv: KVManager, slot: int, num_tokens: int) -> tuple[SwapRecord, np.ndarray]:
+    """The record of a slot, and the pages that hold it, group after group, in order.
+
+    num_tokens: computed by plans that are made; those after it are not wanted.
+    """
+    first_block, pages = [], []
+    for table in kv.growing:
+        first = max(int(table.first_block[slot]), table.first_needed(num_tokens))
+        first_block.append(first)
+        pages.append(table.pages[slot, first : table.blocks(num_tokens)])
+    pages += [table.live(slot) for table in kv.cross.tables]
+    record = SwapRecord(num_tokens, tuple(first_block), kv.blocks.caches(slot), kv.num_resets)
+    return record, np.concatenate(pages)
+
+
+def find_swapped(kv: KVManager, record: SwapRecord, sequence: Sequence) -> SwapIn:
+    """Look which blocks the prefix cache still has.
+
+    sequence: all that is known of the request; its hashes are extended in place where more are needed.
+    """
+    cached = record.cached and record.num_resets == kv.num_resets
+    hashes = sequence.hashes
+    if cached:
+        extend_hashes(hashes, sequence.root, sequence.tokens, kv.block_size, digest=kv.digest, media=sequence.media)
+    groups, missing = [], []
+    for group, (table, first) in enumerate(zip(kv.growing, record.first_block, strict=True)):
+        full = record.num_tokens // table.tokens_per_block
+        pages = np.full(max(0, full - first), NULL_PAGE, np.int32)
+        if cached:
+            keys = kv.index.keys(hashes, group, first, full, table.tokens_per_block // kv.block_size)
+            pages[:] = [kv.index.page_of(key) or NULL_PAGE for key in keys]
+        groups.append(GroupHit(first, [], pages))
+        missing.append(int(np.count_nonzero(pages == NULL_PAGE)))
+    if kv.cross.tables:
+        found, of_encoder = kv.cross.find(sequence, frozenset(), look=cached)
+        for cross in of_encoder:
+            pages = cross.pages if found else np.full(len(cross.keys), NULL_PAGE, np.int32)
+            groups.append(GroupHit(0, [], pages))
+            missing.append(0 if found else pages.size)
+    return SwapIn(cached, Hit(record.num_tokens, tuple(groups), num_missing=sum(missing)), missing)
