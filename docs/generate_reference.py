@@ -26,7 +26,7 @@ from reference_source import arguments, cell, class_docstrings, code, escape, pr
 from engine.config.declaration import EngineSettings, Setting
 from engine.plugin import POINTS, Card, Command, Registry
 from engine.plugin.candidate import Candidate
-from engine.plugin.hookspecs import HOOKSPECS, kind_of
+from engine.plugin.hookspecs import HOOKSPECS, facts_of
 from engine.plugin.points import HOOK_MAJORS
 from engine.types.errors import EngineError
 from engine_server.settings import ServerSettings
@@ -35,7 +35,6 @@ ROOT = Path(__file__).resolve().parents[1]
 CAPABILITIES = ROOT / "docs" / "reference" / "capabilities.md"
 EXTRA_MODULES = (
     "engine.plugin.card",
-    "engine.plugin.command",
     "engine.types.params",
     "engine.types.outputs",
     "engine.types.plan",
@@ -234,10 +233,11 @@ def hooks_page() -> str:
                 continue
             given = [str(p) for n, p in inspect.signature(function).parameters.items() if n != "self"]
             signature = f"def {name}({', '.join(given).replace(chr(39), '')})"
-            kind = kind_of(function)
+            kind, thread, cost = facts_of(function)
             decides = "Observes." if kind == "observing" else f"Decides: [`{kind}`](#kinds)."
             lines += [f"### {name}", "", "```python", signature, "```", "", decides, "", prose(function.__doc__), ""]
-    lines += ["## Kinds", "", prose(_attribute_docstring("engine.plugin.hookspecs.markers", "Kind")), ""]
+            lines += [f"- Thread: {thread}.", f"- Cost: {cost}.", ""]
+    lines += ["## Kinds", "", prose(_attribute_docstring("engine.plugin.hookspecs", "Kind")), ""]
     return "\n".join(lines)
 
 

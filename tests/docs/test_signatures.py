@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine.plugin import POINTS
-from engine.plugin.hookspecs import HOOKSPECS, kind_of
+from engine.plugin.hookspecs import HOOKSPECS, facts_of
 from engine_sdk.conformance import SUITES
 from tests.docs.markdown import ROOT, blocks, name, pages
 
@@ -113,7 +113,7 @@ def test_the_guide_names_every_hook_with_its_process_and_kind() -> None:
     said = {hook: (process, kind) for names, process, kind in rows for hook in re.findall(r"`(\w+)`", names)}
     words = {"observing": "observes"}
     assert said == {
-        hook: (process, words.get(kind_of(function), "decides")) for hook, (process, function) in hooks().items()
+        hook: (process, words.get(facts_of(function).kind, "decides")) for hook, (process, function) in hooks().items()
     }
 
 

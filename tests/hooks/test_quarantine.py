@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import httpx
 import pytest
 
@@ -77,9 +74,4 @@ def test_a_server_of_several_processes_serves_and_tells(moon):
     assert metrics["hook_failures_total{hook=request_received,plugin=fails}"] == 3
     assert metrics["hook_failures_total{hook=step_done,plugin=fails}"] >= 10  # disabled then
     assert metrics["hook_failures_total{hook=worker_started,plugin=fails}"] == 2  # one a worker
-    listed = subprocess.run(
-        [sys.executable, "-m", "engine", "plugins"], capture_output=True, text=True, check=True
-    ).stdout
-    for _, name in expected:
-        assert "! broken (engine serve, " in next(line for line in listed.splitlines() if f" {name} " in line)
-    assert "RuntimeError: the moon has set" in listed and "a_library_that_nobody_has" in listed
+    assert "RuntimeError: the moon has set" in banner and "a_library_that_nobody_has" in banner

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engine.cli.answers import printable as printable
     from engine.cli.answers import why_empty as why_empty
     from engine.cli.flags import add_engine_flags as add_engine_flags
+    from engine.cli.flags import add_plugin_flags as add_plugin_flags
     from engine.cli.flags import add_positional_model as add_positional_model
     from engine.cli.flags import add_settings as add_settings
     from engine.cli.flags import command_settings as command_settings
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from engine.frontend.measures import Histogram as Histogram
     from engine.frontend.measures import Measured as Measured
     from engine.frontend.measures import Measures as Measures
-    from engine.frontend.plugin_record import record_start as record_start
     from engine.frontend.pooling import data_of as data_of
     from engine.frontend.process_client import ProcessClient as ProcessClient
     from engine.frontend.prompts import LONG as LONG
@@ -72,6 +72,7 @@ NAMES = {
     # commands and their settings
     "cli.flags": (
         "add_engine_flags",
+        "add_plugin_flags",
         "add_positional_model",
         "add_settings",
         "command_settings",
@@ -87,7 +88,6 @@ NAMES = {
     "frontend.banner": ("broken_plugins", "capacity", "greeting", "show"),
     "frontend.launch": ("Launch", "launch"),
     "frontend.measures": ("Histogram", "Measured", "Measures"),
-    "frontend.plugin_record": ("record_start",),
     "frontend.statistics": ("INTERVAL", "Interval", "NOTHING", "Observed"),
     # requests, before they are sent
     "frontend.constraint_check": ("ConstraintCheck",),

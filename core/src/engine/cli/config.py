@@ -18,7 +18,7 @@ from engine.cli.flags import (
 from engine.config.declaration import EngineSettings, Setting, Settings, of_commands
 from engine.config.declaration import command_settings as declared_by_commands
 from engine.config.names import Key
-from engine.plugin.command import Command
+from engine.plugin.card import Command
 from engine.plugin.explain import why
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import EngineError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.declaration import EngineSettings
 from engine.config.sources import Merged, gather
-from engine.plugin.points import POINTS, Point
+from engine.plugin.points import PICKS, POINTS, Point
 from engine.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,14 +149,9 @@ def _add_setting(group: argparse.ArgumentParser | argparse._ArgumentGroup, setti
 
 
 def _metavar(point: Point[Any, Any]) -> str:
-    several = {
-        "ordered": "DRIVER,...",
-        "all": "DRIVER,...",
-        "in_turn": "DRIVER,...",
-        "many": "DRIVER,...",
-        "per_kind": "DRIVER|KIND=DRIVER,...",
-    }
-    return several.get(point.pick, "DRIVER")
+    if point.pick == "per_kind":
+        return "DRIVER|KIND=DRIVER,..."
+    return "DRIVER,..." if PICKS[point.pick].several else "DRIVER"
 
 
 def _structured(value: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from engine.cli.answers import printable, why_empty
 from engine.cli.flags import add_engine_flags, command_settings
 from engine.cli.sampling_flags import DEFAULT_MAX_TOKENS, add_sampling_flags, sampling_keywords
-from engine.plugin.command import Command
+from engine.plugin.card import Command
 from engine.types.errors import InvalidRequestError
 
 if TYPE_CHECKING:

@@ -16,19 +16,18 @@ from engine.types.errors import ConfigError, ContractError, EngineError
 if TYPE_CHECKING:
     import argparse
 
-    from engine.plugin.command import Command
+    from engine.plugin.card import Command
     from engine.plugin.plugin_list import PluginList
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("engine.cli.generate:Generate", "generate text from a prompt, streamed to the terminal"),
     "config": ("engine.cli.config:Config", "print every setting, and where it was set"),
     "plugins": ("engine.cli.plugins:Plugins", "list points, drivers, where they come from, and what is configured"),
-    "plugins doctor": ("engine.cli.doctor:Doctor", "look for plugins that are broken, duplicate, outdated or slow"),
     "plugins why": ("engine.cli.why:Why", "explain who serves a point: candidate, verdict, reasons"),
 }
 """The built-in commands: where each is, and its line in the help."""
 
-ACTIONS: dict[str, dict[str, str]] = {"plugins": {"new": "engine-sdk", "test": "engine-sdk"}}
+ACTIONS: dict[str, dict[str, str]] = {"plugins": {"doctor": "engine-sdk", "new": "engine-sdk", "test": "engine-sdk"}}
 """Commands after which a word is part of the name (`engine plugins test` is the command "plugins test"), and which of
 our distributions offer such ones."""
 
@@ -142,7 +141,7 @@ def _find(name: str, arguments: Sequence[str] = ()) -> Command:
         module, _, attribute = COMMANDS[name][0].partition(":")
         command: type[Command] = getattr(importlib.import_module(module), attribute)
         return command()
-    from engine.plugin.command import Command
+    from engine.plugin.card import Command
     from engine.plugin.discovery import Registry
     from engine.plugin.hints import distribution_of
     from engine.plugin.loading import load_entry_point

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.cli.flags import add_engine_flags, command_settings
 from engine.config.sources import Merged
-from engine.frontend.plugin_record import PluginRecord, Seen, key
-from engine.plugin.candidate import Candidate
-from engine.plugin.command import Command
+from engine.plugin.card import Command
 from engine.plugin.discovery import Registry
 from engine.plugin.plugin_list import only
 from engine.plugin.points import HOOK_PROCESSES, NONE, POINTS
@@ -50,13 +48,11 @@ class Plugins(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         merged = command_settings(arguments)
         registry = Registry.discover(plugins=merged.plugin_list)
-        rows = table(registry, merged, PluginRecord().read())
+        rows = table(registry, merged)
         if getattr(arguments, "json", False):
             print(json.dumps(_as_json(registry, merged, rows), indent=2))
             return 0
         print(render(rows))
-        if any(row.note.startswith("broken") for row in rows):
-            print("\nbroken plugins are left out; `engine plugins doctor` looks again, and says how to mend them")
         if registry.denied:
             print(f"\ndenied by {registry.plugins.shown}")
         for problem in registry.problems:
@@ -64,20 +60,15 @@ class Plugins(Command):
         return 0
 
 
-def table(registry: Registry, merged: Merged, record: Mapping[str, Seen] | None = None) -> list[Row]:
+def table(registry: Registry, merged: Merged) -> list[Row]:
     """The rows: every point's drivers, then hook plugins and commands.
 
     Args:
         registry: what is installed.
         merged: what is configured.
-        record: what was found broken when it was last imported.
     """
     rows: list[Row] = []
     lacks = {p.distribution: p.found.removeprefix("it ") for p in registry.problems if p.kind == "incomplete"}
-
-    def trouble(candidate: Candidate) -> str:
-        seen = (record or {}).get(key(candidate))
-        return lacks.get(candidate.provenance, "") if seen is None else f"broken ({seen.by}, {seen.at}): {seen.found}"
 
     for point in POINTS:
         choice, origin = merged.choice(point)
@@ -89,7 +80,7 @@ def table(registry: Registry, merged: Merged, record: Mapping[str, Seen] | None 
         for candidate in installed:
             mark = f"asked ({origin})" if candidate.name in asked else "" if asked else unasked
             twice = "offered more than once: uninstall one, or deny one" if names.count(candidate.name) > 1 else ""
-            note = "; ".join(part for part in (twice, trouble(candidate)) if part)
+            note = "; ".join(part for part in (twice, lacks.get(candidate.provenance, "")) if part)
             rows.append(Row(point, candidate.name, candidate.distribution, candidate.version, mark, note))
         outdated = registry.outdated(point)
         for candidate in outdated:
@@ -105,7 +96,10 @@ def table(registry: Registry, merged: Merged, record: Mapping[str, Seen] | None 
         known = {*names, *(candidate.name for candidate in (*outdated, *denied))}
         rows += [Row(point, name, "", "", f"asked ({origin})", "not installed") for name in asked if name not in known]
     for group in (*(f"hooks.{process}" for process in HOOK_PROCESSES), "commands"):
-        rows += [Row(group, c.name, c.distribution, c.version, "", trouble(c)) for c in registry.candidates(group)]
+        rows += [
+            Row(group, c.name, c.distribution, c.version, "", lacks.get(c.provenance, ""))
+            for c in registry.candidates(group)
+        ]
         rows += [
             Row(group, c.name, c.distribution, c.version, "", f"speaks v{c.major}, which this core does not serve")
             for c in registry.outdated(group)

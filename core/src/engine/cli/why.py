@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from engine.cli.flags import add_engine_flags, add_positional_model, command_settings, name_positional_model
 from engine.cli.plugins import columns
-from engine.plugin.command import Command
+from engine.plugin.card import Command
 from engine.plugin.discovery import Registry
 from engine.plugin.explain import Outcome, explain
 from engine.plugin.hints import did_you_mean

@@ -8,13 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from engine.plugin.card import Card
+from engine.plugin.card import Card, Command
 from engine.plugin.points import POINTS, Point
 
 if TYPE_CHECKING:
     from engine.plugin.candidate import Candidate
     from engine.plugin.choosing import choose, choose_one
-    from engine.plugin.command import Command
     from engine.plugin.discovery import Registry
     from engine.plugin.hooks import HookRelay
     from engine.plugin.hookspecs import hookimpl
@@ -27,7 +26,6 @@ _HOMES = {
     "Candidate": "candidate",
     "choose": "choosing",
     "choose_one": "choosing",
-    "Command": "command",
     "Registry": "discovery",
     "HookRelay": "hooks",
     "hookimpl": "hookspecs",

@@ -1,4 +1,4 @@
-"""The card: the light half of a driver, which describes it before anything heavy is imported."""
+"""What entry points name: the card of a driver, which describes it before anything heavy is imported, and commands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
+    import argparse
+
     from pydantic import BaseModel
 
 
@@ -65,3 +67,18 @@ class Card:
             One sentence a remark, each understandable alone.
         """
         return []
+
+
+class Command:
+    """A command of the `engine` program; plugins add theirs in the entry-point group `engine.commands.v0`. Its module
+    is imported when the command is called, not for `--help`."""
+
+    help: ClassVar[str] = ""
+    """One line on what it does. `engine --help` reads it from the source, so write a plain text there."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's own arguments."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it. The answer is the exit code; an `EngineError` is printed as one message, with exit code 2."""
+        raise NotImplementedError

@@ -217,11 +217,6 @@ class Registry:
             for c, error in self.quarantine.items()
         )  # fmt: skip
 
-    @property
-    def imported(self) -> tuple[Candidate, ...]:
-        """Those whose cards were imported, and are sound."""
-        return tuple(candidate for candidate in self._cards if candidate not in self.quarantine)
-
     def denial(self, candidate: Candidate) -> DriverDeniedError:
         """The error for a candidate that somebody asks for and the list of plugins denies."""
         named = self.denied[candidate].startswith("'")

@@ -21,9 +21,9 @@ import pluggy
 
 from engine.plugin.candidate import Candidate
 from engine.plugin.discovery import Registry, duplicate
-from engine.plugin.hints import did_you_mean, near_matches
+from engine.plugin.hints import did_you_mean
 from engine.plugin.hook_calls import Chain, Checks, Failures, Filters, Implementation, Observers, Wraps
-from engine.plugin.hookspecs import HOOKSPECS, kind_of
+from engine.plugin.hookspecs import HOOKSPECS, facts_of
 from engine.plugin.options import HookOptions, build_hook_options, plain
 from engine.types.errors import ContractError, PluginError
 
@@ -135,7 +135,7 @@ class HookRelay:
         ]
         if not implementations:
             return None
-        kind = kind_of(getattr(HOOKSPECS[self.process], name))
+        kind = facts_of(getattr(HOOKSPECS[self.process], name)).kind
         if kind in _DECIDERS:
             return _DECIDERS[kind](implementations)
         return Observers(implementations, max_failures, lambda: setattr(self, name, None))
@@ -163,33 +163,6 @@ def check_hooks_of(candidate: Candidate, plugin: object) -> None:
     manager = pluggy.PluginManager("engine")
     manager.add_hookspecs(HOOKSPECS[_process(candidate)])
     _register(manager, candidate, plugin)
-
-
-def unmarked_hook(candidate: Candidate, plugin: object) -> tuple[str, str]:
-    """(what is wrong, what mends it) where a function of a hook plugin looks like a hook that it does not implement, by
-    its name and its arguments, and is never called, for it is not marked; empty texts where none does."""
-    manager, spec = pluggy.PluginManager("engine"), HOOKSPECS[_process(candidate)]
-    functions = {name: function for name in dir(plugin) if inspect.isroutine(function := getattr(plugin, name, None))}
-    marked = {name for name in functions if manager.parse_hookimpl_opts(plugin, name) is not None}
-    missing = [name for name in _names(spec) if name not in marked]
-    for name, function in functions.items():
-        foreign = inspect.ismodule(plugin) and getattr(function, "__module__", "") != plugin.__name__
-        if name in marked or name.startswith("_") or foreign:
-            continue
-        taken = _arguments(function)
-        for hook in [name] if name in missing else near_matches(name, missing, limit=1):
-            if taken <= _arguments(getattr(spec, hook)) and (taken or hook == name):
-                found = f"its function {name} looks like the hook {hook} and is not marked, so it is never called"
-                remedy = "put @hookimpl (from engine.plugin) above it" + ("" if hook == name else f", call it {hook}")
-                return f"{found} ({candidate.value})", f"{remedy}, or give it another name"
-    return "", ""
-
-
-def _arguments(function: Callable[..., Any]) -> set[str]:
-    try:
-        return set(inspect.signature(function).parameters) - {"self", "cls"}
-    except (TypeError, ValueError):  # one of C says nothing of its arguments
-        return {""}
 
 
 def _process(candidate: Candidate) -> str:

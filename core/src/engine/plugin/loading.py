@@ -69,11 +69,10 @@ def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate
         DriverImportError: the import raised, whatever it raised.
     """
     card_name = f"{card.__module__}:{card.__qualname__}"
-    point, driver, distribution = "", "", ""
+    what, where, blame = f"the driver of {card_name}", "", {"point": ""}
     if candidate is not None:
-        point, driver, distribution = candidate.point, candidate.name, candidate.provenance
-    what = f"driver '{driver}' for {point}" if driver else f"the driver of {card_name}"
-    where = f" of {distribution}" if distribution else ""
+        what = f"driver '{candidate.name}' for {candidate.point}"
+        where, blame = f" of {candidate.provenance}", candidate.blame
     value = card.body if half is None else card.bodies.get(half, "")
     module_name, _, attribute = value.partition(":")
     if not module_name or not attribute:
@@ -81,9 +80,7 @@ def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate
             f"load {what}",
             f"its card {card_name}{where} names no body" + (f" for the half '{half}'" if half else "") + f": {value!r}",
             'its author has to set body = "package.module:Class" (or bodies) on the card',
-            point=point,
-            driver=driver,
-            distribution=distribution,
+            **blame,
         )
     try:
         body: object = import_object(value)
@@ -94,18 +91,14 @@ def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate
             f"load {what}",
             f"importing its body {value}{where} raised {_cause(error)}",
             _import_remedy(error, value, candidate.distribution if candidate else ""),
-            point=point,
-            driver=driver,
-            distribution=distribution,
+            **blame,
         ) from error
     if not isinstance(body, type):
         raise ContractError(
             f"load {what}",
             f"its body {value}{where} is {body!r}, not a class",
             "its author has to name a class",
-            point=point,
-            driver=driver,
-            distribution=distribution,
+            **blame,
         )
     return body if candidate is None else _adapted(body, card, candidate)
 

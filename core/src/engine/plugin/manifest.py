@@ -29,18 +29,6 @@ class Manifest(msgspec.Struct, frozen=True):
         """The manifest of what was selected, in that order."""
         return cls(tuple(selection.choice() for selection in selections))
 
-    def to_json(self) -> bytes:
-        """The manifest as JSON."""
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Manifest:
-        """Read what `to_json` wrote. Raises ManifestError for anything else."""
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
-            raise ManifestError("read the manifest of the launcher", str(error), "start all processes alike") from error
-
     def check(self, registry: Registry) -> None:
         """Compare with what is installed here; import nothing.
 

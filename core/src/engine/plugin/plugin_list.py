@@ -53,8 +53,7 @@ class PluginList:
     The text holds entries with commas between them. An entry names a distribution (`engine-xgrammar`) or one plugin of
     it (`attention:flash`, `hooks:otel`, `commands:hello`). With a minus before it, it denies what it names. Where an
     entry has none, only what such entries name is allowed, beside the reference drivers (`pip install
-    engine-base[reference]`). Denials go
-    before allowances. No entry: everything that is installed is allowed.
+    engine-base[reference]`). Denials go before allowances. No entry: everything that is installed is allowed.
 
     Attributes:
         text: e.g. "engine-tiny,engine-xgrammar,-hooks:otel".

@@ -17,7 +17,7 @@ from engine.embedding import (
     command_settings,
     name_positional_model,
 )
-from engine.plugin.command import Command
+from engine.plugin.card import Command
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
 from engine_bench.settings import BenchSettings

@@ -15,7 +15,7 @@ from engine.embedding import (
     name_positional_model,
     sampling_keywords,
 )
-from engine.plugin.command import Command
+from engine.plugin.card import Command
 from engine.types.errors import ConfigError, InvalidRequestError
 from engine_chat.settings import ChatSettings
 

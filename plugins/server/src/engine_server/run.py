@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.embedding import AsyncLLM, EngineConfig, greeting, record_start
+from engine.embedding import AsyncLLM, EngineConfig, greeting
 from engine.types.errors import ConfigError, EngineError
 from engine_server.certificate import CertificateWatch, check_certificate, tls_context
 from engine_server.config import ServerConfig
@@ -132,7 +132,6 @@ class _Run:
             address = address_of(listener, self._settings)
             told = greeting(self._llm.plan, self._llm.worker, address, verbose=self._settings.verbose)
             greet(told, address)
-            record_start(self._llm.plan, self._llm.worker, "engine serve")
             await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
             if self._dead is None:
                 await self._drain()

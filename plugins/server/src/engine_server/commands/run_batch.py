@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from engine.embedding import add_engine_flags, command_settings
-from engine.plugin.command import Command
+from engine.plugin.card import Command
 from engine.types.errors import ConfigError, InvalidRequestError
 
 _EPILOG = """\

@@ -11,7 +11,7 @@ from engine.embedding import (
     command_settings,
     name_positional_model,
 )
-from engine.plugin.command import Command
+from engine.plugin.card import Command
 from engine_server.settings import ServerSettings
 
 

@@ -19,7 +19,6 @@ from engine.embedding import (
     EngineConfig,
     greeting,
     launch,
-    record_start,
     start_cores,
 )
 from engine.interfaces.client import CoreState
@@ -154,7 +153,6 @@ class Parent:
             worker, address = self._cores.worker, address_of(self._place, self._settings)
             verbose = self._settings.verbose
             greet(greeting(self._plan, worker, address, len(self._processes), verbose=verbose), address)
-            record_start(self._plan, worker, "engine serve")
             await stopped
             return 0 if self._dead is None else 1
         finally:

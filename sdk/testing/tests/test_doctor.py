@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from engine.cli.main import main
 from engine.plugin import POINTS, Candidate
-from engine.plugin.probe import plain_need, probe
+from engine_sdk.probe import plain_need, probe
 
-from .strangers import CARDS, install
+STRANGERS = runpy.run_path(str(Path(__file__).parents[3] / "core" / "tests" / "cli" / "strangers.py"))
+CARDS, install = STRANGERS["CARDS"], STRANGERS["install"]
+
+
+@pytest.fixture
+def program(capsys, monkeypatch):
+    """Run in this process: exit code, standard output, standard error."""
+    for name in [name for name in os.environ if name.startswith("ENGINE_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments):
+        code = main(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
 
 
 def test_a_sound_installation(program):

@@ -1,6 +1,6 @@
 """One card after the other, each imported in a process of its own, where what hangs, crashes or leaves harms nobody.
 
-    python -m engine.plugin.probe SECONDS
+    python -m engine_sdk.probe SECONDS
 
 reads lines of JSON, each a candidate as a list, and answers each with a line of JSON, see `Report`. What every card
 needs is imported once; then each card is imported in a fork of this process, which is as if it had been started for it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import json
 import os
 import select
@@ -18,10 +19,12 @@ import signal
 import sys
 import tempfile
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from engine.plugin.candidate import Candidate
 from engine.plugin.discovery import Registry
+from engine.plugin.hints import near_matches
 from engine.plugin.loading import load_entry_point
 from engine.plugin.points import HOOKS, POINTS
 from engine.plugin.selection import judge
@@ -80,14 +83,44 @@ def probe(candidate: Candidate) -> Finding:
             plugin = load_entry_point(candidate)
             seconds = time.perf_counter() - started
             if candidate.point.startswith(HOOKS):
-                hooks = importlib.import_module(_HOOKS_MODULE)
-                hooks.check_hooks_of(candidate, plugin)
-                kind, (found, remedy) = "unmarked", hooks.unmarked_hook(candidate, plugin)
+                importlib.import_module(_HOOKS_MODULE).check_hooks_of(candidate, plugin)
+                kind, (found, remedy) = "unmarked", _unmarked(candidate, plugin)
     except PluginError as error:
         found, remedy = error.found, error.remedy
     if seconds is None:
         seconds = time.perf_counter() - started
     return Finding(seconds, [name for name in HEAVY if name in sys.modules], found, remedy, kind)
+
+
+def _unmarked(candidate: Candidate, plugin: object) -> tuple[str, str]:
+    """(what is wrong, what mends it) where a function of a hook plugin looks like a hook that it does not implement, by
+    its name and its arguments, and is never called, for it is not marked; empty texts where none does."""
+    import pluggy
+
+    from engine.plugin.hookspecs import HOOKSPECS
+
+    manager, spec = pluggy.PluginManager("engine"), HOOKSPECS[candidate.point.partition(".")[2]]
+    functions = {name: function for name in dir(plugin) if inspect.isroutine(function := getattr(plugin, name, None))}
+    marked = {name for name in functions if manager.parse_hookimpl_opts(plugin, name) is not None}
+    missing = [name for name in (n for n in vars(spec) if not n.startswith("_")) if name not in marked]
+    for name, function in functions.items():
+        foreign = inspect.ismodule(plugin) and getattr(function, "__module__", "") != plugin.__name__
+        if name in marked or name.startswith("_") or foreign:
+            continue
+        taken = _arguments(function)
+        for hook in [name] if name in missing else near_matches(name, missing, limit=1):
+            if taken <= _arguments(getattr(spec, hook)) and (taken or hook == name):
+                found = f"its function {name} looks like the hook {hook} and is not marked, so it is never called"
+                remedy = "put @hookimpl (from engine.plugin) above it" + ("" if hook == name else f", call it {hook}")
+                return f"{found} ({candidate.value})", f"{remedy}, or give it another name"
+    return "", ""
+
+
+def _arguments(function: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters) - {"self", "cls"}
+    except (TypeError, ValueError):  # one of C says nothing of its arguments
+        return {""}
 
 
 def plain_need(point: str) -> object:

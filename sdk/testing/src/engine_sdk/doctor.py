@@ -11,17 +11,15 @@ import queue
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from engine.cli.flags import add_plugin_flags, command_settings
-from engine.frontend.plugin_record import PluginRecord, key
-from engine.plugin.candidate import Candidate
-from engine.plugin.command import Command
-from engine.plugin.discovery import Registry, duplicate
+from engine.embedding import add_plugin_flags, command_settings
+from engine.plugin import Candidate, Command, Registry
+from engine.plugin.discovery import duplicate
 from engine.plugin.points import HOOK_PROCESSES, POINTS
-from engine.plugin.probe import Finding
+from engine_sdk.probe import Finding
 
 SLOW_SECONDS = 2.0
 """A card that takes longer to import is told of: each start, and each `engine plugins why`, waits for it."""
@@ -67,7 +65,6 @@ class Doctor(Command):
         registry = Registry.discover(plugins=command_settings(arguments).plugin_list)
         candidates = [candidate for group in _groups() for candidate in registry.candidates(group)]
         found = _of_cards(candidates, arguments.timeout)
-        _record(found)
         ailments = [*_of_metadata(registry), *(ailment for several in found.values() for ailment in several)]
         if arguments.json:
             denied = [c._asdict() for c in _denied(registry)]
@@ -155,14 +152,8 @@ def _of_cards(candidates: Sequence[Candidate], timeout: float) -> dict[Candidate
         }
 
 
-def _record(found: Mapping[Candidate, Sequence[Ailment]]) -> None:
-    """For `engine plugins`, which imports nothing itself."""
-    broken = {key(c): (a.found, a.remedy) for c, several in found.items() for a in several if a.kind == "broken"}
-    PluginRecord().write(broken, map(key, found), "engine plugins doctor")
-
-
 class _Probe:
-    """A process that imports cards, each in a fork of its own (see `engine.plugin.probe`).
+    """A process that imports cards, each in a fork of its own (see `engine_sdk.probe`).
 
     Args:
         timeout: seconds for each card.
@@ -183,7 +174,7 @@ class _Probe:
         """What is seen of a candidate."""
         c = candidate
         if self._process is None:
-            command = [sys.executable, "-m", "engine.plugin.probe", str(self._timeout)]
+            command = [sys.executable, "-m", "engine_sdk.probe", str(self._timeout)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         process = self._process
         assert process.stdin is not None and process.stdout is not None
