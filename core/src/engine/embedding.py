@@ -55,8 +55,10 @@ if TYPE_CHECKING:
     from engine.frontend.request_state import OutputKind as OutputKind
     from engine.frontend.request_state import RequestState as RequestState
     from engine.frontend.request_state import RequestStream as RequestStream
+    from engine.frontend.statistics import INTERVAL as INTERVAL
     from engine.frontend.statistics import NOTHING as NOTHING
-    from engine.frontend.statistics import StatisticsLog as StatisticsLog
+    from engine.frontend.statistics import Interval as Interval
+    from engine.frontend.statistics import Observed as Observed
     from engine.llm import LLM as LLM
     from engine.llm import LLMEngine as LLMEngine
 
@@ -86,7 +88,7 @@ NAMES = {
     "frontend.banner": ("broken_plugins", "capacity", "greeting", "show"),
     "frontend.launch": ("Launch", "launch"),
     "frontend.measures": ("Histogram", "Measured", "Measures"),
-    "frontend.statistics": ("NOTHING", "StatisticsLog"),
+    "frontend.statistics": ("INTERVAL", "Interval", "NOTHING", "Observed"),
     # requests, before they are sent
     "frontend.constraint_check": ("ConstraintCheck",),
     "frontend.input_processor": ("check_task",),
