@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from pydantic import BaseModel
 
 from engine.cli.config import as_json, as_yaml, resolve
+from engine.config import declaration
+from engine.config.declaration import Settings, setting
 from engine.config.settings import EngineConfig
 from engine.config.sources import gather
 from engine.frontend.launch import launch
@@ -73,6 +76,42 @@ def test_json_has_the_same(program, model):
     assert tree["server"]["port"] == {"value": 8000, "origin": "default"}
 
 
+class MoonSettings(Settings):
+    """Of a command beside the server: one setting of its own, one that both have."""
+
+    phase: str = setting("new", "how much is lit", choices=("new", "full"))
+    api_key: tuple[str, ...] | None = setting(None, "the server's", secret=True, repeatable=True)
+
+
+@pytest.fixture
+def moon(monkeypatch):
+    """A command "moon" is installed, with `MoonSettings`."""
+    point = SimpleNamespace(name="moon", value="moon", load=lambda: MoonSettings)
+    found = [*declaration.entry_points(group=declaration.GROUP), point]
+    monkeypatch.setattr(declaration, "entry_points", lambda group: found)
+    for known in (declaration.of_commands, declaration.command_settings):
+        known.cache_clear()
+    yield
+    for known in (declaration.of_commands, declaration.command_settings):
+        known.cache_clear()
+
+
+@pytest.mark.usefixtures("moon")
+def test_a_setting_stands_under_the_command_that_has_it(program, model, tmp_path):
+    path = tmp_path / "e.yaml"
+    path.write_text("moon:\n  phase: full\n")
+    code, out, err = program("config", model, "--config", str(path))
+    assert (code, err) == (0, "")
+    tree = yaml.safe_load(out)
+    assert tree["moon"] == {"phase": "full"} and "phase" not in tree["server"] and "api_key" in tree["server"]
+    assert next(line for line in out.splitlines() if "phase" in line).endswith(f"# file {path}:2")
+    path.write_text(out)
+    assert yaml.safe_load(program("config", "--config", str(path))[1]) == tree
+    path.write_text("moon:\n  port: 1\n")
+    code, out, err = program("config", model, "--config", str(path))
+    assert code == 2 and "the moon has no such setting" in err
+
+
 class Options(BaseModel):
     num_splits: int = 2
     window: float = 1.5
@@ -84,7 +123,7 @@ def test_the_options_of_drivers_chosen_by_auto_are_there(model, monkeypatch):
     monkeypatch.setattr(card, "Options", Options)
     merged = gather({"model": model, "evictor.num-splits": "4"}, None, {})
     config = EngineConfig.from_merged(merged)
-    tree = resolve(merged, config, [ServerConfig.from_merged(merged)], launch(config, registry))
+    tree = resolve(merged, config, {"server": ServerConfig.from_merged(merged)}, launch(config, registry))
     (first, splits), (second, window) = tree.options["evictor"]
     owner = f"lru ({registry.find('evictor', 'lru').provenance})"
     assert (first, splits.value, splits.origin, splits.owner) == ("num_splits", 4, "flag --evictor.num_splits", owner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ class Config(Command):
         from engine.frontend.launch import launch
 
         config = EngineConfig.from_merged(merged)
-        commands = [validated(declared, merged) for declared in of_commands()]
+        commands = {name: validated(declared, merged) for name, declared in of_commands().items()}
         plan: Launch | None = None
         stopped: EngineError | None = None
         try:
@@ -85,23 +85,27 @@ class Entry:
 
 @dataclass(frozen=True)
 class Tree:
-    """All settings, by name; options by point and name (several drivers of one point may have an option each)."""
+    """All settings, by name; those of commands by command too, each at the first that declares it; options by point and
+    name (several drivers of one point may have an option each)."""
 
     settings: dict[str, Entry] = field(default_factory=dict)
-    server: dict[str, Entry] = field(default_factory=dict)
+    commands: dict[str, dict[str, Entry]] = field(default_factory=dict)
     points: dict[str, Entry] = field(default_factory=dict)
     options: dict[str, list[tuple[str, Entry]]] = field(default_factory=dict)
 
 
-def resolve(merged: Merged, config: EngineConfig, commands: Sequence[Settings], plan: Launch | None) -> Tree:
+def resolve(merged: Merged, config: EngineConfig, commands: Mapping[str, Settings], plan: Launch | None) -> Tree:
     """The tree. `plan` is what the launcher decided; None where it could not, and then less is known."""
     tree = Tree()
     found = {} if plan is None else _found_out(plan)
     for name, setting in EngineSettings.declared.items():
         tree.settings[name] = _entry(setting, Key("settings", name), found.get(name, getattr(config, name)), merged)
-    for command in reversed(commands):
-        for name, setting in command.declared.items():
-            tree.server.setdefault(name, _entry(setting, Key("server", name), getattr(command, name), merged))
+    told: set[str] = set()
+    for title, command in commands.items():
+        for name in (name for name in command.declared if name not in told):
+            entry = _entry(command.declared[name], Key("server", name), getattr(command, name), merged)
+            tree.commands.setdefault(title, {})[name] = entry
+        told.update(command.declared)
     chosen: dict[str, list[Selection[Any]]] = {point: [] for point in POINTS}
     for selection in () if plan is None else plan.selections:
         chosen[selection.point].append(selection)
@@ -122,7 +126,7 @@ def resolve(merged: Merged, config: EngineConfig, commands: Sequence[Settings], 
 def as_yaml(tree: Tree) -> str:
     """A config file that sets what the tree says, with comments that say where each value came from."""
     lines = [(_pair(name, entry), entry.origin) for name, entry in tree.settings.items()]
-    for title, entries in (("server", tree.server), ("points", tree.points)):
+    for title, entries in (*tree.commands.items(), ("points", tree.points)):
         lines += [(f"{title}:", ""), *((_pair(name, entry, 1), entry.origin) for name, entry in entries.items())]
     lines += [("options:", "")] if tree.options else []
     for point, options in tree.options.items():
@@ -147,8 +151,8 @@ def as_json(tree: Tree) -> dict[str, Any]:
 
     return {
         **{
-            section: {name: leaf(entry) for name, entry in getattr(tree, section).items()}
-            for section in ("settings", "server", "points")
+            section: {name: leaf(entry) for name, entry in entries.items()}
+            for section, entries in {"settings": tree.settings, **tree.commands, "points": tree.points}.items()
         },
         "options": {
             point: [{"name": name, **leaf(entry)} for name, entry in entries] for point, entries in tree.options.items()

@@ -198,21 +198,22 @@ class EngineSettings(Settings):
 
 
 @cache
-def of_commands() -> tuple[type[Settings], ...]:
-    """What installed commands declare. A declaration that cannot be imported is left out, with a warning."""
-    found = []
-    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+def of_commands() -> Mapping[str, type[Settings]]:
+    """What installed commands declare, by the name under which a file may have it; backwards by name, so that the
+    server comes before the chat, which shares its settings. What cannot be imported is left out, with a warning."""
+    found: dict[str, type[Settings]] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name, reverse=True):
         try:
-            found.append(cast("type[Settings]", point.load()))
+            found[point.name] = cast("type[Settings]", point.load())
         except Exception:
             logger.warning("the settings %s cannot be imported", point.value, exc_info=True)
-    return tuple(found)
+    return found
 
 
 @cache
 def command_settings() -> Mapping[str, Setting]:
     """The same by name. A setting that several commands have means the same to all of them."""
     found: dict[str, Setting] = {}
-    for declared in reversed(of_commands()):  # the server's first: it has most
+    for declared in of_commands().values():
         found |= {name: one for name, one in declared.declared.items() if name not in found}
     return found

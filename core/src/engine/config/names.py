@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from engine.config.declaration import EngineSettings, Setting, command_settings
+from engine.config.declaration import EngineSettings, Setting, command_settings, of_commands
 from engine.plugin.hints import did_you_mean
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
@@ -58,8 +58,8 @@ def resolve(raw: str) -> Key:
         return Key("server", name)
     if not dot or name == "points":
         return Key("points", _point(rest or name, raw))
-    if name == "server":
-        return _command_setting(rest, raw)
+    if name in of_commands():
+        return _command_setting(name, rest, raw)
     if name == "options":
         name, _, rest = rest.partition(".")
     if name != HOOKS:
@@ -73,7 +73,8 @@ def resolve(raw: str) -> Key:
 def fold(given: Mapping[str, Any], place: Callable[[Path], str] | None = None) -> dict[Key, Any]:
     """Sort what a user gave by what it means.
 
-    `server`, `points`, `options` and `hooks` may be given as a whole, as mappings; `hooks` also below `options`.
+    `points`, `options`, `hooks` and what commands declare (`server`) may be given as a whole, as mappings; `hooks` also
+    below `options`.
 
     Args:
         given: names with their values.
@@ -109,7 +110,8 @@ def _leaves(given: Any, above: Path, place: Callable[[Path], str] | None) -> Ite
     for name, value in given.items():
         path = *above, str(name)
         if (
-            path in (("server",), ("points",), ("options",), (HOOKS,))
+            path in (("points",), ("options",), (HOOKS,))
+            or (not above and name not in EngineSettings.declared and name in of_commands())
             or (len(path) == 2 and path[0] in ("options", HOOKS))
             or (len(path) == 3 and path[:2] == ("options", HOOKS))
         ):
@@ -118,13 +120,14 @@ def _leaves(given: Any, above: Path, place: Callable[[Path], str] | None) -> Ite
             yield path, value
 
 
-def _command_setting(name: str, raw: str) -> Key:
-    if name in command_settings():
+def _command_setting(command: str, name: str, raw: str) -> Key:
+    declared = of_commands()[command].declared
+    if name in declared:
         return Key("server", name)
     raise ConfigError(
         f"set {raw!r}",
-        "the server has no such setting",
-        did_you_mean(name, command_settings()) or f"its settings: {', '.join(command_settings())}",
+        f"the {command} has no such setting",
+        did_you_mean(name, declared) or f"its settings: {', '.join(declared)}",
     )
 
 
