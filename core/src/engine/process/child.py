@@ -40,7 +40,7 @@ STACK_SECONDS = 0.5
 """How long a hung child gets to write down where it hangs."""
 LONGEST_SOCKET_PATH = 107
 """Bytes; what comes after is cut off by the system, or refused."""
-LONGEST_NAME = len("requests-000-000000")
+LONGEST_NAME = len("requests-000-0000000")
 """Of a socket in a private directory."""
 
 _STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})

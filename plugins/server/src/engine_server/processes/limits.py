@@ -25,7 +25,7 @@ class TableEntry(NamedTuple):
 
 
 class SharedUsage:
-    """See `engine_server.keys.Usage`, which the first process has.
+    """See `engine_server.keys.OwnUsage`, which the first process has.
 
     Args:
         digest: of the key.
