@@ -131,31 +131,30 @@ STEPS = {
     ),
 }  # fmt: skip
 WIDE = {"SHIFT": blocks.shift_of(151_936), "PADDED": 256, "BLOCK": blocks.BLOCK}
-FILTERS = {"temperature": F32, "top_k": I32, "top_p": F32, "min_p": F32}
-FOUND = {"peaks": F32, "sums": I64, "found": I32, "num_blocks": "i32"}
-ROW = {"logits": F32, "row_stride": "i32", "vocab": "i32"}
+FIRST_PASS = (F32, I64, I32)
+ROW = {"logits": F32, "row_stride": "i32", "vocab": "i32", "num_blocks": "i32"}
+DRAW = {**ROW, "first_pass": FIRST_PASS, "candidates": (F32, I32)}
+FILTERS = (F32, I32, F32, F32)
 PICK = {"CAPACITY": candidates.CAPACITY, "TILE": sampling.TILE, **WIDE}
 DRAWS = {
     "blocks": Case(
-        blocks.blocks_kernel, {**ROW, **FOUND, "temperature": F32},
+        blocks.blocks_kernel, {**ROW, "first_pass": FIRST_PASS, "temperature": F32},
         {"SHIFT": WIDE["SHIFT"], "EACH": blocks.EACH, "BLOCK": blocks.BLOCK}, multiples_of_16=["row_stride", "vocab"],
     ),
     "candidates": Case(
-        candidates.candidates_kernel, {**ROW, **FILTERS, **FOUND, "values": F32, "ids": I32},
+        candidates.candidates_kernel, {**DRAW, "filters": FILTERS},
         {**WIDE, "EACH": blocks.EACH, "CAPACITY": candidates.CAPACITY}, num_warps=candidates.WARPS,
         multiples_of_16=["row_stride", "vocab"],
     ),
     "pick": Case(
         sampling.pick_kernel,
-        {**ROW, **FILTERS, **FOUND, "seeds": I64, "positions": I64, "values": F32, "ids": I32, "probs_stride": "i32",
-         "tokens": I32},
-        {**PICK, "drafts": None, "draft_probs": None, "REJECT": False, "PROBS": False},
+        {**DRAW, "rows": (*FILTERS, I64, I64), "drafted": ("constexpr", "constexpr", "i32"), "tokens": I32},
+        {**PICK, ("drafted", 0): None, ("drafted", 1): None, "REJECT": False, "PROBS": False},
         num_warps=16, multiples_of_16=["row_stride", "vocab"],
     ),
     "reject": Case(
         sampling.pick_kernel,
-        {**ROW, **FILTERS, **FOUND, "seeds": I64, "positions": I64, "values": F32, "ids": I32, "probs_stride": "i32",
-         "tokens": I32, "drafts": I32, "draft_probs": F32},
+        {**DRAW, "rows": (*FILTERS, I64, I64), "drafted": (I32, F32, "i32"), "tokens": I32},
         {**PICK, "REJECT": True, "PROBS": True}, num_warps=16, multiples_of_16=["row_stride", "vocab"],
     ),
     "verify": Case(
@@ -163,13 +162,12 @@ DRAWS = {
         {"ROWS": sampling.ROWS},
     ),
     "rank": Case(
-        logprobs.rank_kernel, {**ROW, "tokens": I32, "peaks": F32, "larger": I32, "num_blocks": "i32"},
+        logprobs.rank_kernel, {**ROW, "tokens": I32, "peaks": F32, "larger": I32},
         {"EACH": blocks.EACH, "BLOCK": blocks.BLOCK}, multiples_of_16=["row_stride", "vocab"],
     ),
     "logprobs": Case(
         logprobs.logprobs_kernel,
-        {**ROW, "tokens": I32, "peaks": F32, "sums": I64, "larger": I32, "num_blocks": "i32", "chosen": F32,
-         "rank": I32, "top_ids": I32, "top_values": F32, "k": "i32"},
+        {**ROW, "tokens": I32, "first_pass": FIRST_PASS, "found": (F32, I32, I32, F32), "k": "i32"},
         WIDE, multiples_of_16=["row_stride", "vocab"],
     ),
 }  # fmt: skip
