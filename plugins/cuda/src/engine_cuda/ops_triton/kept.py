@@ -2,7 +2,8 @@
 
 A row is given as `items`, (its logits, values and ids of a list, whether that is meant, how many there are): a list of
 items in any order, or the row as a whole. `scores` are (the largest logit, log2(e) / temperature, min_p). Every
-function goes through the items once; sums are whole numbers, so that neither the order nor the number of items that weigh nothing matters.
+function goes through the items once; sums are whole numbers, so that neither the order nor the number of items that
+weigh nothing matters.
 """
 
 from __future__ import annotations

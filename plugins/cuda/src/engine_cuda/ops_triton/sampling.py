@@ -48,9 +48,7 @@ def _most_likely(row, peaks, num_blocks, vocab, PADDED: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def _unfiltered(
-    row, totals, vocab, scale, bits, SHIFT: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def _unfiltered(row, totals, vocab, scale, bits, SHIFT: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
     """The draw from a whole row: the block in which the sum is exceeded, then the token in that.
 
     totals: the first four of `block_totals`.
@@ -74,19 +72,19 @@ def _unfiltered(
 
 @triton.jit
 def pick_kernel(
-    logits, row_stride, vocab, rows, first_pass, candidates, num_blocks, drafted, tokens, REJECT: tl.constexpr,
+    logits, row_stride, vocab, rows, first_pass, candidates, num_blocks, drafts, tokens, REJECT: tl.constexpr,
     PROBS: tl.constexpr, SHIFT: tl.constexpr, PADDED: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """tokens [R]. Grid: R.
 
-    rows: the fields of `SamplingRows`. first_pass: (peaks, sums, found). candidates: (values, ids). drafted: (drafts,
-    draft_probs, the stride of their rows).
+    rows: the fields of `SamplingRows`. first_pass: (peaks, sums, found). candidates: (values, ids). drafts: (tokens,
+    their distributions, the stride of these).
     """
     temperature, top_k, top_p, min_p, seeds, positions = rows
     peaks, sums, found = first_pass
     values, ids = candidates
-    drafts, draft_probs, probs_stride = drafted
+    draft_ids, draft_probs, probs_stride = drafts
     index = tl.program_id(0).to(tl.int64)
     row, heat = logits + index * row_stride, tl.load(temperature + index)
     token = tl.full((), 0, tl.int32)
@@ -97,7 +95,7 @@ def pick_kernel(
         filtered = is_filtered(k, p, floor, vocab)
         draft, probs = tl.full((), -1, tl.int32), logits
         if REJECT:
-            draft = tl.load(drafts + index)
+            draft = tl.load(draft_ids + index)
             if PROBS:
                 probs = draft_probs + index * probs_stride
         bits = random_bits(seed, position, _SAMPLE)
@@ -131,7 +129,7 @@ def pick_kernel(
                     items, scores, (key, last_equal), (draft, probs, total), 0, vocab - 1, KEPT, PROBS, REJECT,
                     SHIFT, TILE,
                 )  # fmt: skip
-            kept, draft_of = (key, last_equal), (draft, probs, total)
+            kept, drafted = (key, last_equal), (draft, probs, total)
             kind, target = KEPT, share_of(total, bits)
             accepted = False
             if REJECT:  # noqa: SIM102 (decided when it is compiled, the next when it runs)
@@ -139,14 +137,10 @@ def pick_kernel(
                     q = tl.full((), 1.0, tl.float64)
                     if PROBS:
                         q = tl.load(probs + draft).to(tl.float64)
-                    own_weight = weigh(
-                        items, scores, kept, draft_of, draft, draft, KEPT, PROBS, REJECT, SHIFT, TILE
-                    )  # fmt: skip
+                    own_weight = weigh(items, scores, kept, drafted, draft, draft, KEPT, PROBS, REJECT, SHIFT, TILE)
                     u = random_bits(seed, position, _ACCEPT).to(tl.float64) * (1.0 / (1 << 53))
                     accepted = u * q * total.to(tl.float64) < own_weight.to(tl.float64)
-                    rest = weigh(
-                        items, scores, kept, draft_of, 0, vocab - 1, RESIDUAL, PROBS, REJECT, SHIFT, TILE
-                    )  # fmt: skip
+                    rest = weigh(items, scores, kept, drafted, 0, vocab - 1, RESIDUAL, PROBS, REJECT, SHIFT, TILE)
                     other = random_bits(seed, position, _RESIDUAL)
                     if rest > 0:
                         kind, target = RESIDUAL, share_of(rest, other)
@@ -155,9 +149,7 @@ def pick_kernel(
             if accepted:
                 token = draft
             else:
-                token = first_above(
-                    items, scores, kept, draft_of, vocab, target, kind, PROBS, REJECT, SHIFT, TILE
-                )  # fmt: skip
+                token = first_above(items, scores, kept, drafted, vocab, target, kind, PROBS, REJECT, SHIFT, TILE)
         else:
             token = _unfiltered(row, (each, own, factor, relative), vocab, scale, bits, SHIFT, PADDED, BLOCK)
     else:
