@@ -360,12 +360,12 @@ def requests_page() -> str:
 
 def metrics_page() -> str:
     """What the server's own exposition says of an engine that has done nothing yet."""
-    from engine.frontend.measures import Measures
     from engine_server.metrics.exposition import Exposition
 
     idle: Any = SimpleNamespace(
         cores=[],
-        measures=Measures(max_model_len=4096),
+        max_model_len=4096,
+        observe=lambda measures: None,
         plan=SimpleNamespace(registry=Registry()),
         worker=None,
     )

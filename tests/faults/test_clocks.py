@@ -12,6 +12,7 @@ import pytest
 from engine import LLM, EngineArgs, SamplingParams
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.input_processor import SteadyClock
+from engine_server.metrics.measures import Measures
 
 from ..serving.conftest import Server
 from .conftest import HERE, Faulty
@@ -61,13 +62,14 @@ def test_a_core_process(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None
     async def run() -> None:
         began = time.monotonic()
         llm = AsyncLLM(EngineArgs(**SETTINGS, step_timeout=5))
+        llm.observe(measures := Measures(llm.max_model_len))
         await llm.start()
         try:
             streams = [llm.submit(*request, timeout=60) for request in zip(PROMPTS, PARAMS, strict=True)]
             outputs = await asyncio.wait_for(asyncio.gather(*(stream.final() for stream in streams)), 60)
             assert [list(output.outputs[0].token_ids) for output in outputs] == quiet
             took = time.monotonic() - began
-            for histogram in (llm.measures.e2e_latency, llm.measures.time_to_first_token, llm.measures.queue_time):
+            for histogram in (measures.e2e_latency, measures.time_to_first_token, measures.queue_time):
                 assert 0 <= histogram.sum <= len(PROMPTS) * took and sum(histogram.counts) == len(PROMPTS)
         finally:
             llm.shutdown()

@@ -14,6 +14,7 @@ from engine import LLM, EngineArgs, SamplingParams
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.request_state import OutputKind
 from engine.types.errors import KVCacheTooSmallError
+from engine_server.metrics.measures import Measures
 
 COUNT = 10_000
 SETTINGS: dict[str, Any] = {"model": "tiny", "dtype": "float64", "num_kv_pages": 300, "max_num_seqs": 16}
@@ -60,6 +61,7 @@ def test_in_process(quiet: list[list[int]], policy: str, n: int) -> None:
 def test_core_process(quiet: list[list[int]]) -> None:
     async def run() -> None:
         llm = AsyncLLM(EngineArgs(**SETTINGS))
+        llm.observe(measures := Measures(llm.max_model_len))
         await llm.start()
         try:
             bad, good = [], []
@@ -80,7 +82,7 @@ def test_core_process(quiet: list[list[int]]) -> None:
                     break
             await llm.call("check_integrity")
             assert not llm.num_unfinished and not llm._output.num_sequences
-            assert llm.measures.finished["abort"] == COUNT and llm.measures.finished["length"] == 4
+            assert measures.finished["abort"] == COUNT and measures.finished["length"] == 4
         finally:
             llm.shutdown()
 

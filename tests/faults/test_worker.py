@@ -17,6 +17,7 @@ from engine import LLM, EngineArgs, SamplingParams
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.request_state import OutputKind
 from engine.types.errors import EngineDeadError
+from engine_server.metrics.measures import Measures
 
 from .conftest import Faulty
 
@@ -163,13 +164,14 @@ def test_a_hung_data_parallel_rank_is_ended_and_its_requests_go_elsewhere(
 ) -> None:
     async def run() -> None:
         llm = AsyncLLM(EngineArgs(**SETTINGS, step_timeout=2, data_parallel_size=2))
+        llm.observe(measures := Measures(llm.max_model_len))
         await llm.start()
         try:
             os.kill(llm.cores[1].pid, signal.SIGSTOP)
             streams = [llm.submit(prompt, PARAMS, kind=OutputKind.FINAL) for prompt in PROMPTS for _ in range(2)]
             outputs = await asyncio.wait_for(asyncio.gather(*(stream.final() for stream in streams)), 20)
             assert [list(o.outputs[0].token_ids) for o in outputs] == [ids for ids in quiet for _ in range(2)]
-            assert [core.alive for core in llm.cores] == [True, False] and llm.measures.retries == 3
+            assert [core.alive for core in llm.cores] == [True, False] and measures.retries == 3
         finally:
             llm.shutdown()
 

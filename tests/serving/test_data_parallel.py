@@ -22,6 +22,7 @@ import pytest
 from engine import LLM, AsyncLLM, EngineConfig, SamplingParams
 from engine.errors import RankDeadError
 from engine.frontend.request_state import OutputKind
+from engine_server.metrics.measures import Measures
 
 from .conftest import Server
 
@@ -241,6 +242,7 @@ def test_a_churn_of_coroutines_over_a_death() -> None:
 
     async def run() -> None:
         llm = AsyncLLM(EngineConfig(**settings, data_parallel_size=2))
+        llm.observe(measures := Measures(llm.max_model_len))
         try:
             await llm.start()
             counts: Counter[str] = Counter()
@@ -271,7 +273,7 @@ def test_a_churn_of_coroutines_over_a_death() -> None:
 
             await asyncio.wait_for(asyncio.gather(kill(), *(one(i) for i in range(len(asked)))), 120)
             assert counts.total() == len(asked) and counts["right"] > 10
-            assert llm.measures.retries > 0 and counts["lost"] == llm.measures.finished["error"]
+            assert measures.retries > 0 and counts["lost"] == measures.finished["error"]
             assert [core.alive for core in llm.cores] == [True, False] and llm.alive()
             deadline = time.monotonic() + 20
             while (await llm.call("stats"))["num_running"]:

@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     from engine.frontend.interrupt import DeferredInterrupt as DeferredInterrupt
     from engine.frontend.launch import Launch as Launch
     from engine.frontend.launch import launch as launch
-    from engine.frontend.measures import Histogram as Histogram
-    from engine.frontend.measures import Measured as Measured
-    from engine.frontend.measures import Measures as Measures
+    from engine.frontend.observer import RequestObserver as RequestObserver
     from engine.frontend.pooling import data_of as data_of
     from engine.frontend.process_client import ProcessClient as ProcessClient
     from engine.frontend.prompts import LONG as LONG
@@ -55,8 +53,11 @@ if TYPE_CHECKING:
     from engine.frontend.request_state import OutputKind as OutputKind
     from engine.frontend.request_state import RequestState as RequestState
     from engine.frontend.request_state import RequestStream as RequestStream
+    from engine.frontend.sequence_state import SequenceState as SequenceState
+    from engine.frontend.statistics import INTERVAL as INTERVAL
     from engine.frontend.statistics import NOTHING as NOTHING
-    from engine.frontend.statistics import StatisticsLog as StatisticsLog
+    from engine.frontend.statistics import Interval as Interval
+    from engine.frontend.statistics import Observed as Observed
     from engine.llm import LLM as LLM
     from engine.llm import LLMEngine as LLMEngine
 
@@ -65,6 +66,8 @@ NAMES = {
     "llm": ("LLM", "LLMEngine"),
     "frontend.async_llm": ("AsyncLLM",),
     "frontend.request_state": ("OutputKind", "RequestState", "RequestStream"),
+    "frontend.sequence_state": ("SequenceState",),
+    "frontend.observer": ("RequestObserver",),
     "frontend.prompts": ("LONG", "Prompt", "TextPrompt"),
     "config.settings": ("Config", "EngineConfig", "model_of", "validated"),
     # commands and their settings
@@ -85,8 +88,7 @@ NAMES = {
     # what was chosen at the start, and how it goes
     "frontend.banner": ("broken_plugins", "capacity", "greeting", "show"),
     "frontend.launch": ("Launch", "launch"),
-    "frontend.measures": ("Histogram", "Measured", "Measures"),
-    "frontend.statistics": ("NOTHING", "StatisticsLog"),
+    "frontend.statistics": ("INTERVAL", "Interval", "NOTHING", "Observed"),
     # requests, before they are sent
     "frontend.constraint_check": ("ConstraintCheck",),
     "frontend.input_processor": ("check_task",),

@@ -1,10 +1,12 @@
-"""Doubles: a tokenizer whose tokens are characters, and a core that says what a script tells it to."""
+"""Doubles: a tokenizer whose tokens are characters, a core that says what a script tells it to, an observer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from engine.frontend.request_state import RequestState
+from engine.frontend.sequence_state import SequenceState
 from engine.types.errors import EngineError
 from engine.types.model import ModelDescription
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats, TokenLogprobs
@@ -148,3 +150,39 @@ class ScriptedCore:
 
     def shutdown(self) -> None:
         self.closed += 1
+
+
+class Recorder:
+    """An observer of requests that writes down what it is told.
+
+    Attributes:
+        arrivals: the requests' ids.
+        first, later: what came with the first tokens (seconds), and with later ones (seconds, how many).
+        ends: (the sequence, why it ended, seconds since its request arrived).
+        retries: requests that were sent again.
+    """
+
+    def __init__(self) -> None:
+        self.arrivals: list[str] = []
+        self.first: list[float] = []
+        self.later: list[tuple[float, int]] = []
+        self.ends: list[tuple[SequenceState, str, float]] = []
+        self.retries = 0
+
+    def arrived(self, request: RequestState) -> None:
+        self.arrivals.append(request.request_id)
+
+    def stepped(self, stats: StepStats | None) -> None:
+        raise AssertionError("a step is told to who drives the core")
+
+    def first_token(self, seconds: float) -> None:
+        self.first.append(seconds)
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        self.later.append((seconds, count))
+
+    def ended(self, request: RequestState, sequence: SequenceState, reason: str, now: float) -> None:
+        self.ends.append((sequence, reason, now - request.arrived))
+
+    def retried(self) -> None:
+        self.retries += 1

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from engine.frontend.input_processor import InputProcessor
-from engine.frontend.measures import Measures
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_state import OutputKind, RequestState
 from engine.types.errors import RankDeadError
@@ -24,8 +23,13 @@ class Front:
         self.doubles = doubles
         tokenizer = doubles.CharTokenizer()
         self.inputs = InputProcessor(tokenizer, doubles.description(), 64)
-        self.measures = Measures(64)
-        self.outputs = OutputProcessor(tokenizer, measures=self.measures)
+        self.outputs = OutputProcessor(tokenizer)
+        self.observer = self.outputs.observer = doubles.Recorder()
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the sequences ended, in order."""
+        return [reason for _, reason, _ in self.observer.ends]
 
     def add(self, request_id: str, kind: OutputKind, **params: Any) -> RequestState:
         processed = self.inputs.process(request_id, "hi", SamplingParams(**params))
@@ -74,7 +78,7 @@ def test_what_was_streamed_ends_with_an_error(front: Front, kind: OutputKind) ->
     (output,) = result.outputs
     assert output.request_id == "told" and output.finished
     assert isinstance(output.error, RankDeadError) and output.outputs[0].finish_reason == "error"
-    assert front.measures.finished["error"] == 1 and front.measures.retries == 1
+    assert front.reasons == ["error"] and front.observer.retries == 1
 
 
 def test_siblings_begin_anew_together(front: Front) -> None:
@@ -126,10 +130,11 @@ def test_a_retry_has_one_time_to_its_first_token(front: Front, monkeypatch: pyte
     ):
         now[0] = 100.0 + second
         front.take(*news)
-    measures = front.measures
-    assert measures.retries == 1 and measures.finished["stop"] == 1
-    assert sum(measures.time_to_first_token.counts) == 1 and measures.time_to_first_token.sum == 1.0
-    assert (measures.generation_tokens.sum, measures.e2e_latency.sum, measures.decode_time.sum) == (2, 6.0, 1.0)
+    observer = front.observer
+    ((sequence, reason, seconds),) = observer.ends
+    assert (observer.retries, reason, seconds, sequence.num_tokens) == (1, "stop", 6.0, 2)
+    assert sequence.last_token - sequence.first_token == 1.0
+    assert observer.first == [1.0] and observer.later == [(1.0, 1)]
 
 
 def test_one_of_several_that_had_ended_is_counted_once(front: Front) -> None:
@@ -137,4 +142,4 @@ def test_one_of_several_that_had_ended_is_counted_once(front: Front) -> None:
     front.take(front.news("r#0", "ab", "stop"))
     front.take(*dead("r#1"))
     front.take(*(front.news(f"r#{i}", "ab", "stop") for i in range(2)))
-    assert front.measures.finished["stop"] == 2 and front.measures.retries == 1
+    assert front.reasons == ["stop", "stop"] and front.observer.retries == 1

@@ -59,3 +59,10 @@ class Unbuildable:
 
     def __init__(self, context: GrammarContext) -> None:
         raise ImportError("no such library")
+
+
+class Dying:
+    """A library that takes its process with it when it is built."""
+
+    def __init__(self, context: GrammarContext) -> None:
+        os._exit(5)

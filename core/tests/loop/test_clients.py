@@ -20,6 +20,8 @@ class Sockets:
         self.clients = Clients(self, Sink(self, "parent"), self.sink, lambda: self.now)
 
     def bind(self, address: str) -> None:
+        if address == "gone":
+            raise FileNotFoundError(address)
         self.heard.append(address)
 
     def unbind(self, address: str) -> None:
@@ -124,3 +126,10 @@ def test_who_has_gone_leaves_nothing() -> None:
     told = sockets.take()
     assert "o1" not in told and told["o2"][0].others == 0 and told["parent"][-1].others == 1
     assert sockets.clients.detach(1) == [] and sockets.clients.detach(7) == []
+
+
+def test_who_went_before_the_core_came_to_it_is_passed_over() -> None:
+    sockets = two()
+    sockets.clients.attach(Attach(3, "gone", "o3"))
+    assert sockets.heard == ["r1", "r2"] and "o3" not in sockets.told
+    assert not sockets.clients.known(3) and sockets.clients.detach(3) == []

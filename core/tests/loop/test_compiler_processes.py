@@ -118,6 +118,12 @@ def test_a_compiler_that_cannot_be_built(make: Callable[..., CompilerProcesses])
         make("Unbuildable")(b"echo")
 
 
+def test_a_child_that_dies_while_it_starts_is_no_dead_engine(make: Callable[..., CompilerProcesses]) -> None:
+    with pytest.raises(EngineError, match="compiler runaway_compilers:Dying.*starting; exit code 5") as found:
+        make("Dying")(b"echo")
+    assert found.value.code == EngineError.code, "`engine_dead` would have the whole core given up"
+
+
 def test_one_that_takes_long_keeps_nobody_waiting(make: Callable[..., CompilerProcesses]) -> None:
     compile_apart = make(compile_processes=2, compile_timeout=20.0)
     with ThreadPoolExecutor(4) as threads:

@@ -8,8 +8,8 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.frontend.measures import Measures
 from engine.process import wire
+from engine_server.metrics.measures import Measures
 from engine_server.processes.gathering import Gathered, Snapshot, Told, family_of, merge_families, past, told_of
 
 

@@ -1,6 +1,7 @@
 """A route that gets its body, the request and the state without FastAPI's resolution answers as others do; and families
 of routes come in, go out, and are replaced as any plugin's."""
 
+import functools
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, model_validator
 
@@ -66,6 +67,14 @@ async def of_a_query(body: Said, request: str) -> Response:
     return JSON([body.text, request])
 
 
+async def of_a_dependency(body: Said = Depends(lambda: Said(text="another's"))) -> Response:  # noqa: B008
+    return JSON(body.text)
+
+
+async def of_an_unknown_type(body: Said) -> "OnlyForTypeCheckers":  # type: ignore[name-defined]  # noqa: F821
+    return JSON(body.text)
+
+
 class Resolved(JSONRoute):
     """Always FastAPI's way."""
 
@@ -83,6 +92,9 @@ def application(route: type[JSONRoute] = JSONRoute) -> FastAPI:
     router.post("/plain")(plain)
     router.post("/thread")(in_a_thread)
     router.post("/query")(of_a_query)
+    router.post("/dependency")(of_a_dependency)
+    router.post("/unknown", response_model=None)(of_an_unknown_type)
+    router.post("/partial")(functools.partial(say))
     app.router.routes += router.routes
     app.state.server = SimpleNamespace(model_names=("tiny",))
     return app
@@ -115,12 +127,15 @@ BODIES: Sequence[bytes] = (
 )
 
 
-@pytest.mark.parametrize("path", ["/say", "/names", "/parts/a", "/plain", "/thread", "/query?request=a", "/nowhere"])
+PATHS = ("say", "names", "parts/a", "plain", "thread", "query?request=a", "dependency", "unknown", "partial", "nowhere")
+
+
+@pytest.mark.parametrize("path", PATHS)
 async def test_both_ways_answer_alike(path: str) -> None:
     app, resolved = application(), application(Resolved)
     for content in BODIES:
         for kind in ("application/json", "application/json; charset=utf-8", "text/plain", "application/jsonish", None):
-            assert await post(app, path, content, kind) == await post(resolved, path, content, kind), (
+            assert await post(app, f"/{path}", content, kind) == await post(resolved, f"/{path}", content, kind), (
                 content[:40],
                 kind,
             )
@@ -174,9 +189,9 @@ def test_every_family_is_a_plugin_that_can_be_left_out() -> None:
 
 
 class Messages:
-    """A stranger's."""
+    """A stranger's, who pushes to the front."""
 
-    @hookimpl
+    @hookimpl(tryfirst=True)
     def http_routes(self, router: Any) -> None:
         router.post("/v1/messages")(names)
 

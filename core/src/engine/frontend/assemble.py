@@ -13,7 +13,6 @@ from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.client import Attached, InProcessClient, client_of_several
 from engine.frontend.input_processor import InputProcessor
 from engine.frontend.launch import Launch
-from engine.frontend.measures import Measures
 from engine.frontend.needs import renders_tools
 from engine.frontend.output_processor import OutputProcessor
 from engine.interfaces.client import ClientContext, CoreClient, RemoteClient
@@ -49,12 +48,8 @@ class Frontend:
     renders_tools: bool = True
 
 
-def assemble_frontend(plan: Launch, measures: Measures | None = None) -> Frontend:
+def assemble_frontend(plan: Launch) -> Frontend:
     """Build the tokenizer and the processors.
-
-    Args:
-        plan: what the launcher decided.
-        measures: count what becomes of the requests; None: nobody asks.
 
     Raises TokenizerError for a tokenizer that is missing or broken, PluginError for a body that cannot be imported.
     """
@@ -74,7 +69,7 @@ def assemble_frontend(plan: Launch, measures: Measures | None = None) -> Fronten
         constraints=plan.constraints,
         chat=chat,
     )
-    outputs = OutputProcessor(tokenizer, hooks, plan.model_name, measures)
+    outputs = OutputProcessor(tokenizer, hooks, plan.model_name)
     return Frontend(
         tokenizer,
         inputs,

@@ -18,7 +18,7 @@ from engine.frontend.assemble import assemble_frontend, start_cores
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.client import Attached
 from engine.frontend.launch import Launch, check_attached, launch
-from engine.frontend.measures import Measures
+from engine.frontend.observer import RequestObserver
 from engine.frontend.output_processor import refusal
 from engine.frontend.pooling import ScorePlan, plan_scores, pooling_output
 from engine.frontend.prompts import LONG, LongPrompts, Prompt, TextPrompt
@@ -49,10 +49,9 @@ class AsyncLLM:
     def __init__(self, config: EngineConfig, attached: Attached | None = None) -> None:
         self.config = config
         self._launch = plan = launch(config) if attached is None else check_attached(launch(config), attached.start)
-        self.measures = Measures(plan.max_model_len)
         self._client = start_cores(plan, attached)
         try:
-            front = assemble_frontend(plan, self.measures)
+            front = assemble_frontend(plan)
         except BaseException:
             self._client.shutdown()
             raise
@@ -66,6 +65,10 @@ class AsyncLLM:
         self.worker: WorkerReady | None = None
         self._lifecycle = LifecycleHooks(self.hooks, self, tells_stats=attached is None or attached.first)
         self._stats_hook: asyncio.Task[None] | None = None
+
+    def observe(self, observer: RequestObserver) -> None:
+        """Let it know from now on what becomes of requests. There is one: it takes the place of another."""
+        self._output.observer = observer
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -353,8 +356,9 @@ class AsyncLLM:
         if self._death is not None:
             return
         try:
-            for news in several:
-                self.measures.stepped(news.stats)
+            if (observer := self._output.observer) is not None:
+                for news in several:
+                    observer.stepped(news.stats)
             if told := [output for news in several for output in news.outputs]:
                 self._tell(told)
         except Exception as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engine.frontend.measures import Measures, Summaries, follow
+from engine.frontend.observer import RequestObserver, Summaries, follow
 from engine.frontend.request_state import OutputKind, RequestState
 from engine.frontend.sequence_state import FilteredSequence, PooledSequence, PromptLogprobs, SequenceState
 from engine.frontend.stop_scanner import StopStrings
@@ -49,7 +49,9 @@ class OutputProcessor:
         tokenizer: at work.
         hooks: the frontend's; None: nobody listens.
         model_name: the model's name in the API, for who listens.
-        measures: count what becomes of the requests; None: nobody asks.
+
+    Attributes:
+        observer: counts what becomes of the requests; None: nobody asks.
     """
 
     def __init__(
@@ -57,11 +59,10 @@ class OutputProcessor:
         tokenizer: Tokenizer,
         hooks: HookRelay | None = None,
         model_name: str = "",
-        measures: Measures | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._filters = None if hooks is None else hooks.output_filter
-        self._measures = measures
+        self.observer: RequestObserver | None = None
         self._summaries = Summaries(hooks, model_name) if hooks is not None and hooks.request_finished else None
         self._requests: dict[str, RequestState] = {}
         self._sequences: dict[str, tuple[RequestState, SequenceState]] = {}
@@ -105,8 +106,8 @@ class OutputProcessor:
         request.sent = time.monotonic()
         self._requests[request.request_id] = request
         self._expect(request, sequences)
-        if self._measures is not None:
-            self._measures.arrived(request)
+        if self.observer is not None:
+            self.observer.arrived(request)
 
     def _expect(self, request: RequestState, sequences: list[SequenceState]) -> None:
         request.sequences = sequences
@@ -155,8 +156,8 @@ class OutputProcessor:
         request.news = {}
         request.requests = _in_what_time_is_left(request.requests, time.monotonic() - request.sent)
         self._expect(request, sequences)
-        if self._measures is not None:
-            self._measures.retries += 1
+        if self.observer is not None:
+            self.observer.retried()
         return True
 
     def abort(self, request_ids: Iterable[str], error: EngineError | None = None) -> list[str]:
@@ -193,16 +194,16 @@ class OutputProcessor:
         if sequence.told:
             return
         reason = sequence.output.finish_reason or ("abort" if error is None else "error")
-        if self._measures is not None:
-            self._measures.ended(request, sequence, reason, time.monotonic())
+        if self.observer is not None:
+            self.observer.ended(request, sequence, reason, time.monotonic())
         if self._summaries is not None:
             self._summaries.tell(request, sequence, reason, error)
 
     def process(self, news: Sequence[CoreOutput]) -> Processed:
         """Take in the news of one step, and put what came of it on the streams. News of requests that are not (or no
         longer) expected is dropped."""
-        if self._measures is not None or self._summaries is not None:
-            follow(news, self._sequences, time.monotonic(), self._measures)
+        if self.observer is not None or self._summaries is not None:
+            follow(news, self._sequences, time.monotonic(), self.observer)
         touched: dict[str, RequestState] = {}
         abort_ids: list[str] = []
         retries: dict[str, RequestState] = {}

@@ -31,7 +31,7 @@ class SequenceState:
         failure: the error that ended it here in the frontend; None where none did.
         num_cached_tokens: prompt tokens that it found in the prefix cache itself.
         first_token, last_token: when they came, by the monotonic clock. These and all below are only kept where
-            `engine.frontend.measures` follows the sequence.
+            `engine.frontend.observer` follows the sequence.
         queue_time, prefill_time: as the core measured them, see `CoreOutput`.
         num_tokens: that came, those behind a stop string too; 0: the times above say nothing yet.
         retried: a try before this one got its first token, which was measured.

@@ -6,6 +6,7 @@ what one API process is, every message goes to who started the core, as it is.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -15,6 +16,8 @@ from msgspec.structs import replace
 from engine.types.messages import Attach, FromCore, Outputs
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.request import EngineRequest
+
+log = logging.getLogger("engine.core")
 
 STATE_SECONDS = 0.05
 """How often a client that has no news of its own is told of the core's state, while there is work."""
@@ -36,7 +39,7 @@ class Source(Protocol):
     """What hears all clients."""
 
     def bind(self, address: str) -> None:
-        """Hear one more."""
+        """Hear one more. Raises OSError where there is no such place (any more)."""
         ...
 
     def unbind(self, address: str) -> None:
@@ -84,9 +87,14 @@ class Clients:
         self._state: StepStats | None = None
 
     def attach(self, message: Attach, stats: StepStats | None = None) -> None:
-        """Serve one more client, and tell it the core's state."""
+        """Serve one more client, and tell it the core's state. One that has gone before the core came to it has taken
+        the folder of its sockets with it, and is passed over."""
+        try:
+            self._inbox.bind(message.requests)
+        except OSError as error:
+            log.warning("an API process cannot be served: %s", error)
+            return
         new = self._attached[message.client] = _Client(message.requests, self._connect(message.outputs))
-        self._inbox.bind(message.requests)
         new.sink.put(Outputs(CoreOutputs(outputs=[], stats=stats), len(self._owner)))
 
     def detach(self, client: int) -> list[str]:

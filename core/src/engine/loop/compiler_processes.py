@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from engine.loop.compiler_process import Begin, Compiled, CompilerStart, Source
 from engine.process.child import Child
-from engine.types.errors import EngineError, InvalidRequestError, rebuild_error
+from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, rebuild_error
 
 if TYPE_CHECKING:
     from engine.interfaces.grammar import CompileOptions
@@ -104,6 +104,8 @@ class CompilerProcesses:
                     return self._compile(key, source)
                 except _Ended as error:
                     how = str(error)
+                except EngineDeadError as error:  # a child has, not the engine: the request alone ends
+                    raise EngineError(error.asked, error.found, error.remedy) from error
             raise EngineError(
                 "compile structured_outputs",
                 f"{ATTEMPTS} compiling processes were ended from outside ({how})",
@@ -177,7 +179,7 @@ class CompilerProcesses:
             if self._closed:
                 raise _shutting_down()
             child: Child[Compiled] = Child(
-                MODULE, CompilerStart(self._compiler), Compiled, what=f"a process of {self._compiler}"
+                MODULE, CompilerStart(self._compiler), Compiled, what=f"the compiler {self._compiler}"
             )
             self._children.add(child)
         return child

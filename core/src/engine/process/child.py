@@ -40,7 +40,7 @@ STACK_SECONDS = 0.5
 """How long a hung child gets to write down where it hangs."""
 LONGEST_SOCKET_PATH = 107
 """Bytes; what comes after is cut off by the system, or refused."""
-LONGEST_NAME = len("requests-000-000000")
+LONGEST_NAME = len("requests-000-0000000")
 """Of a socket in a private directory."""
 
 _STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
@@ -58,7 +58,7 @@ class Child(Generic[T]):
         module: to run.
         start: the start message.
         reply: the type of what it says: a union of tagged structs. `Beat` and `Failed` are understood besides.
-        what: it is, for errors: "the engine core's process".
+        what: it is, for errors: "the engine core".
         silence: seconds; a child that says nothing sends a `Beat` now and then.
         pass_fds: descriptors that it inherits.
 
@@ -103,7 +103,6 @@ class Child(Generic[T]):
             self._used.callback(self.inbox.close)
             self._outbox = Outbox(f"ipc://{self.directory}/requests")
             self._used.callback(self._outbox.drop)
-            # In a session of its own: Ctrl-C in a terminal reaches this process alone, which then stops its child.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, self.directory],
                 stdin=subprocess.PIPE,

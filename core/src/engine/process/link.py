@@ -67,8 +67,11 @@ class Inbox(Generic[T]):
         return cast(int, self.socket.get(zmq.EVENTS)) & zmq.POLLIN
 
     def bind(self, address: str) -> None:
-        """Hear one more, which connects to this address."""
-        self.socket.bind(address)
+        """Hear one more, which connects to this address. Raises OSError where it cannot be bound."""
+        try:
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"{error} ({address})") from error
 
     def unbind(self, address: str) -> None:
         """Hear one no more; what it sent before may still come."""

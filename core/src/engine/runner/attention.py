@@ -124,7 +124,7 @@ class AttentionLayers:
     `engine.interfaces.model.LatentAttentionFactory`.
 
     Args:
-        groups: all of them, see `engine.runner.attention`.
+        groups: all of them, see `attention_groups`.
         needs: of each group.
         backends: the body for each kind of layer.
 

@@ -10,9 +10,11 @@ import asyncio
 import bisect
 import contextlib
 import logging
+import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -191,9 +193,11 @@ class ParallelClient:
         return self._cores[dp_rank] is core and dp_rank in self._living
 
     def receive(self, timeout: float | None = None) -> CoreOutputs:
-        left = float("inf") if timeout is None else timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             self._revive()
+            if not self._living:
+                raise EngineDeadError("wait for news", "no engine core lives", "start the engine again")
             self._first += 1  # each core is first in its turn
             for i in range(len(self._living)):
                 dp_rank = self._living[(self._first + i) % len(self._living)]
@@ -207,10 +211,9 @@ class ParallelClient:
                     return news
                 if dp_rank not in self._living:
                     break
-            if left <= 0:
+            if (left := deadline - time.monotonic()) <= 0:
                 return CoreOutputs(outputs=[])
             connection.wait([self._cores[dp_rank].fileno() for dp_rank in self._living], min(left, WAIT_SECONDS))
-            left -= WAIT_SECONDS
 
     def _heard(self, dp_rank: int, news: CoreOutputs) -> CoreOutputs:
         """What a living core told; where it told that it dies, what that means for its sequences."""

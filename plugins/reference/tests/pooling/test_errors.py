@@ -166,7 +166,7 @@ async def test_coroutines(checkpoints) -> None:
             await llm.encode("x", PoolingParams(dimensions=99))
         with pytest.raises(InvalidRequestError, match="generate with BertModel"):
             await anext(aiter(llm.generate("x", SamplingParams())))
-        assert llm.num_unfinished == 0 and llm.measures.finished["stop"] == 4
+        assert llm.num_unfinished == 0
         assert await llm.call("check_integrity") is None
     finally:
         llm.shutdown()

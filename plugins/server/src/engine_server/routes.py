@@ -55,12 +55,17 @@ class JSONRoute(APIRoute):
     def _body_model(self) -> type[BaseModel] | None:
         """None for a route that asks for more than a body, the request and the state, or for no body, or that answers
         with something that FastAPI makes a response of."""
-        names = inspect.signature(self.endpoint).parameters.keys()
-        if self.dependencies or not inspect.iscoroutinefunction(self.endpoint):
+        parameters = inspect.signature(self.endpoint).parameters
+        names, known = parameters.keys(), {"request": Request, "state": State}
+        if self.dependencies or not inspect.iscoroutinefunction(self.endpoint) or names - {"body"} - known.keys():
             return None
-        hints = get_type_hints(self.endpoint, include_extras=True)
-        known = {"request": Request, "state": State}
-        if names - {"body"} - known.keys() or any(hints[name] != known[name] for name in names & known.keys()):
+        if any(parameter.default is not parameter.empty for parameter in parameters.values()):
+            return None  # `Depends(...)`, or another way to read the body
+        try:
+            hints = get_type_hints(self.endpoint, include_extras=True)
+        except (NameError, TypeError):  # what cannot be resolved, and a partial function, are FastAPI's to read
+            return None
+        if any(hints.get(name) != known[name] for name in names & known.keys()):
             return None
         model, answer = hints.get("body"), hints.get("return")
         if not (inspect.isclass(model) and issubclass(model, BaseModel)):
@@ -73,13 +78,15 @@ def _declares_json(request: Request) -> bool:
 
 
 def add_routes(app: FastAPI, hooks: HookRelay, engine: EngineView) -> frozenset[str]:
-    """Let plugins add routes. One that fails, or takes a route that is there, is left out with all of its own.
+    """Let plugins add routes, this package's families first. One that fails, or takes a route that is there, is left
+    out with all of its own.
 
     Returns:
         The paths that everybody may get, with or without a key.
     """
     opened: set[str] = set()
-    for one in hooks.http_routes.listening if hooks.http_routes else ():
+    listening = hooks.http_routes.listening if hooks.http_routes else []
+    for one in sorted(listening, key=lambda one: not one.candidate.value.startswith(f"{__package__}.")):
         router = APIRouter(route_class=JSONRoute, responses=faults(*ANY_ROUTE))
         try:
             one.call({"router": router, "engine": engine})

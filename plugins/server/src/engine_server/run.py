@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.embedding import AsyncLLM, EngineConfig, StatisticsLog, greeting
+from engine.embedding import AsyncLLM, EngineConfig, greeting
 from engine.types.errors import ConfigError, EngineError
 from engine_server.certificate import CertificateWatch, check_certificate, tls_context
 from engine_server.config import ServerConfig
@@ -27,6 +27,7 @@ from engine_server.process_life import (
     spare_the_collector,
     statistics_writer,
 )
+from engine_server.statistics_log import StatisticsLog
 
 if TYPE_CHECKING:
     import uvicorn

@@ -7,7 +7,7 @@ from typing import Any
 from engine.plugin import hookimpl
 
 
-@hookimpl(tryfirst=True)
+@hookimpl
 def http_routes(router: Any) -> None:
     """Add the family's route."""
     from fastapi.responses import PlainTextResponse

@@ -16,10 +16,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.embedding import NOTHING, AsyncLLM, Histogram, Measures, broken_plugins
+from engine.embedding import NOTHING, AsyncLLM, broken_plugins
 from engine.plugin import HookRelay
 from engine.plugin.hook_calls import Failures, Implementation, sum_failures
 from engine.types.outputs import StepStats
+from engine_server.metrics.measures import Histogram, Measures
 from engine_server.processes.gathering import OWN_PREFIX, Family, Gathered, Snapshot, family_of
 from engine_server.request_id import RequestIds
 
@@ -66,7 +67,7 @@ _COUNTERS: Mapping[str, tuple[_Read, str]] = MappingProxyType(
 
 
 class Exposition:
-    """One server's metrics, in a registry of their own.
+    """One server's metrics, in a registry of their own. Observes the engine's requests.
 
     Args:
         llm: the engine.
@@ -78,7 +79,9 @@ class Exposition:
     def __init__(self, llm: AsyncLLM, model_name: str, requests: RequestIds, hooks: HookRelay | None = None) -> None:
         self._registry = CollectorRegistry()
         self._plugins = None if hooks is None else PluginMetrics(hooks)
-        self._collector = _EngineCollector(llm, model_name, requests, self._plugins)
+        self._measures = Measures(llm.max_model_len)
+        llm.observe(self._measures)
+        self._collector = _EngineCollector(llm, model_name, requests, self._measures, self._plugins)
         self._registry.register(self._collector)
         self._process = ProcessCollector(registry=None)
 
@@ -91,7 +94,7 @@ class Exposition:
         """What this process has counted, for another that tells of all."""
         own, plugins = self._collector, self._plugins
         return Snapshot(
-            measured=own.llm.measures.plain(),
+            measured=self._measures.plain(),
             responses=dict(own.requests.responses),
             hook_failures=() if plugins is None else plugins.failures.told(),
             families=[] if plugins is None else plugins.families(),
@@ -111,24 +114,21 @@ class _EngineCollector(Collector):
         llm: AsyncLLM,
         model_name: str,
         requests: RequestIds,
+        measures: Measures,
         plugins: PluginMetrics | None,
         gathered: Gathered | None = None,
     ) -> None:
         self.llm = llm
         self.requests = requests
         self._model_name = model_name
+        self._measures = measures
         self._plugins = plugins
         self._gathered = gathered
 
     def over(self, gathered: Gathered) -> _EngineCollector:
         """The same over several processes."""
-        return _EngineCollector(self.llm, self._model_name, self.requests, self._plugins, gathered)
-
-    @property
-    def _measures(self) -> Measures:
-        if self._gathered is None:
-            return self.llm.measures
-        return self._gathered.measures(self.llm.max_model_len)
+        measures = gathered.measures(self.llm.max_model_len)
+        return _EngineCollector(self.llm, self._model_name, self.requests, measures, self._plugins, gathered)
 
     @property
     def _responses(self) -> Mapping[int, int]:

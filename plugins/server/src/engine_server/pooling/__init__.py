@@ -7,7 +7,7 @@ from typing import Any
 from engine.plugin import hookimpl
 
 
-@hookimpl(tryfirst=True)
+@hookimpl
 def http_routes(router: Any) -> None:
     """Add the family's routes."""
     from engine_server.errors import WITH_BODY, faults

@@ -83,7 +83,7 @@ async def classify(body: ClassifyBody, request: Request, state: State) -> Respon
     data = []
     for i, probs in enumerate(map(data_of, outputs)):
         best = int(probs.argmax())
-        label = labels.get(str(best), f"LABEL_{best}")
+        label = str(labels.get(str(best), f"LABEL_{best}"))  # some config.json have numbers there
         data.append(Labelled(index=i, label=label, probs=probs.tolist(), num_classes=len(probs)))
     return JSON(Classified(**_head(request, "classify", model), data=data, usage=usage_of_prompts(outputs)))
 

@@ -13,7 +13,7 @@ import msgspec
 
 from engine.process.child import Child
 from engine.process.run import FAILED
-from engine.types.errors import EngineError
+from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Beat
 from engine_server.processes.channel import Channel, Handler
 from engine_server.processes.gathering import Snapshot, Told
@@ -51,7 +51,8 @@ class ApiProcess:
         handlers: Mapping[str, Handler],
         on_end: Callable[[ApiProcess], None],
     ) -> None:
-        self.number, self.client = number, client
+        self.number = number
+        self.client = client
         self.up = asyncio.Event()
         self.error: EngineError | None = None
         self.held: Counter[bytes] = Counter()
@@ -71,9 +72,12 @@ class ApiProcess:
 
         Raises EngineDeadError where the system refuses.
         """
-        ours, its = socket.socketpair()
+        what = f"API process {self.number}"
+        try:
+            ours, its = socket.socketpair()
+        except OSError as error:
+            raise EngineDeadError(f"start {what}", str(error), "the system's limits may say why") from error
         with its:
-            what = f"API process {self.number}"
             self._child = Child(MODULE, make(its.fileno()), Beat, what=what, pass_fds=(its.fileno(), listener))
         await self.channel.open(ours)
 
@@ -82,10 +86,10 @@ class ApiProcess:
         """Of its process."""
         return 0 if self._child is None else self._child.pid
 
-    def addresses(self, rank: int, generation: int) -> tuple[str, str]:
+    def addresses(self, dp_rank: int, pid: int) -> tuple[str, str]:
         """Where it binds its sockets for a core; each core of a rank has others."""
         assert self._child is not None
-        place = f"{rank}-{generation}"
+        place = f"{dp_rank}-{pid}"
         requests, outputs = (f"ipc://{self._child.directory}/{name}-{place}" for name in ("requests", "outputs"))
         return requests, outputs
 

@@ -15,8 +15,8 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.embedding import Measured, Measures
 from engine.plugin.hook_calls import sum_failures
+from engine_server.metrics.measures import Measured, Measures
 
 OWN_PREFIX = "engine:"
 LABEL = "api_worker"

@@ -17,7 +17,6 @@ from typing import Any
 
 from engine.embedding import (
     EngineConfig,
-    StatisticsLog,
     greeting,
     launch,
     start_cores,
@@ -46,6 +45,7 @@ from engine_server.processes.gathering import Told, past
 from engine_server.processes.responses import KeptResponses
 from engine_server.processes.start import ApiStart
 from engine_server.responses.store import ResponseStore
+from engine_server.statistics_log import StatisticsLog
 
 SHORT_LIFE = 10.0
 """Seconds. One that dies sooner is started again after a pause, each twice as long as the last."""

@@ -6,22 +6,14 @@ No metrics library is imported here: `engine_server.metrics.exposition` writes t
 from __future__ import annotations
 
 import itertools
-import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 
-from engine.frontend.request_state import RequestState
-from engine.frontend.sequence_state import SequenceState
-from engine.types.errors import EngineError
-from engine.types.hooks import RequestSummary
-from engine.types.outputs import CoreOutput, StepStats
-
-if TYPE_CHECKING:
-    from engine.plugin import HookRelay
+from engine.embedding import RequestState, SequenceState
+from engine.types.outputs import StepStats
 
 # The bounds are vLLM's, so that its users' dashboards fit; those between tokens begin lower, for small models.
 FIRST_TOKEN_SECONDS = (
@@ -85,7 +77,7 @@ class Measured(msgspec.Struct):
 
 
 class Measures:
-    """Counts what became of requests. Called by one thread; a sequence is one of a request's n.
+    """The `RequestObserver` that counts. A sequence is one of a request's n.
 
     Args:
         max_model_len: bounds the buckets of token counts.
@@ -123,16 +115,22 @@ class Measures:
         self.retries = 0
 
     def arrived(self, request: RequestState) -> None:
-        """A request is about to be sent."""
         self.params_n.observe(request.params.n)
 
     def stepped(self, stats: StepStats | None) -> None:
-        """News of one step came."""
         if stats is not None and stats.num_tokens:
             self.step_tokens.observe(stats.num_tokens)
 
+    def first_token(self, seconds: float) -> None:
+        self.time_to_first_token.observe(seconds)
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        self.inter_token_latency.observe(seconds, count)
+
+    def retried(self) -> None:
+        self.retries += 1
+
     def ended(self, request: RequestState, sequence: SequenceState, reason: str, now: float) -> None:
-        """A sequence ended."""
         self.finished[reason] += 1
         self.e2e_latency.observe(now - request.arrived)
         self.prompt_tokens.observe(len(request.prompt_token_ids))
@@ -174,81 +172,3 @@ def _one_two_five(most: int) -> list[float]:
             if bounds[-1] >= most:
                 return bounds
     raise AssertionError("itertools.count ends")
-
-
-def follow(
-    news: Iterable[CoreOutput],
-    sequences: Mapping[str, tuple[RequestState, SequenceState]],
-    now: float,
-    measures: Measures | None,
-) -> None:
-    """Enter into the sequences when their tokens came.
-
-    Args:
-        news: of one step, or of several that are taken in at once.
-        sequences: the unfinished ones, by the core's id.
-        now: by the monotonic clock.
-        measures: count what passed between tokens.
-    """
-    single: dict[float, int] = {}  # sequences that were in the same step before waited equally long
-    for output in news:
-        entry = sequences.get(output.request_id)
-        if entry is None or not (count := len(output.new_token_ids)):
-            continue
-        request, sequence = entry
-        if not sequence.num_tokens:
-            sequence.first_token = now
-            sequence.queue_time = output.queue_time
-            sequence.prefill_time = output.prefill_time
-            if measures is not None and not sequence.retried:
-                measures.time_to_first_token.observe(now - request.arrived)
-        elif count == 1:
-            last = sequence.last_token
-            single[last] = single.get(last, 0) + 1
-        elif measures is not None:
-            measures.inter_token_latency.observe((now - sequence.last_token) / count, count)
-        sequence.last_token = now
-        sequence.num_tokens += count
-    if measures is not None:
-        for last, count in single.items():
-            measures.inter_token_latency.observe(now - last, count)
-
-
-class Summaries:
-    """Tells of sequences that have ended (the hook `request_finished`). Exists only where somebody listens.
-
-    Args:
-        relay: the frontend's.
-        model: the model's name in the API.
-    """
-
-    def __init__(self, relay: HookRelay, model: str) -> None:
-        self._relay = relay
-        self._model = model
-
-    def tell(self, request: RequestState, sequence: SequenceState, reason: str, error: EngineError | None) -> None:
-        """A sequence ended with this reason; `error`: that of its request, where there is one."""
-        heard = self._relay.request_finished
-        if heard is None:
-            return
-        started = sequence.num_tokens > 0
-        info = request.info
-        heard(
-            summary=RequestSummary(
-                request_id=request.request_id,
-                index=sequence.output.index,
-                model=self._model,
-                arrival_time=request.requests[0].arrival_time,
-                queue_seconds=sequence.queue_time if started else None,
-                prefill_seconds=sequence.prefill_time if started else None,
-                first_token_seconds=sequence.first_token - request.arrived if started else None,
-                decode_seconds=sequence.last_token - sequence.first_token,
-                total_seconds=time.monotonic() - request.arrived,
-                prompt_tokens=len(request.prompt_token_ids),
-                cached_tokens=sequence.num_cached_tokens,
-                output_tokens=len(sequence.output.token_ids),
-                finish_reason=reason,
-                error_code=error.code if error is not None and reason == "error" else "",
-                http=None if info is None else info.http,
-            )
-        )

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from engine.frontend.statistics import StatisticsLog
 from engine.types.outputs import StepStats
+from engine_server.statistics_log import StatisticsLog
 
 
 class Engine:
