@@ -124,13 +124,13 @@ soak: install
 
 # Under five minutes: each table with the command that makes it. BENCH_FLAGS=--json adds the figures as JSON.
 bench: install
-	$(BIN)/engine bench scheduler --all $(BENCH_FLAGS)
-	$(BIN)/engine bench overlap $(BENCH_FLAGS)
-	$(BIN)/engine bench soak $(BENCH_FLAGS)
-	$(BIN)/engine bench eviction $(BENCH_FLAGS)
-	$(BIN)/engine bench routing $(BENCH_FLAGS)
-	$(BIN)/engine bench api $(BENCH_FLAGS)
-	$(BIN)/engine bench overhead $(BENCH_FLAGS)
+	$(BIN)/python -m tests.benchmarks scheduler --all $(BENCH_FLAGS)
+	$(BIN)/python -m tests.benchmarks overlap $(BENCH_FLAGS)
+	$(BIN)/python -m tests.benchmarks soak $(BENCH_FLAGS)
+	$(BIN)/python -m tests.benchmarks eviction $(BENCH_FLAGS)
+	$(BIN)/python -m tests.benchmarks routing $(BENCH_FLAGS)
+	$(BIN)/python -m tests.benchmarks api $(BENCH_FLAGS)
+	$(BIN)/python -m tests.benchmarks overhead $(BENCH_FLAGS)
 	$(BIN)/engine bench latency $(BENCH_FLAGS)
 	$(BIN)/engine bench throughput $(BENCH_FLAGS)
 	$(BIN)/engine bench serve --rate 2 --num-requests 40 --slo-ttft 500 --slo-itl 100 $(BENCH_FLAGS)

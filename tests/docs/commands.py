@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.cli.flags import canonical
 from engine.cli.main import COMMANDS, _find, split_name
+from tests.benchmarks.__main__ import parser as benchmarks_parser
 from tests.docs.markdown import blocks, spans
 
 _SHELL = ("sh", "bash", "shell", "")
@@ -66,9 +67,10 @@ def parse(line: str) -> None:
 
 
 def flags() -> set[str]:
-    """Every flag of every command of ours."""
+    """Every flag of every command of ours, and of what measures the insides."""
     found: set[str] = set()
     pending = [parser_of(name) for name in (*COMMANDS, "plugins test", "serve", "run-batch", "chat", "bench")]
+    pending.append(benchmarks_parser())
     while pending:
         for action in pending.pop()._actions:
             found.update(action.option_strings)

@@ -159,7 +159,7 @@ class Bench:
         prompts: list[Any] = [{"prompt_token_ids": request.prompt} for request in requests]
         params = [SamplingParams(temperature=0.6, max_tokens=r.output_len, ignore_eos=True) for r in requests]
         llm.generate(prompts[:8], SamplingParams(temperature=0.6, max_tokens=16, ignore_eos=True), use_tqdm=False)
-        self.session.core.reset_prefix_cache()
+        self.engine.call("reset_prefix_cache")
         wait()
         began = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)

@@ -90,55 +90,6 @@ def test_throughput(bench):
     assert figures["requests_per_s"] == pytest.approx(5 / figures["seconds"], rel=1e-3)
 
 
-def test_scheduler_with_drafts_and_kv_groups(bench):
-    """An own figure for what is asked, and every step has drafts: half of them come back as tokens."""
-    _, figures = bench("scheduler", "--running", "12", "--waiting", "5", "--steps", "40", "--drafts", "3",
-                       "--kv-groups", "3")  # fmt: skip
-    assert (figures["drafts"], figures["kv_groups"]) == (3, 3)
-    # 40 steps of 2.5 tokens, 100 in blocks of 16 and of 64; sliding windows give back as many pages as they take.
-    assert 12 * (6 + 1) <= figures["evicted_pages"] <= 12 * (7 + 2)
-
-
-@pytest.mark.parametrize(("running", "waiting"), [(1, 0), (12, 30)])
-def test_scheduler(bench, running, waiting):
-    _, figures = bench("scheduler", "--running", str(running), "--waiting", str(waiting), "--steps", "40")
-    assert (figures["running"], figures["waiting"], figures["steps"]) == (running, waiting, 40)
-    assert figures["step_ms"] == figures["step_ms_p50"]
-    for name in ("step_ms", "schedule_ms", "update_ms", "encode_ms", "cpu_ms", "core_step_ms", "engine_step_ms"):
-        ordered(figures, name, 0, 50, 90, 99)
-    # 40 tokens in blocks of 16, all of them taken from the evictor.
-    assert running * 2 <= figures["evicted_pages"] <= running * 3
-
-
-def test_scheduler_prints_all_in_one_table(bench):
-    lines, figures = bench("scheduler", "--all", "--steps", "4", "--input-len", "20")
-    for case in ("one", "full", "queue", "drafts"):
-        for name in ("step_ms", "cpu_ms", "core_step_ms", "engine_step_ms"):
-            ordered(figures, f"{case}_{name}", 0, 50, 99)
-    for name in ("page_us", "hash_32k_ms"):
-        ordered(figures, name, 0, 50)
-    assert figures["evictor"] == "lru" and any("256 + 10000, drafts" in line for line in lines)
-
-
-def test_overhead(bench):
-    """Almost all of a step is the model's, and the parts make the whole."""
-    _, figures = bench("overhead", "tiny", "--running", "3", "--steps", "8", *SMALL)
-    assert (figures["bench"], figures["running"], figures["steps"]) == ("overhead", 3, 8)
-    for name in ("step_ms", "executor_ms", "outside_ms"):
-        ordered(figures, name, 0, 50, 90)
-    assert figures["executor_ms_p0"] + figures["outside_ms_p0"] <= figures["step_ms_p0"] * 1.0001
-    assert 0 < figures["outside_share"] < 1 and 0 < figures["executor_python_share"] < 1
-
-
-@pytest.mark.parametrize("flags", [(), ("--drafts", "3", "--kv-groups", "3"), ("--evictor", "prefix")])
-def test_soak(bench, flags):
-    _, figures = bench("soak", "--requests", "800", "--running", "12", *flags)
-    assert figures["ended_length"] + figures["ended_abort"] == 800 and figures["ended_abort"] > 0
-    # Between 1 and 24 tokens each, sometimes up to 128; those that are aborted get fewer.
-    assert 800 * 8 < figures["output_tokens"] < 800 * 24
-    assert figures["num_preemptions"] > 0 and figures["evicted_pages"] > 0 and figures["prefix_hit_rate"] > 0.05
-
-
 def test_serve_starts_a_server_loads_it_and_stops_it(bench):
     lines, figures = bench(
         "serve", "--num-requests", "12", "--rate", "40", "--burstiness", "0.5", "--input-len", "4:12",
@@ -199,21 +150,6 @@ def test_conversations_of_a_file(bench, tmp_path):
     assert figures["output_tokens"] == 16
 
 
-@pytest.mark.parametrize("route", ["chat", pytest.param("completions", marks=pytest.mark.slow)])
-def test_api_counts_an_event_a_token(bench, route: str):
-    _, figures = bench(
-        "api", "tiny", "--connections", "6", "--output-len", "30", "--repeats", "1", "--requests", "5",
-        "--rate", "600", "--route", route, MARK,
-    )  # fmt: skip
-    assert (figures["bench"], figures["route"], figures["connections"]) == ("api", route, 6)
-    assert figures["paced_events_per_token"] == 1 and 0 < figures["paced_tokens_per_s"] < 700
-    assert 0 < figures["free_events_per_token"] <= 1 and figures["free_tokens_per_s"] > figures["paced_tokens_per_s"]
-    for name in ("ttft_ms", "core_ttft_ms"):
-        ordered(figures, name, 50, 90, 99)
-    left = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    assert not any("serve" in command and MARK in command for command in left)
-
-
 @pytest.mark.slow
 def test_a_server_that_dies_is_counted(tmp_path):
     """Errors, not an exception: the run ends, and what was lost is told."""
@@ -268,12 +204,7 @@ def test_a_server_that_dies_is_counted(tmp_path):
         (["serve", "--turns", "2", "--think-time", "-1"], "out of range"),
         (["serve", "--model", "/no/such/model"], "/no/such/model"),
         (["serve", "--plot", "/no/such/folder/x.png"], "folder"),
-        (["scheduler", "--evictor", "lru2"], "lru"),
-        (["scheduler", "--waiting", "-1"], "below 0"),
-        (["scheduler", "--all", "--drafts", "3"], "leave out --drafts"),
-        (["soak", "--requests", "3"], "below 10"),
-        (["overhead", "--running", "9", *SMALL], "raise --max-num-seqs"),
-        (["overhead", "--steps", "4000", *SMALL], "lower --input-len or --steps"),
+        (["latency", "--data-parallel-size", "2"], "leave data_parallel_size out"),
         (["latency", "--repaets", "2"], "--repeats"),
         (["nonsense"], "nonsense"),
     ],

@@ -7,15 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.embedding import LLMEngine, launch
-from engine.frontend.assemble import assemble_frontend, start_in_process
+from engine.embedding import LLMEngine
 from engine.types.errors import ConfigError
 from engine_bench.counting import Counter
 from engine_bench.workload import Lengths
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig, Launch
-    from engine.loop.engine_core import EngineCore
     from engine.types.start import WorkerReady
     from engine_bench.report import Figure
 
@@ -29,14 +27,12 @@ class Session:
         plan: what the launcher decided.
         ready: what the worker answered.
         counter: counts its work.
-        core: what the engine steps.
     """
 
     engine: LLMEngine
     plan: Launch
     ready: WorkerReady
     counter: Counter
-    core: EngineCore
 
     @property
     def dtype(self) -> str:
@@ -52,21 +48,6 @@ class Session:
                 f"{self.plan.max_model_len}",
                 f"lower {flags}",
             )
-
-    def check_running(self, running: int) -> None:
-        """Raise ConfigError where so many requests do not find a slot each."""
-        if running > self.plan.start.worker.max_num_seqs:
-            raise ConfigError(
-                f"{running} requests at once",
-                f"the engine's max_num_seqs is {self.plan.start.worker.max_num_seqs}",
-                "raise --max-num-seqs, or measure fewer",
-            )
-
-    @property
-    def tokens_per_step(self) -> int:
-        """The most that a request gets in one step: more than one where there is a drafter."""
-        speculation = self.core.scheduler.drafts.speculation
-        return 1 if speculation is None else 1 + speculation.num_tokens
 
     def figures(self) -> dict[str, Figure]:
         """The engine as figures."""
@@ -86,14 +67,18 @@ class Session:
 
 @contextmanager
 def open_session(config: EngineConfig) -> Iterator[Session]:
-    """Start an engine, and shut it down at the end. Raises the launcher's and the worker's errors."""
-    plan = launch(config)
-    frontend = assemble_frontend(plan)
-    client = start_in_process(plan)
-    engine = LLMEngine(frontend, client, plan)
-    try:
+    """Start an engine, and shut it down at the end.
+
+    Raises ConfigError where the settings ask for several cores, and the launcher's and the worker's errors.
+    """
+    if config.data_parallel_size > 1:
+        raise ConfigError(
+            f"data_parallel_size={config.data_parallel_size}",
+            "this measures one engine core in its own process",
+            "leave data_parallel_size out here",
+        )
+    with LLMEngine.from_engine_args(config) as engine:
+        plan, ready = engine.plan, engine.client.worker
+        assert plan is not None
         own_head = any((choice.point, choice.kind) == ("quantization", "head") for choice in plan.manifest.choices)
-        counter = Counter(plan.model, client.worker, plan.start.worker.dtype, own_head)
-        yield Session(engine, plan, client.worker, counter, client.core)
-    finally:
-        engine.shutdown()
+        yield Session(engine, plan, ready, Counter(plan.model, ready, plan.start.worker.dtype, own_head))

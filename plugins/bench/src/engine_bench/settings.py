@@ -6,9 +6,8 @@ from engine.embedding import Settings, setting
 
 
 class BenchSettings(Settings):
-    """A server has both, too, and a config file may be shared."""
+    """A server has it, too, and a config file may be shared."""
 
     api_key: tuple[str, ...] | None = setting(
         None, "the key to send to the server (default: none)", secret=True, repeatable=True, least=1
     )
-    api_workers: int = setting(1, "API processes of the server that is measured", least=1, most=256)

@@ -1,4 +1,4 @@
-"""`engine bench soak`: a great many requests through one engine core, without a model, and what is left of them.
+"""`python -m tests.benchmarks soak`: a great many requests through an engine core without a model.
 
 Every request must end exactly once, as it should, with as many tokens as it asked for; now and then the core runs
 empty, and then no page may be missing and no memory may be left over.
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from engine.types.errors import EngineError
 from engine.types.outputs import CoreOutput
 from engine.types.request import FinishReason
-from engine_bench.memory import Memory, memory_at_rest, resident_bytes
-from engine_bench.null_core import SLIDING_WINDOW, VOCABULARY, NullSizes, null_core
-from engine_bench.null_requests import LONGEST_OUTPUT, LONGEST_PROMPT, Ask, RequestSource
 from engine_bench.report import Report
+from tests.benchmarks.memory import Memory, memory_at_rest, resident_bytes
+from tests.benchmarks.null_core import SLIDING_WINDOW, VOCABULARY, NullSizes, null_core
+from tests.benchmarks.null_requests import LONGEST_OUTPUT, LONGEST_PROMPT, Ask, RequestSource
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig
@@ -37,7 +37,7 @@ class SoakOptions:
     Args:
         requests: in all.
         running: slots; as many more requests wait.
-        drafts, kv_groups: see `engine_bench.null_core`.
+        drafts, kv_groups: see `tests.benchmarks.null_core`.
     """
 
     requests: int

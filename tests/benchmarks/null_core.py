@@ -29,7 +29,7 @@ KV_SPECS = (
 )
 """The first n of these make a cache of n groups: a full one, a sliding one, and a small full one like a drafter's."""
 _LAYERS = (2, 2, 1)
-_NULL_WORKER = "engine_bench.null_worker:NullWorker"
+_NULL_WORKER = "tests.benchmarks.null_worker:NullWorker"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`engine bench overlap`: how much of a device's time the engine's own work leaves unused.
+"""`python -m tests.benchmarks overlap`: how much of a device's time the engine's own work leaves unused.
 
 An executor whose device takes a fixed time for each step (see `device_executor`) serves requests that decode, some of
 them under a constraint of a real grammar driver: a choice of long texts. A device that never waits gives
@@ -20,9 +20,9 @@ from engine.scheduling.structured import Constraints
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_bench.device_executor import DeviceExecutor
-from engine_bench.null_core import VOCABULARY, NullSizes, null_core
 from engine_bench.report import Report
+from tests.benchmarks.device_executor import DeviceExecutor
+from tests.benchmarks.null_core import VOCABULARY, NullSizes, null_core
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig

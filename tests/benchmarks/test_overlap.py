@@ -10,8 +10,8 @@ import pytest
 
 from engine.config.settings import EngineConfig
 from engine.types.plan import Masks, StepPlan
-from engine_bench.device_executor import DeviceExecutor
-from engine_bench.overlap import OverlapOptions, measure_overlap
+from tests.benchmarks.device_executor import DeviceExecutor
+from tests.benchmarks.overlap import OverlapOptions, measure_overlap
 
 
 def plan(step_id: int, **fields: Any) -> StepPlan:

@@ -1,4 +1,4 @@
-"""The processes that read streams for `engine bench api`."""
+"""The processes that read streams for `python -m tests.benchmarks api`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-from engine_bench.stream_load import Streams
+from tests.benchmarks.stream_load import Streams
 
 
 def test_ctrl_c_ends_it_without_a_word() -> None:
-    """A terminal sends it to every process of a measurement; `engine bench` answers for all of them."""
+    """A terminal sends it to every process of a measurement; `python -m tests.benchmarks` answers for all of them."""
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         work = Streams("127.0.0.1", nobody.getsockname()[1], "/", [{"prompt": "a"}])
-        command = [sys.executable, "-m", "engine_bench.stream_load"]
+        command = [sys.executable, "-m", "tests.benchmarks.stream_load"]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as reader:

@@ -1,4 +1,4 @@
-"""`engine bench api`: what the API server costs, where the engine's tokens are there at once.
+"""`python -m tests.benchmarks api`: what the API server costs, where the engine's tokens are there at once.
 
 A server as `engine serve` starts it, its engine core in a process behind ZeroMQ, with a worker that computes nothing:
 what is measured is the way of a token from the core to the client, and that of a request back.
@@ -22,11 +22,11 @@ from engine.frontend.process_client import MODULE as CORE_MODULE
 from engine.loop.assemble import assemble_core
 from engine.types.errors import ConfigError, EngineError
 from engine.types.params import SamplingParams
-from engine_bench.instant_worker import worker_class
 from engine_bench.report import Figure, Report
 from engine_bench.server_process import RunningServer, own_server
 from engine_bench.statistics import percentile, summary
-from engine_bench.stream_load import Read, Reader, Streams
+from tests.benchmarks.instant_worker import worker_class
+from tests.benchmarks.stream_load import Read, Reader, Streams
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 QUANTILES = (50, 90, 99)
 ROUTES = ("chat", "completions")
 _PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-_SERVER = "engine_bench.instant_server"
+_SERVER = "tests.benchmarks.instant_server"
 _WORDS = "Tell me about the sea, the wind and the ships that go there, and say what day it is. "
 _PROMPT_TOKENS = 128
 """More than a prompt has, its template included."""

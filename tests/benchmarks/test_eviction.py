@@ -9,9 +9,9 @@ from collections import OrderedDict
 
 import pytest
 
-from engine.cli.main import main
 from engine.plugin import Registry
-from engine_bench.eviction import EvictorCache, OptimalCache, Turn, build_evictor, compare, hit_rate, make_trace
+from tests.benchmarks.__main__ import main
+from tests.benchmarks.eviction import EvictorCache, OptimalCache, Turn, build_evictor, compare, hit_rate, make_trace
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +95,9 @@ def test_a_cache_that_is_too_small_says_so(registry: Registry) -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     trace = ["--tenants", "4", "--conversations", "30", "--system-blocks", "6"]
-    assert main(["bench", "eviction", "--drivers", "lru", "--pages", "200,400", *trace, "--json"]) == 0
+    assert main(["eviction", "--drivers", "lru", "--pages", "200,400", *trace, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert 0 < figures["hit_rate_lru_200"] <= figures["hit_rate_optimum_200"] <= figures["hit_rate_optimum_400"] < 1
-    assert main(["bench", "eviction", "--pages", "5", *trace]) == 2
-    assert main(["bench", "eviction", "--drivers", "nobody", *trace]) == 2
+    assert main(["eviction", "--pages", "5", *trace]) == 2
+    assert main(["eviction", "--drivers", "nobody", *trace]) == 2
     assert "nobody" in capsys.readouterr().err

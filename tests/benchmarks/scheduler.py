@@ -1,4 +1,4 @@
-"""`engine bench scheduler`: the engine's own work in a step, without a model.
+"""`python -m tests.benchmarks scheduler`: the engine's own work in a step, without a model.
 
 Requests are put into slots and decode; others wait. The KV cache is just large enough, and before anything is measured
 it is filled with the cached blocks of requests that have ended: so every page that a request takes is one that the
@@ -16,11 +16,11 @@ from engine.types.messages import Outputs
 from engine.types.outputs import CoreOutputs
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
-from engine_bench.null_core import VOCABULARY, NullSizes, null_core
-from engine_bench.null_engine import measure_engine_steps, null_frontend
 from engine_bench.report import Report
 from engine_bench.statistics import summary
 from engine_bench.workload import Ask, Lengths, draw_asks
+from tests.benchmarks.null_core import VOCABULARY, NullSizes, null_core
+from tests.benchmarks.null_engine import measure_engine_steps, null_frontend
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig
@@ -43,7 +43,7 @@ class SchedulerOptions:
     Args:
         input_len: tokens of a prompt; up to a block more, so that requests fill their blocks in different steps.
         drafts: tokens that each request proposes and computes after its own in each step.
-        kv_groups: of the KV cache; see `engine_bench.null_core`.
+        kv_groups: of the KV cache; see `tests.benchmarks.null_core`.
     """
 
     running: int

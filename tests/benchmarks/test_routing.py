@@ -8,12 +8,12 @@ from itertools import cycle
 
 import pytest
 
-from engine.cli.main import main
 from engine.interfaces.router import RankLoad
 from engine.plugin import Registry
 from engine.types.request import EngineRequest
-from engine_bench.eviction import EvictorCache, Turn, build_evictor, hit_rate, make_trace
-from engine_bench.routing import (
+from tests.benchmarks.__main__ import main
+from tests.benchmarks.eviction import EvictorCache, Turn, build_evictor, hit_rate, make_trace
+from tests.benchmarks.routing import (
     DECODE_SECONDS,
     PREFILL_SECONDS,
     SimulatedRank,
@@ -99,13 +99,13 @@ def test_what_routers_are_worth(seed: int) -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     trace = ["--tenants", "4", "--conversations", "60", "--system-blocks", "6", "--ranks", "2", "--pages", "200"]
-    assert main(["bench", "routing", *trace, "--json"]) == 0
+    assert main(["routing", *trace, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert 0 < figures["hit_rate_least_loaded"] < figures["hit_rate_prefix_aware"] < 1
-    assert main(["bench", "routing", *trace, "--routers", "least_loaded", "--evictor", "lru", "--json"]) == 0
+    assert main(["routing", *trace, "--routers", "least_loaded", "--evictor", "lru", "--json"]) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert again["hit_rate_least_loaded"] == figures["hit_rate_least_loaded"] and "hit_rate_prefix_aware" not in again
-    assert main(["bench", "routing", "--pages", "5"]) == 2
-    assert main(["bench", "routing", *trace, "--load", "0"]) == 2
-    assert main(["bench", "routing", *trace, "--routers", "nobody"]) == 2
+    assert main(["routing", "--pages", "5"]) == 2
+    assert main(["routing", *trace, "--load", "0"]) == 2
+    assert main(["routing", *trace, "--routers", "nobody"]) == 2
     assert "nobody" in capsys.readouterr().err

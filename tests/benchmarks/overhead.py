@@ -1,4 +1,4 @@
-"""`engine bench overhead`: which part of a step is spent outside the executor.
+"""`python -m tests.benchmarks overhead`: which part of a step is spent outside the executor.
 
 `LLMEngine.step()` is a plan, its execution, the update with its result, and the outputs with their text. Of all this
 only the execution is the model's; the rest is what the engine adds to it.
@@ -11,16 +11,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.frontend.client import InProcessClient
 from engine.types.errors import ConfigError
 from engine.types.params import SamplingParams
 from engine_bench.report import Report
 from engine_bench.session import Session, open_session
 from engine_bench.statistics import median, summary
-from engine_bench.timed_executor import TimedExecutor, python_share
 from engine_bench.workload import Lengths, draw_asks
+from tests.benchmarks.timed_executor import TimedExecutor, python_share
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig
+    from engine.loop.engine_core import EngineCore
 
 QUANTILES = (0, 50, 90)
 SETTLE_STEPS = 4
@@ -56,14 +58,17 @@ class _Step(NamedTuple):
 def measure_overhead(config: EngineConfig, options: OverheadOptions) -> Report:
     """Run it. Raises ConfigError for what does not fit the engine, and the errors of the engine."""
     with open_session(config) as session:
+        core = _core(session)
+        speculation = core.scheduler.drafts.speculation
+        tokens_per_step = 1 if speculation is None else 1 + speculation.num_tokens
         profiled = max(2, options.steps // 4)
         # Those that begin first decode while others begin; with drafts a step brings several tokens.
-        lasting = (SPARE_STEPS + options.steps + profiled + options.running) * session.tokens_per_step
+        lasting = (SPARE_STEPS + options.steps + profiled + options.running) * tokens_per_step
         outputs = Lengths(lasting, lasting)
-        session.check_running(options.running)
+        _check_running(session, options.running)
         session.check_lengths(Lengths(options.input_len, options.input_len), outputs, "--input-len or --steps")
-        executor = TimedExecutor(session.core.executor)
-        session.core.executor = executor
+        executor = TimedExecutor(core.executor)
+        core.executor = executor
         _begin(session, options, lasting, config.seed)
         steps = [_measured(session, executor) for _ in range(options.steps)]
         executor.profile = cProfile.Profile()
@@ -78,13 +83,30 @@ def measure_overhead(config: EngineConfig, options: OverheadOptions) -> Report:
         return _report(session, options, steps, python_share(executor.profile))
 
 
+def _core(session: Session) -> EngineCore:
+    """What the session's engine steps."""
+    client = session.engine.client
+    assert isinstance(client, InProcessClient)
+    return client.core
+
+
+def _check_running(session: Session, running: int) -> None:
+    """Raise ConfigError where so many requests do not find a slot each."""
+    if running > (most := session.plan.start.worker.max_num_seqs):
+        raise ConfigError(
+            f"{running} requests at once",
+            f"the engine's max_num_seqs is {most}",
+            "raise --max-num-seqs, or measure fewer",
+        )
+
+
 def _begin(session: Session, options: OverheadOptions, output_len: int, seed: int) -> None:
     """Queue the requests, and make steps until all of them decode."""
     lengths = Lengths(options.input_len, options.input_len), Lengths(output_len, output_len)
     for index, ask in enumerate(draw_asks(options.running, *lengths, (0, session.plan.model.vocab_size), seed)):
         params = SamplingParams(temperature=options.temperature, max_tokens=output_len, ignore_eos=True, seed=index)
         session.engine.add_request(str(index), {"prompt_token_ids": ask.prompt}, params)
-    scheduler = session.core.scheduler
+    scheduler = _core(session).scheduler
     for _ in range(options.running * (1 + options.input_len)):
         if len(scheduler.running) == options.running and not scheduler.prefilling:
             break

@@ -1,4 +1,4 @@
-"""A process that reads streams: `python -m engine_bench.stream_load`, with its work as JSON on standard input.
+"""A process that reads streams: `python -m tests.benchmarks.stream_load`, with its work as JSON on standard input.
 
 While a run lasts, what arrives is only stored: at the end it is read event by event, and nothing is taken on trust.
 """

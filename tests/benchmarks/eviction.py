@@ -1,4 +1,4 @@
-"""`engine bench eviction`: what an evictor is worth, on a seeded trace of conversations, beside the optimum.
+"""`python -m tests.benchmarks eviction`: what an evictor is worth, on a seeded trace, beside the optimum.
 
 The trace: tenants, each with a system prompt of its own, some asked far more often than others (Zipf); conversations
 of several turns with think time between them, interleaved. Each turn's prompt is all that was said before it plus a

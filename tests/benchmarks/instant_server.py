@@ -1,4 +1,4 @@
-"""`engine` whose worker's tokens are there at once: `python -m engine_bench.instant_server RATE serve ...`."""
+"""`engine` whose worker's tokens are there at once: `python -m tests.benchmarks.instant_server RATE serve ...`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import runpy
 import sys
 
 from engine.frontend import launch
-from engine_bench.instant_worker import worker_class
+from tests.benchmarks.instant_worker import worker_class
 
 if __name__ == "__main__":
     launch.CORE_WORKER = worker_class(float(sys.argv.pop(1)))

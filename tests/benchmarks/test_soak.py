@@ -11,8 +11,8 @@ import pytest
 from engine.types.errors import EngineError
 from engine.types.outputs import CoreOutput
 from engine.types.request import FinishReason
-from engine_bench.null_requests import LONGEST_OUTPUT, LONGEST_PROMPT, RequestSource
-from engine_bench.soak import Ledger
+from tests.benchmarks.null_requests import LONGEST_OUTPUT, LONGEST_PROMPT, RequestSource
+from tests.benchmarks.soak import Ledger
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_requests_are_as_the_source_says():
 @pytest.mark.slow
 def test_a_million_requests():
     """Each ends once and no page is lost: the bench checks both. Memory stays as it was after the first tenth."""
-    command = [sys.executable, "-m", "engine", "bench", "soak", "--requests", "1000000", "--json"]
+    command = [sys.executable, "-m", "tests.benchmarks", "soak", "--requests", "1000000", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])

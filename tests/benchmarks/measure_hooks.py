@@ -1,4 +1,4 @@
-"""What hooks cost: `python docs/benchmarks/measure_hooks.py [--without | --listen]`, with a worker that does nothing.
+"""What hooks cost: `python -m tests.benchmarks.measure_hooks [--without | --listen]`, with a worker that does nothing.
 
 Prints one line of JSON: the median of `LLMEngine.step` with 256 requests decoding, and requests of one token a second.
 Both are of processor time, so that what else the machine does counts little.
@@ -27,7 +27,7 @@ from engine.plugin import HookRelay, PluginList, Registry, hookimpl
 from engine.plugin.candidate import Candidate
 from engine.plugin.hookspecs import HOOKSPECS
 from engine.types.params import SamplingParams
-from engine_bench.null_core import VOCABULARY, NullSizes, null_core
+from tests.benchmarks.null_core import VOCABULARY, NullSizes, null_core
 
 RUNNING, STEPS, REQUESTS = 256, 300, 4000
 

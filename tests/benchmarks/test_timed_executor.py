@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from engine_bench.timed_executor import TimedExecutor, python_share
+from tests.benchmarks.timed_executor import TimedExecutor, python_share
 
 
 class Slow:

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.types.plan import StepPlan, StepResult
 from engine.types.start import WorkerStart
-from engine_bench.null_worker import NullWorker
+from tests.benchmarks.null_worker import NullWorker
 
 FIRST_TOKEN, LAST_TOKEN = 300, 2300
 """Of a byte-level BPE these are pieces of words: no bytes by themselves, and no special tokens."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.kv.hashing import extend_hashes, root_hash
-from engine_bench.eviction import build_evictor
+from tests.benchmarks.eviction import build_evictor
 
 if TYPE_CHECKING:
     from engine.interfaces.evictor import Evictor

@@ -1,4 +1,4 @@
-"""`engine bench scheduler --all`: every figure of the engine's own work in one table."""
+"""`python -m tests.benchmarks scheduler --all`: every figure of the engine's own work in one table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.plugin import Registry, choose_one
 from engine.plugin.points import EVICTOR
-from engine_bench.kv_parts import PAGES_PER_CALL, PROMPT, time_evictor, time_hashing
 from engine_bench.report import Report
-from engine_bench.scheduler import SchedulerOptions, measure_scheduler
+from tests.benchmarks.kv_parts import PAGES_PER_CALL, PROMPT, time_evictor, time_hashing
+from tests.benchmarks.scheduler import SchedulerOptions, measure_scheduler
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig

@@ -1,4 +1,4 @@
-"""`engine bench routing`: what a router is worth, on the trace of `engine bench eviction`, over simulated ranks.
+"""`python -m tests.benchmarks routing`: what a router is worth, on the trace of `eviction`, over simulated ranks.
 
 A rank is a cache of pages behind the evictor in use, a server that computes one prompt after the other (what it found
 in its cache it need not compute), and answers that come at an even pace beside them. The router is the real driver: it
@@ -19,8 +19,8 @@ from engine.plugin.points import EVICTOR
 from engine.types.errors import ConfigError
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
-from engine_bench.eviction import EvictorCache, Turn, build_evictor, make_trace
 from engine_bench.report import Report
+from tests.benchmarks.eviction import EvictorCache, Turn, build_evictor, make_trace
 
 if TYPE_CHECKING:
     from engine.embedding import EngineConfig
