@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from engine_server.uvicorn_server import MAX_HEAD_BYTES, bounded_protocol
+from engine_server import uvicorn_server
+from engine_server.config import ServerConfig
+from engine_server.keys import AdminKey, KeyRing
+from engine_server.lifecycle import Lifecycle
+from engine_server.uvicorn_server import MAX_HEAD_BYTES, bounded_protocol, make_server
 
 OK = b"HTTP/1.1 200"
 TOO_LARGE = b"HTTP/1.1 431"
@@ -87,3 +93,27 @@ async def test_a_line_about_a_client_says_which(caplog: Any) -> None:
     (record,) = [record for record in caplog.records if "Invalid" in record.getMessage()]
     assert record.getMessage() == f"Invalid HTTP request received. (client {address})"
     assert record.fields == {"client": address}
+
+
+async def test_an_upgrade_is_a_plain_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a WebSocket it would pass the gate without a key."""
+    kinds: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        kinds.append(scope["type"])
+        await answer(scope, receive, send)
+
+    monkeypatch.setattr(uvicorn_server, "create_app", lambda *_: app)
+    llm: Any = SimpleNamespace(model_names=("tiny",))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = make_server(llm, ServerConfig(), Lifecycle(), KeyRing(), AdminKey())
+        running = asyncio.ensure_future(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(
+            b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert (await asyncio.wait_for(reader.readline(), 10)).startswith(OK) and kinds == ["http"]
+        writer.close()
+        server.should_exit = True
+        await running

@@ -168,9 +168,9 @@ class FrontendHooks:
         `engine_server.http_routes.EngineView`, for once it has started. Called when the server is put together, before
         `engine_started`.
 
-        The routes stand behind the server's own gate: API key, limits on the body, the request's id. Errors that they
-        raise are answered in OpenAI's shape. A route that the server, or a plugin called before, has already cannot
-        be taken over. Where a page for browsers is to come before its reader has given a key,
+        The routes, of HTTP alone, stand behind the server's own gate: API key, limits on the body, the request's id.
+        Errors that they raise are answered in OpenAI's shape. A route that the server, or a plugin called before, has
+        already cannot be taken over. Where a page for browsers is to come before its reader has given a key,
         `engine_server.http_routes.without_key` marks its routes. An implementation that raises, or adds a route which
         is there already, is left out with all its routes, with a warning; it is then in quarantine.
         """
@@ -186,8 +186,8 @@ class FrontendHooks:
         It is the innermost of all middleware: the request has an id, has passed the gate, and its body has been read.
         It gets every scope, also of `/health` and `/metrics`. RequestRefusedError, raised before the answer began, is
         answered with its status; any other exception before the answer began with 503 and the code `hook_failed`.
-        Where this hook raises or returns what cannot be called, every request is answered so, but for those to
-        `/health`, `/metrics` and `/version`.
+        Where this hook raises or returns what cannot be called, every request is answered so, but for those that ask
+        for no key: `/health`, `/metrics` and their like.
         """
 
     @hook(

@@ -214,6 +214,7 @@ def make_server(
     config = uvicorn.Config(
         create_app(llm, llm.model_names, settings, lifecycle, keys, admin, shared),
         http=bounded_protocol(settings.header_timeout, settings.write_timeout, connections),
+        ws="none",  # the gate, the limits and the timeouts know HTTP alone
         log_level="warning",
         access_log=False,
         server_header=False,

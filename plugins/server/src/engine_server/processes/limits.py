@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import NamedTuple
 
 from engine_server.errors import APIError
 from engine_server.keys import AdminKey, ApiKey, KeyRing
 from engine_server.processes.channel import Channel
-
-
-class TableEntry(NamedTuple):
-    """A key, as it travels.
-
-    Args:
-        digest: SHA-256 of it; the key itself does not travel.
-        name: for logs.
-        limited: whether anything has to be counted.
-    """
-
-    digest: bytes
-    name: str
-    limited: bool
 
 
 class SharedUsage:
@@ -85,7 +70,8 @@ class SharedKeys(KeyRing):
         return self._asked
 
     def replace(self, table: Sequence[tuple[bytes, str, bool]]) -> None:
-        """From now on these."""
+        """From now on these: digest (SHA-256; the key itself does not travel), name for logs, and whether anything has
+        to be counted."""
         keys: dict[bytes, ApiKey] = {}
         for digest, name, limited in table:
             usage = self._shared.setdefault(digest, SharedUsage(digest, limited, self._channel))

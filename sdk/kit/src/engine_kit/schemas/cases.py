@@ -98,10 +98,6 @@ class Case:
     opposites: tuple[State, ...] = ()
     seen: Seen = NOTHING_SEEN
 
-    def with_seen(self, seen: Seen) -> Case:
-        """The same, and so much more is evaluated."""
-        return self if seen == NOTHING_SEEN else replace(self, seen=self.seen | seen)
-
     def key(self) -> tuple[Any, ...]:
         """What tells it from other cases."""
         return (
