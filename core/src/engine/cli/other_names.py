@@ -50,7 +50,8 @@ def other_names() -> OtherNames:
     from engine.config.declaration import of_commands
 
     found = OtherNames({}, {}, {}, {}, {})
-    for path in (*(declared.vllm_flags for declared in of_commands()), Path(__file__).with_name("vllm_flags.toml")):
+    files = [declared.vllm_flags for declared in of_commands().values()]
+    for path in (*files, Path(__file__).with_name("vllm_flags.toml")):
         try:
             table = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
