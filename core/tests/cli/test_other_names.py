@@ -182,13 +182,13 @@ def test_a_plugin_brings_flags_of_its_own(
     """Ours go before them; a file that cannot be read takes nobody else's with it."""
     (tmp_path / "good.toml").write_text('[same]\n"--speed" = "--seed"\n"-tp" = "--seed"\n')
     (tmp_path / "bad.toml").write_text("[same")
-    declared = []
+    declared = {}
     for name in ("good", "bad", "none"):
 
         class Declared(Settings):
             vllm_flags = tmp_path / f"{name}.toml"
 
-        declared.append(Declared)
+        declared[name] = Declared
     monkeypatch.setattr(declaration, "of_commands", lambda: declared)
     other_names.cache_clear()
     try:
