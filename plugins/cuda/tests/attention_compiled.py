@@ -85,17 +85,16 @@ def attention(
 
 def plan(where: str, cached: bool = True, queries: int = 32, ones: bool = False) -> Case:
     """The kernel that divides a step; `ones`: as Triton compiles it for arguments that are 1."""
-    numbers = (
-        "num_rows", "num_tokens", "window", "first_list", "bq_short", "bq_long", "tile_short", "tile_long",
-        "least_short", "least_long", "most_short", "most_long", "wave_short", "wave_long", "bound_short", "bound_long",
-    )  # fmt: skip
-    known = dict.fromkeys((name for name in numbers if name not in COUNTS), 1) if ones else {}
+    pairs = ("unit_queries", "tile_keys", "least_tiles", "most_chunks", "waves")
+    known: dict[str | tuple[str, int], int] = {(name, at): 1 for name in pairs for at in (0, 1)} if ones else {}
+    if ones:
+        known["window"] = 1
     return Case(
         plan_kernel,
         {
-            **dict.fromkeys(("items", "query_start_loc", "seq_lens"), "*i32"),
-            **dict.fromkeys(("kv_index", "slot_mapping"), "*i64"),
-            **dict.fromkeys((name for name in numbers if name not in known), "i32"),
+            "items": "*i32", "step": ("*i32", "*i32", "*i64", "*i64"),
+            **dict.fromkeys((name for name in ("window", *COUNTS) if name not in known), "i32"),
+            **dict.fromkeys(pairs, ("constexpr" if ones else "i32",) * 2),
         },
         {
             "CACHED": cached, "ONE": queries == 1, "PAGE": 16, "BQ": queries, "ROWS": ROWS, "AT_ONCE": AT_ONCE,

@@ -207,7 +207,7 @@ def case(size: int, block: int, warps: int, target: str = "sm_90", one_shot: boo
     layout = Layout(size)
     constants: dict[str, Any] = {
         "RANK": 1, "WORLD": size, "BLOCK": block, "SLOT": layout.slot, "STATE": STATE, "DATA": DATA,
-        "MOST_RANKS": MOST_RANKS, "INTERPRETED": False,
+        "MOST_RANKS": MOST_RANKS,
     }  # fmt: skip
     if not one_shot:
         constants |= {"RESULTS": layout.results, "SEGMENT": SEGMENT}

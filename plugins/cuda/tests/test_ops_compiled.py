@@ -25,6 +25,10 @@ from engine_cuda.ops_triton import (
 )
 
 I32, I64, F32 = "*i32", "*i64", "*fp32"
+HEADS_OF_QK = {
+    "qk": ("*bf16", "*bf16"), "positions": I64, "cos_sin": F32, "heads": ("i32", "i32"), "q_strides": ("i32", "i32"),
+    "k_strides": ("i32", "i32"), "q_programs": "i32",
+}  # fmt: skip
 
 LAYERS = {
     "gather": Case(
@@ -35,15 +39,15 @@ LAYERS = {
     ),
     "rms_norm": Case(
         norms.rms_norm_kernel,
-        {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "rows": "i32", "inner_rows": "i32", "outer_stride": "i32",
-         "inner_stride": "i32", "eps": "fp32"},
-        {"SIZE": 128, "ROWS": 16, "BLOCK": 128}, multiples_of_16=["inner_rows", "outer_stride", "inner_stride"],
+        {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "rows": "i32", "inner_rows": "i32",
+         "x_strides": ("i32", "i32"), "eps": "fp32"},
+        {"SIZE": 128, "ROWS": 16, "BLOCK": 128}, multiples_of_16=["inner_rows", "x_strides"],
     ),
     "add_rms_norm": Case(
         norms.add_rms_norm_kernel,
-        {"x": "*bf16", "residual": "*bf16", "weight": "*bf16", "normed": "*bf16", "total": "*bf16", "rows": "i32",
-         "x_stride": "i32", "residual_stride": "i32", "eps": "fp32"},
-        {"SIZE": 4096, "ROWS": 1, "BLOCK": 4096}, num_warps=8, multiples_of_16=["x_stride", "residual_stride"],
+        {"inputs": ("*bf16", "*bf16"), "weight": "*bf16", "outputs": ("*bf16", "*bf16"), "rows": "i32",
+         "strides": ("i32", "i32"), "eps": "fp32"},
+        {"SIZE": 4096, "ROWS": 1, "BLOCK": 4096}, num_warps=8, multiples_of_16=["strides"],
     ),
     "layer_norm": Case(
         norms.layer_norm_kernel,
@@ -52,18 +56,14 @@ LAYERS = {
     ),
     "rope": Case(
         rotary.rope_kernel,
-        {"q": "*bf16", "k": "*bf16", "positions": I64, "cos_sin": F32, "q_heads": "i32", "k_heads": "i32",
-         "q_token": "i32", "q_head": "i32", "k_token": "i32", "k_head": "i32", "q_programs": "i32"},
-        {"HALF": 64, "BLOCK": 64, "HEADS": rotary.HEADS}, num_warps=2,
-        multiples_of_16=["q_heads", "q_token", "q_head", "k_token", "k_head"],
+        HEADS_OF_QK, {"HALF": 64, "BLOCK": 64, "HEADS": rotary.HEADS}, num_warps=2,
+        multiples_of_16=["q_strides", "k_strides"],
     ),
     "qk_norm_rope": Case(
         rotary.qk_norm_rope_kernel,
-        {"q": "*bf16", "k": "*bf16", "q_weight": "*bf16", "k_weight": "*bf16", "positions": I64, "cos_sin": F32,
-         "q_heads": "i32", "k_heads": "i32", "q_token": "i32", "q_head": "i32", "k_token": "i32", "k_head": "i32",
-         "q_programs": "i32", "eps": "fp32"},
+        {**HEADS_OF_QK, "weights": ("*bf16", "*bf16"), "eps": "fp32"},
         {"SIZE": 128, "HALF": 64, "BLOCK": 64, "REST": 1, "HEADS": rotary.HEADS}, num_warps=2,
-        multiples_of_16=["q_heads", "q_token", "q_head", "k_token", "k_head"],
+        multiples_of_16=["q_strides", "k_strides"],
     ),
     "silu_mul": Case(
         activations.silu_mul_kernel,
@@ -85,8 +85,8 @@ STEPS = {
     "prepare": Case(
         inputs.prepare_kernel,
         {"tokens": I32, "token_stride": "i32", "tables": (I32, I32), "table_strides": ("i32", "i32"),
-         "widths": ("i32", "i32"), "sizes": ("i32", "i32"), "slot_of_row": I32, "num_computed": I32,
-         "query_start_loc": I32, "token_ids": I32, "positions": I64, "block_tables": (I32, I32),
+         "widths": ("i32", "i32"), "sizes": ("i32", "i32"), "rows": (I32, I32, I32), "inputs": (I32, I64),
+         "block_tables": (I32, I32),
          "row_strides": ("i32", "i32"), "slot_mappings": (I64, I64), "num_rows": "i32", "num_tokens": "i32",
          "token_programs": "i32", "chunks": "i32", "steps": "i32"},
         {"GROUPS": 2, "SINGLE": False, "NULL": 0, "TOKENS": inputs.TOKENS, "ENTRIES": inputs.ENTRIES},
@@ -120,7 +120,7 @@ STEPS = {
     "penalise": Case(
         logits.penalise_kernel,
         {"logits": F32, "rows": I64, "row_stride": "i32", "counts": I32, "tokens": I32, "token_stride": "i32",
-         "length": "i32", "num_tokens": I32, "presence": F32, "frequency": F32, "repetition": F32, "vocab": "i32"},
+         "length": "i32", "num_tokens": I32, "penalties": (F32, F32, F32), "vocab": "i32"},
         {"TOKENS": logits.TOKENS}, multiples_of_16=["row_stride", "vocab"],
     ),
     "place": Case(
@@ -131,31 +131,30 @@ STEPS = {
     ),
 }  # fmt: skip
 WIDE = {"SHIFT": blocks.shift_of(151_936), "PADDED": 256, "BLOCK": blocks.BLOCK}
-FILTERS = {"temperature": F32, "top_k": I32, "top_p": F32, "min_p": F32}
-FOUND = {"peaks": F32, "sums": I64, "found": I32, "num_blocks": "i32"}
-ROW = {"logits": F32, "row_stride": "i32", "vocab": "i32"}
+FIRST_PASS = (F32, I64, I32)
+ROW = {"logits": F32, "row_stride": "i32", "vocab": "i32", "num_blocks": "i32"}
+DRAW = {**ROW, "first_pass": FIRST_PASS, "candidates": (F32, I32)}
+FILTERS = (F32, I32, F32, F32)
 PICK = {"CAPACITY": candidates.CAPACITY, "TILE": sampling.TILE, **WIDE}
 DRAWS = {
     "blocks": Case(
-        blocks.blocks_kernel, {**ROW, **FOUND, "temperature": F32},
+        blocks.blocks_kernel, {**ROW, "first_pass": FIRST_PASS, "temperature": F32},
         {"SHIFT": WIDE["SHIFT"], "EACH": blocks.EACH, "BLOCK": blocks.BLOCK}, multiples_of_16=["row_stride", "vocab"],
     ),
     "candidates": Case(
-        candidates.candidates_kernel, {**ROW, **FILTERS, **FOUND, "values": F32, "ids": I32},
+        candidates.candidates_kernel, {**DRAW, "filters": FILTERS},
         {**WIDE, "EACH": blocks.EACH, "CAPACITY": candidates.CAPACITY}, num_warps=candidates.WARPS,
         multiples_of_16=["row_stride", "vocab"],
     ),
     "pick": Case(
         sampling.pick_kernel,
-        {**ROW, **FILTERS, **FOUND, "seeds": I64, "positions": I64, "values": F32, "ids": I32, "probs_stride": "i32",
-         "tokens": I32},
-        {**PICK, "drafts": None, "draft_probs": None, "REJECT": False, "PROBS": False},
+        {**DRAW, "rows": (*FILTERS, I64, I64), "drafts": ("constexpr", "constexpr", "i32"), "tokens": I32},
+        {**PICK, ("drafts", 0): None, ("drafts", 1): None, "REJECT": False, "PROBS": False},
         num_warps=16, multiples_of_16=["row_stride", "vocab"],
     ),
     "reject": Case(
         sampling.pick_kernel,
-        {**ROW, **FILTERS, **FOUND, "seeds": I64, "positions": I64, "values": F32, "ids": I32, "probs_stride": "i32",
-         "tokens": I32, "drafts": I32, "draft_probs": F32},
+        {**DRAW, "rows": (*FILTERS, I64, I64), "drafts": (I32, F32, "i32"), "tokens": I32},
         {**PICK, "REJECT": True, "PROBS": True}, num_warps=16, multiples_of_16=["row_stride", "vocab"],
     ),
     "verify": Case(
@@ -163,13 +162,12 @@ DRAWS = {
         {"ROWS": sampling.ROWS},
     ),
     "rank": Case(
-        logprobs.rank_kernel, {**ROW, "tokens": I32, "peaks": F32, "larger": I32, "num_blocks": "i32"},
+        logprobs.rank_kernel, {**ROW, "tokens": I32, "peaks": F32, "larger": I32},
         {"EACH": blocks.EACH, "BLOCK": blocks.BLOCK}, multiples_of_16=["row_stride", "vocab"],
     ),
     "logprobs": Case(
         logprobs.logprobs_kernel,
-        {**ROW, "tokens": I32, "peaks": F32, "sums": I64, "larger": I32, "num_blocks": "i32", "chosen": F32,
-         "rank": I32, "top_ids": I32, "top_values": F32, "k": "i32"},
+        {**ROW, "tokens": I32, "first_pass": FIRST_PASS, "found": (F32, I32, I32, F32), "k": "i32"},
         WIDE, multiples_of_16=["row_stride", "vocab"],
     ),
 }  # fmt: skip

@@ -22,8 +22,12 @@ found = []
 for module, name, types, constants, architecture in json.loads(sys.argv[1]):
     kernel = getattr(importlib.import_module(module), name)
     arguments = list(inspect.signature(kernel.fn).parameters)
-    signature = {each: "constexpr" if each in constants else types.get(each, "i32") for each in arguments}
-    aligned = {(arguments.index(each),): [["tt.divisibility", 16]] for each, t in signature.items() if t[0] == "*"}
+    kinds = {each: tuple(kind) if isinstance(kind, list) else kind for each, kind in types.items()}
+    signature = {each: "constexpr" if each in constants else kinds.get(each, "i32") for each in arguments}
+    aligned = {}
+    for place, kind in enumerate(signature.values()):
+        paths = [((place,), kind)] if isinstance(kind, str) else [((place, at), k) for at, k in enumerate(kind)]
+        aligned |= {path: [["tt.divisibility", 16]] for path, each in paths if each[0] == "*"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     made = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
     found.append([made.metadata.shared, len(made.asm["cubin"]), made.asm["ptx"].count(".local")])
@@ -31,17 +35,19 @@ print(json.dumps(found))
 """
 
 
-def kernels(dtype: str, heads: int, size: int, per_block: int) -> list[tuple[str, str, dict[str, str], dict[str, Any]]]:
-    pages = dict.fromkeys(("k", "v", "k_pages", "v_pages"), f"*{dtype}")
+def kernels(dtype: str, heads: int, size: int, per_block: int) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    pages = {**dict.fromkeys(("kv", "pages"), (f"*{dtype}",) * 2), "slots": "*i64"}
+    pages |= dict.fromkeys(("k_strides", "v_strides", "page_strides"), ("i32",) * 2)
     powers = {"HEADS": heads, "SIZE": size, "HEADS_POWER": 1 << (heads - 1).bit_length()}
     powers["SIZE_POWER"] = 1 << (size - 1).bit_length()
     places = {"PER_BLOCK": per_block, "PLACES": min(32, per_block), "COLUMNS": 128}
-    table = dict.fromkeys(("table", "out", "query_start_loc", "seq_lens"), "*i32")
+    table = {"tables": ("*i32",) * 2, "query_start_loc": "*i32", "seq_lens": "*i32", "strides": ("i32",) * 2}
     sums = {"out": f"*{dtype}", "sums": "*fp32", "sinks": "*fp32", "lse": "*fp32"}
+    strides = dict.fromkeys(("out_strides", "sums_strides", "lse_strides"), ("i32",) * 2)
     return [
-        ("engine_flashattn.write", "_write", {**pages, "slots": "*i64"}, {**powers, **places}),
+        ("engine_flashattn.write", "_write", pages, {**powers, **places}),
         ("engine_flashattn.own_pages", "_own_pages", table, {"COLUMNS": 128}),
-        ("engine_flashattn.sinks", "_sinks", sums, {**powers, "WITH_LSE": True}),
+        ("engine_flashattn.sinks", "_sinks", {**sums, **strides}, {**powers, "WITH_LSE": True}),
     ]
 
 

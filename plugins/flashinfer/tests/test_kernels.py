@@ -71,10 +71,11 @@ arguments = list(inspect.signature(_write.fn).parameters)
 for heads, size, fp8 in ((8, 128, False), (4, 256, False), (16, 128, True), (1, 64, True)):
     powers = {"HEADS_POWER": triton.next_power_of_2(heads), "SIZE_POWER": size}
     constants = {"HEADS": heads, "SIZE": size, "PER_BLOCK": 16, "FP8": fp8, **powers}
-    kinds = dict.fromkeys(("k", "v", "k_pages", "v_pages"), "*u8" if fp8 else "*bf16") | {"slots": "*i64"}
-    signature = {each: "constexpr" if each in constants else kinds.get(each, "i32") for each in arguments}
-    whole = [each for each, kind in signature.items() if kind != "constexpr"]
-    attrs = {(arguments.index(each),): [["tt.divisibility", 16]] for each in whole}
+    kinds = dict.fromkeys(("kv", "pages"), ("*u8" if fp8 else "*bf16",) * 2) | {"slots": "*i64"}
+    kinds |= dict.fromkeys(("k_strides", "v_strides", "page_strides"), ("i32",) * 2)
+    signature = {each: "constexpr" if each in constants else kinds[each] for each in arguments}
+    pairs = [(arguments.index(each), at) for each, kind in kinds.items() if isinstance(kind, tuple) for at in (0, 1)]
+    attrs = dict.fromkeys([(arguments.index("slots"),), *pairs], [["tt.divisibility", 16]])
     for architecture in (80, 90, 100):
         source = ASTSource(fn=_write, signature=signature, constexprs=constants, attrs=attrs)
         made = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
@@ -88,8 +89,9 @@ for heads, size in ((64, 64), (20, 128), (8, 256)):
     constants = {"HEADS": heads, "SIZE": size, "HEADS_POWER": triton.next_power_of_2(heads), "SIZE_POWER": size}
     constants["WITH_LSE"] = True
     kinds = {"out": "*bf16", **dict.fromkeys(("sums", "sinks", "lse"), "*fp32")}
-    signature = {each: "constexpr" if each in constants else kinds.get(each, "i32") for each in arguments}
     attrs = {(arguments.index(each),): [["tt.divisibility", 16]] for each in kinds}
+    kinds["lse_strides"] = ("i32", "i32")
+    signature = {each: "constexpr" if each in constants else kinds[each] for each in arguments}
     for architecture in (80, 90, 100):
         source = ASTSource(fn=_sinks, signature=signature, constexprs=constants, attrs=attrs)
         made = triton.compile(source, target=GPUTarget("cuda", architecture, 32))

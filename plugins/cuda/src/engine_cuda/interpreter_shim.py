@@ -4,6 +4,7 @@
   are made in float32 and rounded by torch (`written_for`), and products are of float32 (`widens`).
 - It casts float32 to e4m3 wrongly: halves away from zero instead of to even, nothing of what is below 2**-6, no
   saturation, no NaN. So interpreted kernels count in whole numbers what the hardware does in one step (`to_e4m3`).
+- It has no assembly: who waits for flags of others asks for them with an atomic addition of 0 (`wait_for`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_cuda.interpreter import interpreted
+
+INTERPRETED: tl.constexpr = tl.constexpr(interpreted())
 PROCESSORS = 3
 """Multiprocessors that the interpreter is taken to have: few, so that small examples are divided."""
 
@@ -39,11 +43,8 @@ def widens(dtype: torch.dtype, interpreted: bool) -> bool:
 
 
 @triton.jit
-def to_e4m3(values, INTERPRETED: tl.constexpr):
-    """float32 -> the codes of e4m3 as uint8: the nearest number, half to even, at most 448 in size; NaN stays NaN.
-
-    INTERPRETED: whether the kernel runs in Triton's interpreter, `engine_cuda.interpreter.interpreted()`.
-    """
+def to_e4m3(values):
+    """float32 -> the codes of e4m3 as uint8: the nearest number, half to even, at most 448 in size; NaN stays NaN."""
     if INTERPRETED:
         bits = values.to(tl.int32, bitcast=True)
         size = bits & 0x7FFFFFFF
@@ -55,3 +56,31 @@ def to_e4m3(values, INTERPRETED: tl.constexpr):
         code = tl.where(size > 0x7F800000, 0x7F, code)
         return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
     return values.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+
+
+_WAIT: tl.constexpr = tl.constexpr(
+    """
+    {
+        .reg .b64 flag;
+        .reg .pred early;
+    again:
+        ld.acquire.sys.global.b64 flag, [$1];
+        setp.lt.s64 early, flag, $2;
+        @early bra again;
+        mov.b64 $0, flag;
+    }
+    """
+)
+"""Each thread waits for a flag of its own: a loop around a sum over threads would exchange numbers between threads
+that may have left it at different times."""
+
+
+@triton.jit
+def wait_for(flags, value):
+    """Wait until every flag [n] is at least `value` [n], int64, and see with them all that was written before they
+    were."""
+    if INTERPRETED:
+        while tl.min(tl.atomic_add(flags, tl.zeros_like(value), sem="acquire", scope="sys") - value, 0) < 0:
+            pass
+    else:
+        tl.inline_asm_elementwise(_WAIT, "=l,l,l", [flags, value], dtype=tl.int64, is_pure=False, pack=1)

@@ -23,12 +23,10 @@ def name_own_pages(batch: AttentionBatch, group: KVGroup, out: torch.Tensor) -> 
     """Fill out int32 [R, max_blocks] with the batch's table. One launch."""
     table = batch.block_table
     _own_pages[(batch.num_rows,)](
-        table,
-        out,
+        (table, out),
         batch.query_start_loc,
         batch.seq_lens,
-        table.stride(0),
-        out.stride(0),
+        (table.stride(0), out.stride(0)),
         table.shape[1],
         group.tokens_per_block,
         group.sliding_window or 0,
@@ -39,12 +37,10 @@ def name_own_pages(batch: AttentionBatch, group: KVGroup, out: torch.Tensor) -> 
 
 @triton.jit
 def _own_pages(
-    table,
-    out,
+    tables,  # the batch's, and the one to fill
     query_start_loc,
     seq_lens,
-    table_stride,
-    out_stride,
+    strides,  # of their rows
     width,
     per_block,
     window,
@@ -56,11 +52,12 @@ def _own_pages(
     last = tl.maximum(seq_len - 1, 0) // per_block
     first = tl.where(window > 0, tl.maximum(seq_len - queries - window + 1, 0) // per_block, 0)
     first = tl.minimum(first, last)
-    table += row * table_stride
-    out += row * out_stride
+    table = tables[0] + row * strides[0]
+    out = tables[1] + row * strides[1]
     for start in range(0, width, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
+        offs_n = start + tl.arange(0, COLUMNS)
+        mask = offs_n < width
         # A column outside the row's own reads the nearest one inside.
-        inside = tl.minimum(tl.maximum(column, first), last)
-        page = tl.load(table + inside, mask=column < width, other=0)
-        tl.store(out + column, page, mask=column < width)
+        nearest = tl.minimum(tl.maximum(offs_n, first), last)
+        page = tl.load(table + nearest, mask=mask, other=0)
+        tl.store(out + offs_n, page, mask=mask)

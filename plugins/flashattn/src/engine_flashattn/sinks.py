@@ -27,12 +27,9 @@ def apply_sinks(out: torch.Tensor, sums: torch.Tensor, sinks: torch.Tensor, lse:
         sums,
         sinks,
         target,
-        out.stride(0),
-        out.stride(1),
-        sums.stride(0),
-        sums.stride(1),
-        target.stride(0),
-        target.stride(1),
+        out.stride()[:2],
+        sums.stride(),
+        target.stride(),
         HEADS=heads,
         SIZE=size,
         HEADS_POWER=triton.next_power_of_2(heads),
@@ -48,12 +45,9 @@ def _sinks(
     sums,
     sinks,
     lse,
-    out_token_stride,
-    out_head_stride,
-    sums_head_stride,
-    sums_token_stride,
-    lse_token_stride,
-    lse_head_stride,
+    out_strides,  # token, head
+    sums_strides,  # head, token
+    lse_strides,  # token, head
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     HEADS_POWER: tl.constexpr,
@@ -61,17 +55,17 @@ def _sinks(
     WITH_LSE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, HEADS_POWER)
-    element = tl.arange(0, SIZE_POWER)[None, :]
-    real = head < HEADS
-    total = tl.load(sums + head * sums_head_stride + token * sums_token_stride, mask=real, other=0.0)
-    sink = tl.load(sinks + head, mask=real, other=0.0)
+    offs_h = tl.arange(0, HEADS_POWER)
+    offs_d = tl.arange(0, SIZE_POWER)[None, :]
+    mask_h = offs_h < HEADS
+    total = tl.load(sums + offs_h * sums_strides[0] + token * sums_strides[1], mask=mask_h, other=0.0)
+    sink = tl.load(sinks + offs_h, mask=mask_h, other=0.0)
     top = tl.maximum(total, sink)
     both = top + tl.log(tl.exp(total - top) + tl.exp(sink - top))
-    where = out + token * out_token_stride + head[:, None] * out_head_stride + element
-    inside = real[:, None] & (element < SIZE)
-    values = tl.load(where, mask=inside, other=0.0)
+    ptrs = out + token * out_strides[0] + offs_h[:, None] * out_strides[1] + offs_d
+    mask = mask_h[:, None] & (offs_d < SIZE)
+    values = tl.load(ptrs, mask=mask, other=0.0)
     scaled = values.to(tl.float32) * tl.exp(total - both)[:, None]
-    tl.store(where, scaled.to(out.dtype.element_ty), mask=inside)
+    tl.store(ptrs, scaled.to(out.dtype.element_ty), mask=mask)
     if WITH_LSE:
-        tl.store(lse + token * lse_token_stride + head * lse_head_stride, both, mask=real)
+        tl.store(lse + token * lse_strides[0] + offs_h * lse_strides[1], both, mask=mask_h)

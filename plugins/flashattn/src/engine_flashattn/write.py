@@ -1,10 +1,9 @@
 """Keys and values into their pages, so that what no query sees cannot hurt.
 
 The libraries multiply values of a tile that no query of it sees by 0, and 0 * NaN is NaN. So no page that was begun
-holds
-a value that is not finite: where a token's values are not, they are stored as 0, and its keys as NaN. Keys that are not
-seen are masked by all libraries, so the token hurts nobody; who sees it still gets NaN, as it must. And the token that
-begins a page clears the values of the places after it, which may hold anything.
+holds a value that is not finite: where a token's values are not, they are stored as 0, and its keys as NaN. Keys that
+are not seen are masked by all libraries, so the token hurts nobody; who sees it still gets NaN, as it must. And the
+token that begins a page clears the values of the places after it, which may hold anything.
 """
 
 from __future__ import annotations
@@ -31,18 +30,13 @@ def write_pages(
     tokens, heads, size = k.shape
     per_block = k_pages.shape[1]
     _write[(tokens,)](
-        k,
-        v,
-        k_pages,
-        v_pages,
+        (k, v),
+        (k_pages, v_pages),
         slots,
         tokens,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        k_pages.stride(0),
-        k_pages.stride(1),
+        k.stride()[:2],
+        v.stride()[:2],
+        k_pages.stride()[:2],
         HEADS=heads,
         SIZE=size,
         PER_BLOCK=per_block,
@@ -56,18 +50,13 @@ def write_pages(
 
 @triton.jit
 def _write(
-    k,
-    v,
-    k_pages,
-    v_pages,
+    kv,
+    pages,  # of keys and of values, with the same strides
     slots,
     tokens,
-    k_token_stride,
-    k_head_stride,
-    v_token_stride,
-    v_head_stride,
-    page_stride,
-    place_stride,
+    k_strides,  # token, head
+    v_strides,
+    page_strides,  # page, place
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     PER_BLOCK: tl.constexpr,
@@ -76,33 +65,35 @@ def _write(
     PLACES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    k, v = kv
+    k_pages, v_pages = pages
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     page = slot // PER_BLOCK
     place = slot - page * PER_BLOCK
-    head = tl.arange(0, HEADS_POWER)[:, None]
-    element = tl.arange(0, SIZE_POWER)[None, :]
-    inside = (head < HEADS) & (element < SIZE)
-    keys = tl.load(k + token * k_token_stride + head * k_head_stride + element, mask=inside, other=0.0)
-    values = tl.load(v + token * v_token_stride + head * v_head_stride + element, mask=inside, other=0.0)
+    offs_h = tl.arange(0, HEADS_POWER)[:, None]
+    offs_d = tl.arange(0, SIZE_POWER)[None, :]
+    mask = (offs_h < HEADS) & (offs_d < SIZE)
+    keys = tl.load(k + token * k_strides[0] + offs_h * k_strides[1] + offs_d, mask=mask, other=0.0)
+    values = tl.load(v + token * v_strides[0] + offs_h * v_strides[1] + offs_d, mask=mask, other=0.0)
     if v.dtype.element_ty.primitive_bitwidth < 32:
         keys, values = keys.to(tl.float32), values.to(tl.float32)
     broken = (tl.abs(values) < float("inf")) == 0
     row_is_broken = tl.max(broken.to(tl.int32), axis=1)[:, None] > 0
     values = tl.where(broken, 0.0, values)
     keys = tl.where(row_is_broken, float("nan"), keys)
-    start = page * page_stride
-    where = start + place * place_stride + head * SIZE + element
-    tl.store(k_pages + where, keys.to(k_pages.dtype.element_ty), mask=inside)
-    tl.store(v_pages + where, values.to(v_pages.dtype.element_ty), mask=inside)
+    start = page * page_strides[0]
+    offs = start + place * page_strides[1] + offs_h * SIZE + offs_d
+    tl.store(k_pages + offs, keys.to(k_pages.dtype.element_ty), mask=mask)
+    tl.store(v_pages + offs, values.to(v_pages.dtype.element_ty), mask=mask)
     if place == 0:
         for first in range(1, PER_BLOCK, PLACES):
-            later = first + tl.arange(0, PLACES)
+            offs_p = first + tl.arange(0, PLACES)
             # A place that another token of this step takes is that token's.
-            following = tl.load(slots + token + later, mask=token + later < tokens, other=-1)
-            free = ((following != slot + later) & (later < PER_BLOCK))[:, None]
+            following = tl.load(slots + token + offs_p, mask=token + offs_p < tokens, other=-1)
+            free = ((following != slot + offs_p) & (offs_p < PER_BLOCK))[:, None]
             for column in range(0, HEADS * SIZE, COLUMNS):
-                place_column = column + tl.arange(0, COLUMNS)[None, :]
-                cleared = v_pages + start + later[:, None] * place_stride + place_column
+                offs_n = column + tl.arange(0, COLUMNS)[None, :]
+                cleared = v_pages + start + offs_p[:, None] * page_strides[1] + offs_n
                 nothing = tl.zeros([PLACES, COLUMNS], v_pages.dtype.element_ty)
-                tl.store(cleared, nothing, mask=free & (place_column < HEADS * SIZE))
+                tl.store(cleared, nothing, mask=free & (offs_n < HEADS * SIZE))

@@ -27,8 +27,7 @@ def apply_sinks(out: torch.Tensor, sums: torch.Tensor, sinks: torch.Tensor, lse:
         sums,
         sinks,
         target,
-        target.stride(0),
-        target.stride(1),
+        target.stride(),
         HEADS=heads,
         SIZE=size,
         HEADS_POWER=triton.next_power_of_2(heads),
@@ -44,8 +43,7 @@ def _sinks(
     sums,
     sinks,
     lse,
-    lse_token_stride,
-    lse_head_stride,
+    lse_strides,  # token, head
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     HEADS_POWER: tl.constexpr,
@@ -53,16 +51,16 @@ def _sinks(
     WITH_LSE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, HEADS_POWER)
-    element = tl.arange(0, SIZE_POWER)[None, :]
-    real = head < HEADS
-    total = tl.load(sums + token * HEADS + head, mask=real, other=0.0)
-    sink = tl.load(sinks + head, mask=real, other=0.0)
+    offs_h = tl.arange(0, HEADS_POWER)
+    offs_d = tl.arange(0, SIZE_POWER)[None, :]
+    mask_h = offs_h < HEADS
+    total = tl.load(sums + token * HEADS + offs_h, mask=mask_h, other=0.0)
+    sink = tl.load(sinks + offs_h, mask=mask_h, other=0.0)
     top = tl.maximum(total, sink)
     both = top + tl.log(tl.exp(total - top) + tl.exp(sink - top))
-    where = out + (token * HEADS + head[:, None]) * SIZE + element
-    inside = real[:, None] & (element < SIZE)
-    values = tl.load(where, mask=inside, other=0.0).to(tl.float32)
-    tl.store(where, (values * tl.exp(total - both)[:, None]).to(out.dtype.element_ty), mask=inside)
+    ptrs = out + (token * HEADS + offs_h[:, None]) * SIZE + offs_d
+    mask = mask_h[:, None] & (offs_d < SIZE)
+    values = tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(ptrs, (values * tl.exp(total - both)[:, None]).to(out.dtype.element_ty), mask=mask)
     if WITH_LSE:
-        tl.store(lse + token * lse_token_stride + head * lse_head_stride, both, mask=real)
+        tl.store(lse + token * lse_strides[0] + offs_h * lse_strides[1], both, mask=mask_h)

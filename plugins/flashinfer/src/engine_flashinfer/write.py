@@ -31,17 +31,12 @@ def write_pages(
         k_pages, v_pages = k_pages.view(torch.uint8), v_pages.view(torch.uint8)
     tokens, heads, size = k.shape
     _write[(tokens,)](
-        k,
-        v,
-        k_pages,
-        v_pages,
+        (k, v),
+        (k_pages, v_pages),
         slots,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        k_pages.stride(0),
-        k_pages.stride(1),
+        k.stride()[:2],
+        v.stride()[:2],
+        k_pages.stride()[:2],
         HEADS=heads,
         SIZE=size,
         PER_BLOCK=k_pages.shape[1],
@@ -60,17 +55,12 @@ def _in_fp8(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @triton.jit
 def _write(
-    k,
-    v,
-    k_pages,
-    v_pages,
+    kv,
+    pages,  # of keys and of values, with the same strides
     slots,
-    k_token_stride,
-    k_head_stride,
-    v_token_stride,
-    v_head_stride,
-    page_stride,
-    place_stride,
+    k_strides,  # token, head
+    v_strides,
+    page_strides,  # page, place
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     PER_BLOCK: tl.constexpr,
@@ -78,15 +68,17 @@ def _write(
     SIZE_POWER: tl.constexpr,
     FP8: tl.constexpr,
 ):
+    k, v = kv
+    k_pages, v_pages = pages
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     page = slot // PER_BLOCK
     place = slot - page * PER_BLOCK
-    head = tl.arange(0, HEADS_POWER)[:, None]
-    element = tl.arange(0, SIZE_POWER)[None, :]
-    inside = (head < HEADS) & (element < SIZE)
-    keys = tl.load(k + token * k_token_stride + head * k_head_stride + element, mask=inside, other=0)
-    values = tl.load(v + token * v_token_stride + head * v_head_stride + element, mask=inside, other=0)
+    offs_h = tl.arange(0, HEADS_POWER)[:, None]
+    offs_d = tl.arange(0, SIZE_POWER)[None, :]
+    mask = (offs_h < HEADS) & (offs_d < SIZE)
+    keys = tl.load(k + token * k_strides[0] + offs_h * k_strides[1] + offs_d, mask=mask, other=0)
+    values = tl.load(v + token * v_strides[0] + offs_h * v_strides[1] + offs_d, mask=mask, other=0)
     if FP8:  # e4m3: NaN has all seven bits
         broken = (values & 127) == 127
     else:
@@ -96,6 +88,6 @@ def _write(
     row_is_broken = tl.max(broken.to(tl.int32), axis=1)[:, None] > 0
     values = tl.where(broken, 0, values)
     keys = tl.where(row_is_broken, 127 if FP8 else float("nan"), keys)
-    where = page * page_stride + place * place_stride + head * SIZE + element
-    tl.store(k_pages + where, keys.to(k_pages.dtype.element_ty), mask=inside)
-    tl.store(v_pages + where, values.to(v_pages.dtype.element_ty), mask=inside)
+    offs = page * page_strides[0] + place * page_strides[1] + offs_h * SIZE + offs_d
+    tl.store(k_pages + offs, keys.to(k_pages.dtype.element_ty), mask=mask)
+    tl.store(v_pages + offs, values.to(v_pages.dtype.element_ty), mask=mask)

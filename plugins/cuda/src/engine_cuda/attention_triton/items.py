@@ -26,16 +26,17 @@ AT_ONCE = 16
 
 
 @triton.jit
-def _tokens(rows, query_start_loc, num_rows, num_tokens):
-    """first token and number of tokens of some rows; after the last row comes one of padding tokens."""
+def _work(rows, lengths, shape, CACHED: tl.constexpr):
+    """(first token, tokens, units, tiles of keys) of some rows; after the last row comes one of padding tokens.
+
+    lengths: (query_start_loc, seq_lens, num_rows, num_tokens). shape: (fewest, most, queries of a unit, keys of a tile,
+    window); rows with other than fewest .. most tokens have no units.
+    """
+    query_start_loc, seq_lens, num_rows, num_tokens = lengths
+    fewest, most, bq, tile, window = shape
     start = tl.load(query_start_loc + rows, mask=rows <= num_rows, other=0)
     stop = tl.load(query_start_loc + rows + 1, mask=rows < num_rows, other=num_tokens)
-    return start, tl.where(rows <= num_rows, stop - start, 0)
-
-
-@triton.jit
-def _work(rows, count, seq_lens, num_rows, fewest, most, bq, tile, window, CACHED: tl.constexpr):
-    """units, and tiles of keys, of some rows of `count` tokens; none of rows with other than fewest .. most tokens."""
+    count = tl.where(rows <= num_rows, stop - start, 0)
     units = tl.where((count >= fewest) & (count <= most), (count + bq - 1) // bq, 0)
     if CACHED:
         keys = tl.load(seq_lens + rows, mask=rows < num_rows, other=0)
@@ -43,14 +44,14 @@ def _work(rows, count, seq_lens, num_rows, fewest, most, bq, tile, window, CACHE
             keys = tl.minimum(keys, window + tl.minimum(count, bq))
     else:
         keys = tl.where(rows < num_rows, count, 0)
-    return units, (keys + tile - 1) // tile
+    return start, count, units, (keys + tile - 1) // tile
 
 
 @triton.jit
-def is_own(slot_mapping, token, there, PAGE: tl.constexpr):
+def is_own(slot_mapping, token, mask, PAGE: tl.constexpr):
     """Whether tokens are of their rows. One that pads a row of fewer drafts writes to the null page and stands at a
     place that nobody wrote: what lies there must not reach the row's other queries, so it sees nothing."""
-    return there & (tl.load(slot_mapping + token, mask=there, other=0) >= PAGE)
+    return mask & (tl.load(slot_mapping + token, mask=mask, other=0) >= PAGE)
 
 
 COUNTS = ("num_rows", "num_tokens", "first_list", "bound_short", "bound_long")
@@ -60,53 +61,47 @@ COUNTS = ("num_rows", "num_tokens", "first_list", "bound_short", "bound_long")
 @triton.jit(do_not_specialize=COUNTS)
 def plan_kernel(
     items,  # int32 [bound_short + bound_long, FIELDS]
-    query_start_loc,
-    seq_lens,
-    kv_index,
-    slot_mapping,
+    step,  # query_start_loc, seq_lens, kv_index, slot_mapping
     num_rows,
     num_tokens,
     window,  # 0: none
     first_list,  # of the programs with program_id(1) 0
-    bq_short,
-    bq_long,
-    tile_short,
-    tile_long,
-    least_short,  # tiles of a chunk, at least
-    least_long,
-    most_short,  # chunks of a unit, at most
-    most_long,
-    wave_short,  # items that run at once; 0: keys are not divided
-    wave_long,
-    bound_short,  # items that there is room for
+    unit_queries,  # of a unit, at most. This and what follows: of short units, of long ones
+    tile_keys,  # of a tile
+    least_tiles,  # of a chunk
+    most_chunks,  # of a unit
+    waves,  # items that run at once; 0: keys are not divided
+    bound_short,  # items that there is room for. Triton specializes what stands in a tuple: these two change
     bound_long,
     CACHED: tl.constexpr,
     ONE: tl.constexpr,  # every row has one token
     PAGE: tl.constexpr,
-    BQ: tl.constexpr,  # a power of two, bq_short and bq_long at least
+    BQ: tl.constexpr,  # a power of two, both of unit_queries at least
     ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
-    """Program (r, i) writes the items of row r in list i: rows of up to bq_short tokens, and the longer ones."""
+    """Program (r, i) writes the items of row r in list i: rows of up to unit_queries[0] tokens, and the longer ones."""
+    query_start_loc, seq_lens, kv_index, slot_mapping = step
     own = tl.program_id(0)
     is_long = tl.program_id(1) + first_list == 1
-    bq = tl.where(is_long, bq_long, bq_short)
-    tile = tl.where(is_long, tile_long, tile_short)
-    least = tl.where(is_long, least_long, least_short)
-    most_chunks = tl.where(is_long, most_long, most_short)
-    wave = tl.where(is_long, wave_long, wave_short)
+    bq = tl.where(is_long, unit_queries[1], unit_queries[0])
+    tile = tl.where(is_long, tile_keys[1], tile_keys[0])
+    least = tl.where(is_long, least_tiles[1], least_tiles[0])
+    most = tl.where(is_long, most_chunks[1], most_chunks[0])
+    wave = tl.where(is_long, waves[1], waves[0])
     bound = tl.where(is_long, bound_long, bound_short)
     items += tl.where(is_long, bound_short, 0).to(tl.int64) * FIELDS
-    fewest = tl.where(is_long, bq_short + 1, 1)
-    most = tl.where(is_long, num_tokens, bq_short)
+    fewest_tokens = tl.where(is_long, unit_queries[0] + 1, 1)
+    most_tokens = tl.where(is_long, num_tokens, unit_queries[0])
+    lengths = (query_start_loc, seq_lens, num_rows, num_tokens)
+    shape = (fewest_tokens, most_tokens, bq, tile, window)
 
     # How many tiles a chunk has: as few as give no more items than run at once.
     all_units, all_tiles, longest = 0, 0, 1
     for block in range(0, num_rows + 1, ROWS):
         rows = block + tl.arange(0, ROWS)
-        count = _tokens(rows, query_start_loc, num_rows, num_tokens)[1]
-        units, tiles = _work(rows, count, seq_lens, num_rows, fewest, most, bq, tile, window, CACHED)
+        _, _, units, tiles = _work(rows, lengths, shape, CACHED)
         all_units += tl.sum(units)
         all_tiles += tl.sum(units * tiles)
         longest = tl.maximum(longest, tl.max(tl.where(units > 0, tiles, 0)))
@@ -121,8 +116,7 @@ def plan_kernel(
                 made = 0
                 for block in range(0, num_rows + 1, ROWS):
                     rows = block + tl.arange(0, ROWS)
-                    count = _tokens(rows, query_start_loc, num_rows, num_tokens)[1]
-                    units, tiles = _work(rows, count, seq_lens, num_rows, fewest, most, bq, tile, window, CACHED)
+                    _, _, units, tiles = _work(rows, lengths, shape, CACHED)
                     made += tl.sum(units * tl.maximum(1, (tiles + middle - 1) // middle))
                 fits = made <= wave
                 chunk = tl.where(fits, middle, chunk)
@@ -132,9 +126,8 @@ def plan_kernel(
     place, slot, total = 0, 0, 0
     for block in range(0, num_rows + 1, ROWS):
         rows = block + tl.arange(0, ROWS)
-        count = _tokens(rows, query_start_loc, num_rows, num_tokens)[1]
-        units, tiles = _work(rows, count, seq_lens, num_rows, fewest, most, bq, tile, window, CACHED)
-        chunks = tl.maximum(1, tl.minimum(most_chunks, (tiles + chunk - 1) // chunk))
+        _, _, units, tiles = _work(rows, lengths, shape, CACHED)
+        chunks = tl.maximum(1, tl.minimum(most, (tiles + chunk - 1) // chunk))
         made = units * chunks
         place += tl.sum(tl.where(rows < own, made, 0))
         slot += tl.sum(tl.where((rows < own) & (chunks > 1), made, 0))
@@ -144,11 +137,10 @@ def plan_kernel(
         for at in range(total, bound, AT_ONCE):
             tl.store(items + (at + each) * FIELDS + 3, 0, mask=at + each < bound)
     else:
-        start, count = _tokens(own, query_start_loc, num_rows, num_tokens)
-        units, tiles = _work(own, count, seq_lens, num_rows, fewest, most, bq, tile, window, CACHED)
-        chunks = tl.maximum(1, tl.minimum(most_chunks, (tiles + chunk - 1) // chunk))
+        start, count, units, tiles = _work(own, lengths, shape, CACHED)
+        chunks = tl.maximum(1, tl.minimum(most, (tiles + chunk - 1) // chunk))
         made = units * chunks
-        query = tl.arange(0, BQ)
+        offs_q = tl.arange(0, BQ)
         for at in range(0, made, AT_ONCE):
             # The last units come first: they see the most keys, and what takes long has to begin early.
             number = made - 1 - (at + each)
@@ -156,12 +148,12 @@ def plan_kernel(
             token = start + unit * bq
             queries = tl.minimum(bq, start + count - token)
             if CACHED:
-                asked = (query[None] < queries[:, None]) & (number >= 0)[:, None] & (own < num_rows)
+                mask_q = (offs_q[None] < queries[:, None]) & (number >= 0)[:, None] & (own < num_rows)
                 if not ONE:
-                    asked = is_own(slot_mapping, token[:, None] + query[None], asked, PAGE)
-                index = tl.load(kv_index + token[:, None] + query[None], mask=asked, other=0).to(tl.int32)
-                highest = tl.max(tl.where(asked, index, -1), 1)
-                lowest = tl.min(tl.where(asked, index, 0x7FFFFFFF), 1)
+                    mask_q = is_own(slot_mapping, token[:, None] + offs_q[None], mask_q, PAGE)
+                index = tl.load(kv_index + token[:, None] + offs_q[None], mask=mask_q, other=0).to(tl.int32)
+                highest = tl.max(tl.where(mask_q, index, -1), 1)
+                lowest = tl.min(tl.where(mask_q, index, 0x7FFFFFFF), 1)
                 last = highest + 1  # 0 for padding
                 all_from, all_to = tl.zeros_like(last), lowest + 1
                 first = tl.zeros_like(last)
@@ -175,16 +167,16 @@ def plan_kernel(
             piece = ((last - aligned + tile - 1) // tile + chunks - 1) // chunks * tile
             begin = aligned + part * piece
             line = items + (place + at + each) * FIELDS
-            there = (number >= 0) & (place + at + each < bound)
-            tl.store(line, tl.zeros_like(token) + own, mask=there)
-            tl.store(line + 1, tl.zeros_like(token) + start, mask=there)
-            tl.store(line + 2, token, mask=there)
-            tl.store(line + 3, queries, mask=there)
-            tl.store(line + 4, begin, mask=there)
-            tl.store(line + 5, tl.minimum(last, begin + piece), mask=there)
-            tl.store(line + 6, first, mask=there)
-            tl.store(line + 7, all_from, mask=there)
-            tl.store(line + 8, all_to, mask=there)
-            tl.store(line + 9, part, mask=there)
-            tl.store(line + 10, tl.zeros_like(token) + chunks, mask=there)
-            tl.store(line + 11, slot + unit * chunks, mask=there)
+            mask = (number >= 0) & (place + at + each < bound)
+            tl.store(line, tl.zeros_like(token) + own, mask=mask)
+            tl.store(line + 1, tl.zeros_like(token) + start, mask=mask)
+            tl.store(line + 2, token, mask=mask)
+            tl.store(line + 3, queries, mask=mask)
+            tl.store(line + 4, begin, mask=mask)
+            tl.store(line + 5, tl.minimum(last, begin + piece), mask=mask)
+            tl.store(line + 6, first, mask=mask)
+            tl.store(line + 7, all_from, mask=mask)
+            tl.store(line + 8, all_to, mask=mask)
+            tl.store(line + 9, part, mask=mask)
+            tl.store(line + 10, tl.zeros_like(token) + chunks, mask=mask)
+            tl.store(line + 11, slot + unit * chunks, mask=mask)

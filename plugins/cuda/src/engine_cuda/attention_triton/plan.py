@@ -111,8 +111,8 @@ class TritonPlan:
 
     def fill(self, batch: AttentionBatch) -> None:
         """Divide the step's work, on the device."""
-        short, long = self._kinds(batch)
-        for wanted, is_long in ((short, False), (long, True)):
+        has_short, has_long = self._kinds(batch)
+        for wanted, is_long in ((has_short, False), (has_long, True)):
             assert not wanted or any(work.is_long == is_long for work in self.lists), (
                 "this plan was made for a step whose rows have other numbers of tokens: capture_level is 'uniform'"
             )
@@ -120,12 +120,28 @@ class TritonPlan:
         if not self.lists:
             return
         bounds = {work.is_long: work.bound for work in self.lists}
-        both, (bq_short, bq_long) = self._division, self._queries
+        division = self._division
+        short, long = division.short, division.long
         plan_kernel[(batch.num_rows + 2, len(self.lists))](
-            self._items, batch.query_start_loc, batch.seq_lens, batch.kv_index, batch.slot_mapping, batch.num_rows,
-            batch.num_tokens, self._window, int(self.lists[0].is_long), bq_short, bq_long, both.short.keys,
-            both.long.keys, both.short.least, both.long.least, both.short.most, both.long.most, both.wave_short,
-            both.wave_long, bounds.get(False, 0), bounds.get(True, 0), CACHED=self.cached, ONE=self.one_each,
-            PAGE=self._page, BQ=triton.next_power_of_2(max(work.queries for work in self.lists)), ROWS=ROWS,
-            AT_ONCE=AT_ONCE, FIELDS=FIELDS, num_warps=4,
-        )  # fmt: skip
+            self._items,
+            (batch.query_start_loc, batch.seq_lens, batch.kv_index, batch.slot_mapping),
+            batch.num_rows,
+            batch.num_tokens,
+            self._window,
+            int(self.lists[0].is_long),
+            self._queries,
+            (short.keys, long.keys),
+            (short.least, long.least),
+            (short.most, long.most),
+            (division.wave_short, division.wave_long),
+            bounds.get(False, 0),
+            bounds.get(True, 0),
+            CACHED=self.cached,
+            ONE=self.one_each,
+            PAGE=self._page,
+            BQ=triton.next_power_of_2(max(work.queries for work in self.lists)),
+            ROWS=ROWS,
+            AT_ONCE=AT_ONCE,
+            FIELDS=FIELDS,
+            num_warps=4,
+        )

@@ -100,8 +100,7 @@ class CustomAllReduceBody:
         count, layout = x.numel(), self._layout
         how = cut(count, x.itemsize, self._size, one_shot_bytes)
         common = (
-            x, x, self._addresses, count, self._rank, self._size, how.block, layout.slot, STATE, DATA, MOST_RANKS,
-            INTERPRETED,
+            x, x, self._addresses, count, self._rank, self._size, how.block, layout.slot, STATE, DATA, MOST_RANKS
         )  # fmt: skip
         if how.one_shot:
             one_shot_kernel[(how.programs,)](*common, num_warps=how.warps)

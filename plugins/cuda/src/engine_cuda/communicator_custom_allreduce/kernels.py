@@ -18,37 +18,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_WAIT: tl.constexpr = tl.constexpr(
-    """
-    {
-        .reg .b64 flag;
-        .reg .pred early;
-    again:
-        ld.acquire.sys.global.b64 flag, [$1];
-        setp.lt.s64 early, flag, $2;
-        @early bra again;
-        mov.b64 $0, flag;
-    }
-    """
-)
-"""Each thread waits for a flag of its own: a loop around a sum over threads would exchange numbers between threads
-that may have left it at different times."""
+from engine_cuda.interpreter_shim import wait_for
 
 
 @triton.jit
-def _wait(flags, value, INTERPRETED: tl.constexpr):
-    """Wait until every flag [WORLD] is at least `value`, and see with them all that was written before they were."""
-    if INTERPRETED:
-        while tl.min(tl.atomic_add(flags, tl.zeros_like(value), sem="acquire", scope="sys") - value, 0) < 0:
-            pass
-    else:
-        tl.inline_asm_elementwise(_WAIT, "=l,l,l", [flags, value], dtype=tl.int64, is_pure=False, pack=1)
-
-
-@triton.jit
-def _meet(
-    peers, block, value, RANK: tl.constexpr, WORLD: tl.constexpr, MOST_RANKS: tl.constexpr, INTERPRETED: tl.constexpr
-):
+def _meet(peers, block, value, RANK: tl.constexpr, WORLD: tl.constexpr, MOST_RANKS: tl.constexpr):
     """Tell this program's like on all ranks that it has come to `value`, and wait until all of them have."""
     ranks = tl.arange(0, WORLD)
     theirs = (tl.load(peers + ranks) + (block * MOST_RANKS + RANK) * 8).to(tl.pointer_type(tl.int64))
@@ -56,14 +30,14 @@ def _meet(
     tl.debug_barrier()  # what other threads of the program wrote is there before one of them signals
     values = tl.zeros([WORLD], tl.int64) + value
     tl.atomic_xchg(theirs, values, sem="release", scope="sys")
-    _wait(own, values, INTERPRETED)
+    wait_for(own, values)
     tl.debug_barrier()
 
 
 @triton.jit
 def one_shot_kernel(
     x, out, peers, count, RANK: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr, SLOT: tl.constexpr,
-    STATE: tl.constexpr, DATA: tl.constexpr, MOST_RANKS: tl.constexpr, INTERPRETED: tl.constexpr,
+    STATE: tl.constexpr, DATA: tl.constexpr, MOST_RANKS: tl.constexpr,
 ):  # fmt: skip
     """x [count] -> out [count], which may be x. peers: int64 [WORLD], where each rank's memory is mapped here."""
     block = tl.program_id(0)
@@ -71,27 +45,28 @@ def one_shot_kernel(
     own = tl.load(peers + RANK)
     counter = (own + STATE + block * 8).to(tl.pointer_type(tl.int64))
     value = tl.load(counter)
-    offsets = tl.arange(0, BLOCK)
+    offs = tl.arange(0, BLOCK)
     for start in range(block * BLOCK, count, tl.num_programs(0) * BLOCK):
-        at = start + offsets
+        offs_n = start + offs
+        mask = offs_n < count
         slot = DATA + (block * 2 + (value // 2) % 2) * SLOT
         mine = tl.multiple_of((own + slot).to(kind), 16)
-        tl.store(mine + offsets, tl.load(x + at, mask=at < count), mask=at < count)
+        tl.store(mine + offs, tl.load(x + offs_n, mask=mask), mask=mask)
         value += 2
-        _meet(peers, block, value, RANK, WORLD, MOST_RANKS, INTERPRETED)
+        _meet(peers, block, value, RANK, WORLD, MOST_RANKS)
         total = tl.zeros([BLOCK], tl.float32)
         for rank in tl.static_range(WORLD):
             part = tl.multiple_of((tl.load(peers + rank) + slot).to(kind), 16)
-            total += tl.load(part + offsets, mask=at < count, other=0.0).to(tl.float32)
-        tl.store(out + at, total.to(x.dtype.element_ty), mask=at < count)
+            total += tl.load(part + offs, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out + offs_n, total.to(x.dtype.element_ty), mask=mask)
     tl.store(counter, value)
 
 
 @triton.jit
 def two_shot_kernel(
     x, out, peers, count, RANK: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr, SLOT: tl.constexpr,
-    STATE: tl.constexpr, DATA: tl.constexpr, MOST_RANKS: tl.constexpr, INTERPRETED: tl.constexpr,
-    RESULTS: tl.constexpr, SEGMENT: tl.constexpr,
+    STATE: tl.constexpr, DATA: tl.constexpr, MOST_RANKS: tl.constexpr, RESULTS: tl.constexpr,
+    SEGMENT: tl.constexpr,
 ):  # fmt: skip
     """As `one_shot_kernel`. In a round a program takes WORLD * BLOCK elements, of which BLOCK are its rank's share."""
     block = tl.program_id(0)
@@ -99,28 +74,31 @@ def two_shot_kernel(
     own = tl.load(peers + RANK)
     counter = (own + STATE + block * 8).to(tl.pointer_type(tl.int64))
     value = tl.load(counter)
-    offsets = tl.arange(0, BLOCK)
+    offs = tl.arange(0, BLOCK)
     result = RESULTS + block * SEGMENT
     for start in range(block * BLOCK * WORLD, count, tl.num_programs(0) * BLOCK * WORLD):
         slot = DATA + (block * 2 + (value // 2) % 2) * SLOT
         mine = tl.multiple_of((own + slot).to(kind), 16)
         for rank in tl.static_range(WORLD):
-            at = start + rank * BLOCK + offsets
-            tl.store(mine + rank * BLOCK + offsets, tl.load(x + at, mask=at < count), mask=at < count)
-        _meet(peers, block, value + 1, RANK, WORLD, MOST_RANKS, INTERPRETED)
-        at = start + RANK * BLOCK + offsets
+            offs_n = start + rank * BLOCK + offs
+            mask = offs_n < count
+            tl.store(mine + rank * BLOCK + offs, tl.load(x + offs_n, mask=mask), mask=mask)
+        _meet(peers, block, value + 1, RANK, WORLD, MOST_RANKS)
+        offs_n = start + RANK * BLOCK + offs
+        mask = offs_n < count
         total = tl.zeros([BLOCK], tl.float32)
         for rank in tl.static_range(WORLD):
             part = tl.multiple_of((tl.load(peers + rank) + slot).to(kind), 16)
-            total += tl.load(part + RANK * BLOCK + offsets, mask=at < count, other=0.0).to(tl.float32)
+            total += tl.load(part + RANK * BLOCK + offs, mask=mask, other=0.0).to(tl.float32)
         share = total.to(x.dtype.element_ty)
-        tl.store(tl.multiple_of((own + result).to(kind), 16) + offsets, share, mask=at < count)
-        tl.store(out + at, share, mask=at < count)
+        tl.store(tl.multiple_of((own + result).to(kind), 16) + offs, share, mask=mask)
+        tl.store(out + offs_n, share, mask=mask)
         value += 2
-        _meet(peers, block, value, RANK, WORLD, MOST_RANKS, INTERPRETED)
+        _meet(peers, block, value, RANK, WORLD, MOST_RANKS)
         for rank in tl.static_range(WORLD):
             if rank != RANK:
-                at = start + rank * BLOCK + offsets
+                offs_n = start + rank * BLOCK + offs
+                mask = offs_n < count
                 part = tl.multiple_of((tl.load(peers + rank) + result).to(kind), 16)
-                tl.store(out + at, tl.load(part + offsets, mask=at < count), mask=at < count)
+                tl.store(out + offs_n, tl.load(part + offs, mask=mask), mask=mask)
     tl.store(counter, value)

@@ -13,12 +13,12 @@ BLOCK = 1024
 def silu_mul_kernel(x, out, row_stride, inner, BLOCK: tl.constexpr):
     """out[t] = silu(x[t, :inner]) * x[t, inner:]. Grid: (T, blocks of inner)."""
     token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < inner
-    gate = tl.load(x + token * row_stride + column, mask=inside).to(tl.float32)
-    up = tl.load(x + token * row_stride + inner + column, mask=inside).to(tl.float32)
+    offs_n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs_n < inner
+    gate = tl.load(x + token * row_stride + offs_n, mask=mask).to(tl.float32)
+    up = tl.load(x + token * row_stride + inner + offs_n, mask=mask).to(tl.float32)
     y = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + token * inner + column, y.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + token * inner + offs_n, y.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -32,23 +32,23 @@ def _tanh(x):
 @triton.jit
 def gelu_kernel(x, out, count, TANH: tl.constexpr, BLOCK: tl.constexpr):
     """x * Phi(x), or its approximation. Grid: blocks of all elements."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    wide = tl.load(x + place, mask=inside).to(tl.float32)
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < count
+    wide = tl.load(x + offs, mask=mask).to(tl.float32)
     if TANH:
         phi = 0.5 * (1.0 + _tanh(0.7978845608028654 * (wide + 0.044715 * wide * wide * wide)))
     else:
         phi = 0.5 * (1.0 + tl.erf(wide * 0.7071067811865476))
-    tl.store(out + place, (wide * phi).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offs, (wide * phi).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def soft_cap_kernel(x, out, count, cap, BLOCK: tl.constexpr):
     """cap * tanh(x / cap). Grid: blocks of all elements."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    wide = tl.load(x + place, mask=inside).to(tl.float32)
-    tl.store(out + place, (_tanh(wide / cap) * cap).to(out.dtype.element_ty), mask=inside)
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < count
+    wide = tl.load(x + offs, mask=mask).to(tl.float32)
+    tl.store(out + offs, (_tanh(wide / cap) * cap).to(out.dtype.element_ty), mask=mask)
 
 
 class Activations:

@@ -23,9 +23,9 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def load_logits(row, place, inside):
+def load_logits(row, offs_v, mask):
     """Logits of a row; -inf in the place of NaN, and where nothing is."""
-    x = tl.load(row + place, mask=inside, other=float("-inf"))
+    x = tl.load(row + offs_v, mask=mask, other=float("-inf"))
     return tl.where(x == x, x, float("-inf"))
 
 
@@ -55,24 +55,26 @@ def scale_of(temperature):
 
 @triton.jit
 def blocks_kernel(
-    logits, row_stride, vocab, temperature, peaks, sums, found, num_blocks, SHIFT: tl.constexpr, EACH: tl.constexpr,
+    logits, row_stride, vocab, temperature, first_pass, num_blocks, SHIFT: tl.constexpr, EACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """peaks [R, num_blocks]: each block's largest logit; sums: of its weights relative to that, of rows that are drawn.
-    found [R] is set to 0. Grid: (num_blocks / EACH, R)."""
+    """first_pass: (peaks [R, num_blocks]: each block's largest logit; sums: of its weights relative to that, of rows
+    that are drawn; found [R]: set to 0). Grid: (num_blocks / EACH, R)."""
+    peaks, sums, found = first_pass
     row = tl.program_id(1).to(tl.int64)
-    block = tl.program_id(0) * EACH + tl.arange(0, EACH)
-    place = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None]
-    x = load_logits(logits + row * row_stride, place, place < vocab)
+    offs_b = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    offs_v = offs_b[:, None] * BLOCK + tl.arange(0, BLOCK)[None]
+    mask_b = offs_b < num_blocks
+    x = load_logits(logits + row * row_stride, offs_v, offs_v < vocab)
     peak = tl.max(x, axis=1)
-    tl.store(peaks + row * num_blocks + block, peak, mask=block < num_blocks)
+    tl.store(peaks + row * num_blocks + offs_b, peak, mask=mask_b)
     if tl.program_id(0) == 0:
         tl.store(found + row, 0)
     heat = tl.load(temperature + row)
     if is_drawn(heat):
         weight = whole(relative_weight(x, peak[:, None], scale_of(heat)), SHIFT)
-        total = tl.sum(tl.where(place < vocab, weight, 0), axis=1)
-        tl.store(sums + row * num_blocks + block, total, mask=block < num_blocks)
+        total = tl.sum(tl.where(offs_v < vocab, weight, 0), axis=1)
+        tl.store(sums + row * num_blocks + offs_b, total, mask=mask_b)
 
 
 class Blocks(NamedTuple):
@@ -108,6 +110,6 @@ def look_at_blocks(logits: torch.Tensor, temperature: torch.Tensor) -> Blocks:
     sums = torch.empty(rows, num_blocks, dtype=torch.int64, device=logits.device)
     found = torch.empty(rows, dtype=torch.int32, device=logits.device)
     blocks_kernel[(triton.cdiv(num_blocks, EACH), rows)](
-        logits, logits.stride(0), vocab, temperature, peaks, sums, found, num_blocks, shift, EACH, BLOCK
+        logits, logits.stride(0), vocab, temperature, (peaks, sums, found), num_blocks, shift, EACH, BLOCK
     )
     return Blocks(peaks, sums, found, num_blocks, power_of_2(num_blocks), shift)

@@ -44,10 +44,10 @@ def is_filtered(top_k, top_p, min_p, vocab):
 def block_totals(row, peaks, sums, num_blocks, scale, PADDED: tl.constexpr):
     """Of the PADDED blocks of a row: (their largest logits, their sums, factors that make these relative to the row's
     peak, their sums relative to that; the row's peak, 0 where nothing is finite)."""
-    block = tl.arange(0, PADDED)
-    inside = block < num_blocks
-    each = tl.load(peaks + row * num_blocks + block, mask=inside, other=float("-inf"))
-    own = tl.load(sums + row * num_blocks + block, mask=inside, other=0)
+    offs_b = tl.arange(0, PADDED)
+    mask = offs_b < num_blocks
+    each = tl.load(peaks + row * num_blocks + offs_b, mask=mask, other=float("-inf"))
+    own = tl.load(sums + row * num_blocks + offs_b, mask=mask, other=0)
     peak = tl.max(each, axis=0)
     peak = tl.where(peak == float("-inf"), 0.0, peak)
     factor = relative_weight(each, peak, scale)
@@ -56,14 +56,21 @@ def block_totals(row, peaks, sums, num_blocks, scale, PADDED: tl.constexpr):
 
 @triton.jit
 def candidates_kernel(
-    logits, row_stride, vocab, temperature, top_k, top_p, min_p, peaks, sums, found, values, ids, num_blocks,
-    SHIFT: tl.constexpr, PADDED: tl.constexpr, CAPACITY: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
+    logits, row_stride, vocab, filters, first_pass, candidates, num_blocks, SHIFT: tl.constexpr, PADDED: tl.constexpr,
+    CAPACITY: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """values, ids [R, CAPACITY]: what can be kept; found [R]: how many there are. Grid: (num_blocks / EACH, R)."""
+    """candidates: (values, ids) [R, CAPACITY], what can be kept. Grid: (num_blocks / EACH, R).
+
+    filters: (temperature, top_k, top_p, min_p) [R]. first_pass: (peaks, sums, found); found [R] counts candidates.
+    """
+    temperature, top_k, top_p, min_p = filters
+    peaks, sums, found = first_pass
+    values, ids = candidates
     row = tl.program_id(1).to(tl.int64)
-    heat, k, p, floor = (
-        tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
-    )  # fmt: skip
+    heat = tl.load(temperature + row)
+    k = tl.load(top_k + row)
+    p = tl.load(top_p + row)
+    floor = tl.load(min_p + row)
     if is_drawn(heat) & is_filtered(k, p, floor, vocab):
         scale = scale_of(heat)
         each, _own, _factor, relative, peak = block_totals(row, peaks, sums, num_blocks, scale, PADDED)
@@ -75,20 +82,20 @@ def candidates_kernel(
         if (p < 1.0) & (floor <= 0.0) & (limited == 0):
             mass = tl.sum(relative, axis=0).to(tl.float32) * (1.0 / (1 << SHIFT))
             least = 0.99 * (1.0 - p) * mass / vocab
-        block = tl.program_id(0) * EACH + tl.arange(0, EACH)
-        nearest = tl.load(peaks + row * num_blocks + block, mask=block < num_blocks, other=float("-inf"))
+        offs_b = tl.program_id(0) * EACH + tl.arange(0, EACH)
+        nearest = tl.load(peaks + row * num_blocks + offs_b, mask=offs_b < num_blocks, other=float("-inf"))
         highest = tl.max(nearest, axis=0)
         if (highest >= bound) & (relative_weight(highest, peak, scale) >= least):
-            place = tl.program_id(0) * (EACH * BLOCK) + tl.arange(0, EACH * BLOCK)
-            x = load_logits(logits + row * row_stride, place, place < vocab)
+            offs_v = tl.program_id(0) * (EACH * BLOCK) + tl.arange(0, EACH * BLOCK)
+            x = load_logits(logits + row * row_stride, offs_v, offs_v < vocab)
             kept = (x >= bound) & (x > float("-inf")) & (relative_weight(x, peak, scale) >= least)
             count = tl.sum(kept.to(tl.int32), axis=0)
             if count > 0:
                 first = tl.atomic_add(found + row, count, sem="relaxed")
                 index = first + tl.cumsum(kept.to(tl.int32), axis=0) - 1
-                room = kept & (index < CAPACITY)
-                tl.store(values + row * CAPACITY + index, x, mask=room)
-                tl.store(ids + row * CAPACITY + index, place, mask=room)
+                mask = kept & (index < CAPACITY)
+                tl.store(values + row * CAPACITY + index, x, mask=mask)
+                tl.store(ids + row * CAPACITY + index, offs_v, mask=mask)
 
 
 class Candidates(NamedTuple):
@@ -109,8 +116,8 @@ def collect(logits: torch.Tensor, rows: SamplingRows, blocks: Blocks) -> Candida
     values = torch.empty(count, CAPACITY, dtype=torch.float32, device=logits.device)
     ids = torch.empty(count, CAPACITY, dtype=torch.int32, device=logits.device)
     candidates_kernel[(triton.cdiv(blocks.num_blocks, EACH), count)](
-        logits, logits.stride(0), vocab, rows.temperature, rows.top_k, rows.top_p, rows.min_p, blocks.peaks,
-        blocks.sums, blocks.found, values, ids, blocks.num_blocks, blocks.shift, blocks.padded, CAPACITY, EACH, BLOCK,
-        num_warps=WARPS,
+        logits, logits.stride(0), vocab, (rows.temperature, rows.top_k, rows.top_p, rows.min_p),
+        (blocks.peaks, blocks.sums, blocks.found), (values, ids), blocks.num_blocks, blocks.shift, blocks.padded,
+        CAPACITY, EACH, BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return Candidates(values, ids)

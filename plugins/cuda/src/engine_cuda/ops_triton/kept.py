@@ -1,7 +1,9 @@
 """What the filters keep of a row, found by halving: no sort.
 
-A row is given as a list of items in any order, or as a whole (`listed` says which). Every function goes through the
-items once; sums are whole numbers, so that neither the order nor the number of items that weigh nothing matters.
+A row is given as `items`, (its logits, values and ids of a list, whether that is meant, how many there are): a list of
+items in any order, or the row as a whole. `scores` are (the largest logit, log2(e) / temperature, min_p). Every
+function goes through the items once; sums are whole numbers, so that neither the order nor the number of items that
+weigh nothing matters.
 """
 
 from __future__ import annotations
@@ -23,29 +25,28 @@ RESIDUAL: tl.constexpr = tl.constexpr(2)
 
 
 @triton.jit
-def _items(row, values, ids, listed, start, end, TILE: tl.constexpr):
+def _load(items, start, end, TILE: tl.constexpr):
     """(logits, tokens) of TILE items from `start` on; -inf at and past `end`."""
-    place = start + tl.arange(0, TILE)
-    inside = place < end
+    row, values, ids, listed, _count = items
+    offs = start + tl.arange(0, TILE)
+    mask = offs < end
     if listed:
-        x = tl.load(values + place, mask=inside, other=float("-inf"))
-        token = tl.load(ids + place, mask=inside, other=0)
+        x = tl.load(values + offs, mask=mask, other=float("-inf"))
+        token = tl.load(ids + offs, mask=mask, other=0)
     else:
-        x = load_logits(row, place, inside)
-        token = place
+        x = load_logits(row, offs, mask)
+        token = offs
     return x, token
 
 
 @triton.jit
-def reaching(
-    row, values, ids, listed, count, peak, scale, floor, key, COUNT: tl.constexpr, SHIFT: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
+def reaching(items, scores, key, COUNT: tl.constexpr, SHIFT: tl.constexpr, TILE: tl.constexpr):
     """Of the items that min_p keeps (weight >= floor): (how many have at least this key, or what these weigh, int64;
     the least key of these; the largest key of the others)."""
+    peak, scale, floor = scores
     measure, above, below = tl.full((), 0, tl.int64), tl.full((), MOST, tl.int32), tl.full((), LEAST, tl.int32)
-    for start in range(0, count, TILE):
-        x, _ = _items(row, values, ids, listed, start, count, TILE)
+    for start in range(0, items[4], TILE):
+        x, _ = _load(items, start, items[4], TILE)
         weight = relative_weight(x, peak, scale)
         alive, own = (x > float("-inf")) & (weight >= floor), key_of(x)
         reached = alive & (own >= key)
@@ -59,23 +60,18 @@ def reaching(
 
 
 @triton.jit
-def threshold(
-    row, values, ids, listed, count, peak, scale, floor, low, wanted, COUNT: tl.constexpr, SHIFT: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
+def threshold(items, scores, low, wanted, COUNT: tl.constexpr, SHIFT: tl.constexpr, TILE: tl.constexpr):
     """The largest key such that `reaching` it measures `wanted` at least; `low` where none does.
 
     Halves the range of numbers and, in turn, that of keys, and takes both ends to items that there are.
     """
-    high, turn = key_of(peak) + 1, 0
+    high, turn = key_of(scores[0]) + 1, 0
     while low + 1 < high:
         if turn % 2 == 0:
             middle = between(low, high)
         else:
             middle = half_way(low, high)
-        measure, above, below = reaching(
-            row, values, ids, listed, count, peak, scale, floor, middle, COUNT, SHIFT, TILE
-        )
+        measure, above, below = reaching(items, scores, middle, COUNT, SHIFT, TILE)
         if measure >= wanted:
             low = above
         else:
@@ -86,32 +82,37 @@ def threshold(
 
 @triton.jit
 def weigh(
-    row, values, ids, listed, count, peak, scale, floor, key, last_equal, draft, probs, total, first, last,
-    kind, PROBS: tl.constexpr, REJECT: tl.constexpr, SHIFT: tl.constexpr, TILE: tl.constexpr,
+    items, scores, kept, drafted, first, last, kind, PROBS: tl.constexpr, REJECT: tl.constexpr, SHIFT: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """What the items with tokens first .. last weigh together, int64, by their kind.
 
-    Kept are those above `key`, and those that equal it up to token `last_equal`. total: the weight of all that are
-    kept, by which the draft's distribution (`probs`, or all of it on `draft`) is measured.
+    kept: (key, last_equal): kept are those above the key, and those that equal it up to the token. drafted: (draft,
+    probs, total): the weight of all that are kept, by which the draft's distribution (`probs`, or all of it on `draft`)
+    is measured.
     """
+    _row, _values, _ids, listed, count = items
+    peak, scale, floor = scores
+    key, last_equal = kept
+    draft, probs, total = drafted
     measure = tl.full((), 0, tl.int64)
     begin, end = first, last + 1
     if listed:
         begin, end = 0, count
     for start in range(begin, end, TILE):
-        x, token = _items(row, values, ids, listed, start, end, TILE)
+        x, token = _load(items, start, end, TILE)
         weight, own = relative_weight(x, peak, scale), key_of(x)
         alive = (x > float("-inf")) & (weight >= floor) & (token >= first) & (token <= last)
-        kept = alive & ((own > key) | ((own == key) & (token <= last_equal)))
+        mask = alive & ((own > key) | ((own == key) & (token <= last_equal)))
         amount = whole(weight, SHIFT)
         if REJECT:  # noqa: SIM102 (decided when it is compiled, the next when it runs)
             if kind == RESIDUAL:
                 if PROBS:
-                    q = tl.load(probs + token, mask=kept, other=0.0).to(tl.float64)
+                    q = tl.load(probs + token, mask=mask, other=0.0).to(tl.float64)
                     amount = tl.maximum(amount - (q * total.to(tl.float64)).to(tl.int64), 0)
                 else:
                     amount = tl.where(token == draft, 0, amount)
-        amount = tl.where(kept, amount, 0)
+        amount = tl.where(mask, amount, 0)
         if kind == EQUAL:
             amount = (alive & (own == key)).to(tl.int64)
         measure += tl.sum(amount, axis=0)
@@ -120,17 +121,14 @@ def weigh(
 
 @triton.jit
 def first_above(
-    row, values, ids, listed, count, peak, scale, floor, key, last_equal, draft, probs, total, vocab, target,
-    kind, PROBS: tl.constexpr, REJECT: tl.constexpr, SHIFT: tl.constexpr, TILE: tl.constexpr,
+    items, scores, kept, drafted, vocab, target, kind, PROBS: tl.constexpr, REJECT: tl.constexpr, SHIFT: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """The first token, in order, at which the running sum of `weigh` exceeds the target; the last where none does."""
     low, high, before = tl.full((), 0, tl.int32), vocab - 1, tl.full((), 0, tl.int64)
     while low < high:
         middle = (low + high) // 2
-        part = weigh(
-            row, values, ids, listed, count, peak, scale, floor, key, last_equal, draft, probs, total, low, middle,
-            kind, PROBS, REJECT, SHIFT, TILE,
-        )  # fmt: skip
+        part = weigh(items, scores, kept, drafted, low, middle, kind, PROBS, REJECT, SHIFT, TILE)
         if before + part > target:
             high = middle
         else:

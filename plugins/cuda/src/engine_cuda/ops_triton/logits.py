@@ -20,11 +20,11 @@ TOKENS = 512
 def check_kernel(logits, out, broken, row_stride, vocab, WIDEN: tl.constexpr, BLOCK: tl.constexpr):
     """out = logits in float32; broken[r] = 1 where row r holds a NaN, else it stays. Grid: (blocks of V, R)."""
     row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < vocab
-    x = tl.load(logits + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    offs_v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs_v < vocab
+    x = tl.load(logits + row * row_stride + offs_v, mask=mask, other=0.0).to(tl.float32)
     if WIDEN:
-        tl.store(out + row * vocab + column, x, mask=inside)
+        tl.store(out + row * vocab + offs_v, x, mask=mask)
     if tl.max((x != x).to(tl.int32), axis=0) > 0:
         tl.store(broken + row, 1)
 
@@ -32,11 +32,11 @@ def check_kernel(logits, out, broken, row_stride, vocab, WIDEN: tl.constexpr, BL
 @triton.jit(do_not_specialize=["count"])
 def mask_tokens_kernel(logits, rows, tokens, row_stride, count, BLOCK: tl.constexpr):
     """logits[rows[i], tokens[i]] = -inf. Grid: blocks of all i."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    row = tl.load(rows + place, mask=inside, other=0)
-    token = tl.load(tokens + place, mask=inside, other=0)
-    tl.store(logits + row * row_stride + token, float("-inf"), mask=inside)
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < count
+    row = tl.load(rows + offs, mask=mask, other=0)
+    token = tl.load(tokens + offs, mask=mask, other=0)
+    tl.store(logits + row * row_stride + token, float("-inf"), mask=mask)
 
 
 @triton.jit
@@ -46,14 +46,14 @@ def bitmask_kernel(logits, rows, bits, left, row_stride, words, vocab, WORDS: tl
     Logits that are forbidden are not read, the others not written.
     """
     entry = tl.program_id(1).to(tl.int64)
-    word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    offs_w = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     bit = tl.arange(0, 32)
-    held = tl.load(bits + entry * words + word, mask=word < words, other=0)
+    held = tl.load(bits + entry * words + offs_w, mask=offs_w < words, other=0)
     allowed = ((held[:, None] >> bit[None]) & 1) != 0
-    token = word[:, None] * 32 + bit[None]
-    place = logits + tl.load(rows + entry) * row_stride + token
-    x = tl.load(place, mask=allowed & (token < vocab), other=float("-inf"))
-    tl.store(place, float("-inf"), mask=(allowed == 0) & (token < vocab))
+    offs_v = offs_w[:, None] * 32 + bit[None]
+    ptrs = logits + tl.load(rows + entry) * row_stride + offs_v
+    x = tl.load(ptrs, mask=allowed & (offs_v < vocab), other=float("-inf"))
+    tl.store(ptrs, float("-inf"), mask=(allowed == 0) & (offs_v < vocab))
     if tl.max(tl.max((x != float("-inf")).to(tl.int32), axis=1), axis=0) > 0:
         tl.store(left + entry, 1)
 
@@ -63,13 +63,13 @@ def stuck_kernel(logits, rows, bits, left, row_stride, words, vocab, WORDS: tl.c
     """In rows of which nothing is left: 0 where the bit is 0. Grid: (blocks of words, m)."""
     entry = tl.program_id(1).to(tl.int64)
     if tl.load(left + entry) == 0:
-        word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+        offs_w = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
         bit = tl.arange(0, 32)
-        held = tl.load(bits + entry * words + word, mask=word < words, other=0)
-        token = word[:, None] * 32 + bit[None]
+        held = tl.load(bits + entry * words + offs_w, mask=offs_w < words, other=0)
+        offs_v = offs_w[:, None] * 32 + bit[None]
         forbidden = ((held[:, None] >> bit[None]) & 1) == 0
-        place = logits + tl.load(rows + entry) * row_stride + token
-        tl.store(place, 0.0, mask=forbidden & (token < vocab))
+        ptrs = logits + tl.load(rows + entry) * row_stride + offs_v
+        tl.store(ptrs, 0.0, mask=forbidden & (offs_v < vocab))
 
 
 PROMPT: tl.constexpr = tl.constexpr(1 << 30)
@@ -80,33 +80,36 @@ PROMPT: tl.constexpr = tl.constexpr(1 << 30)
 def count_kernel(counts, tokens, token_stride, length, num_prompt, num_tokens, vocab, TOKENS: tl.constexpr):
     """counts[i, t] = how often row i's output holds t, and PROMPT where its prompt does. Grid: (blocks of L, m)."""
     entry = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    inside = (place < tl.load(num_tokens + entry)) & (place < length)
-    prompt = place < tl.load(num_prompt + entry)
-    token = tl.load(tokens + entry * token_stride + place, mask=inside, other=0)
-    tl.atomic_add(counts + entry * vocab + token, 1, mask=inside & (prompt == 0), sem="relaxed")
-    tl.atomic_or(counts + entry * vocab + token, PROMPT, mask=inside & prompt, sem="relaxed")
+    offs = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    mask = (offs < tl.load(num_tokens + entry)) & (offs < length)
+    prompt = offs < tl.load(num_prompt + entry)
+    token = tl.load(tokens + entry * token_stride + offs, mask=mask, other=0)
+    tl.atomic_add(counts + entry * vocab + token, 1, mask=mask & (prompt == 0), sem="relaxed")
+    tl.atomic_or(counts + entry * vocab + token, PROMPT, mask=mask & prompt, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["token_stride", "length"])
 def penalise_kernel(
-    logits, rows, row_stride, counts, tokens, token_stride, length, num_tokens, presence, frequency, repetition, vocab,
-    TOKENS: tl.constexpr,
-):  # fmt: skip
-    """Each token's penalties once: by whoever takes its count away. Grid: (blocks of L, m)."""
+    logits, rows, row_stride, counts, tokens, token_stride, length, num_tokens, penalties, vocab, TOKENS: tl.constexpr
+):
+    """Each token's penalties once: by whoever takes its count away. Grid: (blocks of L, m).
+
+    penalties: (presence, frequency, repetition) [m].
+    """
+    presence, frequency, repetition = penalties
     entry = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    inside = (place < tl.load(num_tokens + entry)) & (place < length)
-    token = tl.load(tokens + entry * token_stride + place, mask=inside, other=0)
-    held = tl.atomic_and(counts + entry * vocab + token, 0, mask=inside, sem="relaxed")
-    first = inside & (held != 0)
+    offs = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    mask = (offs < tl.load(num_tokens + entry)) & (offs < length)
+    token = tl.load(tokens + entry * token_stride + offs, mask=mask, other=0)
+    held = tl.atomic_and(counts + entry * vocab + token, 0, mask=mask, sem="relaxed")
+    mask_first = mask & (held != 0)
     count = (held & (PROMPT - 1)).to(tl.float32)
-    at = logits + tl.load(rows + entry) * row_stride + token
-    x = tl.load(at, mask=first, other=0.0)
+    ptrs = logits + tl.load(rows + entry) * row_stride + token
+    x = tl.load(ptrs, mask=mask_first, other=0.0)
     factor = tl.load(repetition + entry)
     x = tl.where(x > 0, x / factor, x * factor)
     x -= tl.load(frequency + entry) * count + tl.where(count > 0, tl.load(presence + entry), 0.0)
-    tl.store(at, x, mask=first)
+    tl.store(ptrs, x, mask=mask_first)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -114,14 +117,14 @@ def place_kernel(
     tokens, broken, table, slots, places, told, table_stride, count, BROKEN: tl.constexpr, BLOCK: tl.constexpr
 ):
     """table[slots[i], places[i]] = tokens[i]; told[i] = the token, or BROKEN. Grid: blocks of R."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < count
-    token = tl.load(tokens + row, mask=inside, other=0)
-    slot = tl.load(slots + row, mask=inside, other=0)
-    place = tl.load(places + row, mask=inside, other=0)
-    tl.store(table + slot * table_stride + place, token, mask=inside)
-    unfit = tl.load(broken + row, mask=inside, other=0) != 0
-    tl.store(told + row, tl.where(unfit, BROKEN, token), mask=inside)
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < count
+    token = tl.load(tokens + offs, mask=mask, other=0)
+    slot = tl.load(slots + offs, mask=mask, other=0)
+    place = tl.load(places + offs, mask=mask, other=0)
+    tl.store(table + slot * table_stride + place, token, mask=mask)
+    unfit = tl.load(broken + offs, mask=mask, other=0) != 0
+    tl.store(told + offs, tl.where(unfit, BROKEN, token), mask=mask)
 
 
 class Logits:
@@ -178,8 +181,8 @@ class Logits:
         grid, stride = (triton.cdiv(length, TOKENS), len(rows)), tokens.stride(0)
         count_kernel[grid](counts, tokens, stride, length, num_prompt, num_tokens, vocab, TOKENS)
         penalise_kernel[grid](
-            logits, rows, logits.stride(0), counts, tokens, stride, length, num_tokens, presence, frequency, repetition,
-            vocab, TOKENS,
+            logits, rows, logits.stride(0), counts, tokens, stride, length, num_tokens,
+            (presence, frequency, repetition), vocab, TOKENS,
         )  # fmt: skip
 
     def place_tokens(

@@ -14,44 +14,49 @@ TILE = 2048
 
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm_kernel(
-    x, weight, out, rows, inner_rows, outer_stride, inner_stride, eps, SIZE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, weight, out, rows, inner_rows, x_strides, eps, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. Grid: blocks of ROWS rows.
 
-    Row r lies at (r // inner_rows) * outer_stride + (r % inner_rows) * inner_stride: heads, cut out of a projection.
+    Row r lies at (r // inner_rows) * x_strides[0] + (r % inner_rows) * x_strides[1]: heads, cut out of a projection.
     """
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < SIZE)[None]
-    start = row // inner_rows * outer_stride + row % inner_rows * inner_stride
-    wide = tl.load(x + start[:, None] + column[None], mask=inside, other=0.0).to(tl.float32)
+    offs_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    offs_n = tl.arange(0, BLOCK)
+    mask_n = offs_n < SIZE
+    mask = (offs_m < rows)[:, None] & mask_n[None]
+    start = offs_m // inner_rows * x_strides[0] + offs_m % inner_rows * x_strides[1]
+    wide = tl.load(x + start[:, None] + offs_n[None], mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
-    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    factor = tl.load(weight + offs_n, mask=mask_n, other=0.0).to(tl.float32)
     # Rounded before the weight is applied, as the reference does.
     normed = (wide * scale[:, None]).to(out.dtype.element_ty).to(tl.float32) * factor[None]
-    tl.store(out + row[:, None] * SIZE + column[None], normed.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offs_m[:, None] * SIZE + offs_n[None], normed.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def add_rms_norm_kernel(
-    x, residual, weight, normed, total, rows, x_stride, residual_stride, eps, SIZE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    inputs, weight, outputs, rows, strides, eps, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """total = x + residual; normed = the norm of that as it is rounded. Either may be an input. Grid: as above."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < SIZE)[None]
-    wide = tl.load(x + row[:, None] * x_stride + column[None], mask=inside, other=0.0).to(tl.float32)
-    wide += tl.load(residual + row[:, None] * residual_stride + column[None], mask=inside, other=0.0).to(tl.float32)
+    """outputs: (the norm of x + residual, as that is rounded; x + residual); both may be inputs. Grid: as above.
+
+    inputs: (x, residual), of which `strides` has those of rows.
+    """
+    x, residual = inputs
+    normed, total = outputs
+    offs_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    offs_n = tl.arange(0, BLOCK)
+    mask_n = offs_n < SIZE
+    mask = (offs_m < rows)[:, None] & mask_n[None]
+    wide = tl.load(x + offs_m[:, None] * strides[0] + offs_n[None], mask=mask, other=0.0).to(tl.float32)
+    wide += tl.load(residual + offs_m[:, None] * strides[1] + offs_n[None], mask=mask, other=0.0).to(tl.float32)
     added = wide.to(total.dtype.element_ty)
-    place = row[:, None] * SIZE + column[None]
-    tl.store(total + place, added, mask=inside)
+    offs = offs_m[:, None] * SIZE + offs_n[None]
+    tl.store(total + offs, added, mask=mask)
     wide = added.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
-    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    factor = tl.load(weight + offs_n, mask=mask_n, other=0.0).to(tl.float32)
     y = (wide * scale[:, None]).to(normed.dtype.element_ty).to(tl.float32) * factor[None]
-    tl.store(normed + place, y.to(normed.dtype.element_ty), mask=inside)
+    tl.store(normed + offs, y.to(normed.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -59,18 +64,19 @@ def layer_norm_kernel(
     x, weight, bias, out, rows, eps, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """out[r] = (x[r] - mean) / sqrt(variance + eps) * weight + bias. Grid: blocks of ROWS rows."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < SIZE)[None]
-    place = row[:, None] * SIZE + column[None]
-    wide = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    offs_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    offs_n = tl.arange(0, BLOCK)
+    mask_n = offs_n < SIZE
+    mask = (offs_m < rows)[:, None] & mask_n[None]
+    offs = offs_m[:, None] * SIZE + offs_n[None]
+    wide = tl.load(x + offs, mask=mask, other=0.0).to(tl.float32)
     mean = tl.sum(wide, axis=1) / SIZE
-    centred = tl.where(inside, wide - mean[:, None], 0.0)
+    centred = tl.where(mask, wide - mean[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, axis=1) / SIZE + eps)
-    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
-    shift = tl.load(bias + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    factor = tl.load(weight + offs_n, mask=mask_n, other=0.0).to(tl.float32)
+    shift = tl.load(bias + offs_n, mask=mask_n, other=0.0).to(tl.float32)
     y = centred * scale[:, None] * factor[None] + shift[None]
-    tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offs, y.to(out.dtype.element_ty), mask=mask)
 
 
 class Norms:
@@ -90,9 +96,8 @@ class Norms:
             rows = out.numel() // size
             grid, block, each, warps = _shape(rows, size)
             rms_norm_kernel[grid](
-                x_rows, weight, out, rows, x_rows.shape[1], x_rows.stride(0), x_rows.stride(1), eps, size, each, block,
-                num_warps=warps,
-            )  # fmt: skip
+                x_rows, weight, out, rows, x_rows.shape[1], x_rows.stride()[:2], eps, size, each, block, num_warps=warps
+            )
         return out
 
     def add_rms_norm(
@@ -106,7 +111,7 @@ class Norms:
             rows = x.numel() // size
             grid, block, each, warps = _shape(rows, size)
             add_rms_norm_kernel[grid](
-                x, residual, weight, x, residual, rows, size, size, eps, size, each, block, num_warps=warps
+                (x, residual), weight, (x, residual), rows, (size, size), eps, size, each, block, num_warps=warps
             )
         return x, residual
 

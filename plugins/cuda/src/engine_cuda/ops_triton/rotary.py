@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021), in place: queries and keys in one launch, with the norms of their heads or
+"""Rotary positions (Su et al. 2021), in ptrs: queries and keys in one launch, with the norms of their heads or
 without."""
 
 from __future__ import annotations
@@ -14,85 +14,99 @@ HEADS = 8
 
 
 @triton.jit
-def _rotate(x, head, heads, stride, cos, sin, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """Rotate the pairs (i, i + HALF) of some heads of one token."""
-    pair = tl.arange(0, BLOCK)
-    inside = (head < heads)[:, None] & (pair < HALF)[None]
-    place = x + head[:, None] * stride + pair[None]
-    first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
-    tl.store(place, (first * cos[None] - second * sin[None]).to(x.dtype.element_ty), mask=inside)
-    tl.store(place + HALF, (second * cos[None] + first * sin[None]).to(x.dtype.element_ty), mask=inside)
+def _angles(positions, cos_sin, token, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """(cosines, sines) [BLOCK] of a token's position."""
+    offs_d = tl.arange(0, BLOCK)
+    ptrs = cos_sin + tl.load(positions + token) * (2 * HALF) + offs_d
+    cos = tl.load(ptrs, mask=offs_d < HALF, other=0.0)
+    sin = tl.load(ptrs + HALF, mask=offs_d < HALF, other=0.0)
+    return cos, sin
+
+
+@triton.jit
+def _rotate(x, part, heads, stride, angles, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
+    """Rotate the pairs (i, i + HALF) of HEADS heads of one token. stride: of heads."""
+    cos, sin = angles
+    offs_d = tl.arange(0, BLOCK)
+    offs_h = part * HEADS + tl.arange(0, HEADS)
+    mask = (offs_h < heads)[:, None] & (offs_d < HALF)[None]
+    ptrs = x + offs_h[:, None] * stride + offs_d[None]
+    first = tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(ptrs + HALF, mask=mask, other=0.0).to(tl.float32)
+    tl.store(ptrs, (first * cos[None] - second * sin[None]).to(x.dtype.element_ty), mask=mask)
+    tl.store(ptrs + HALF, (second * cos[None] + first * sin[None]).to(x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def rope_kernel(
-    q, k, positions, cos_sin, q_heads, k_heads, q_token, q_head, k_token, k_head, q_programs, HALF: tl.constexpr,
-    BLOCK: tl.constexpr, HEADS: tl.constexpr,
+    qk, positions, cos_sin, heads, q_strides, k_strides, q_programs, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (T, programs of the query heads, then of the key heads)."""
+    """Grid: (T, programs of the query heads, then of the key heads).
+
+    qk: (q, k). heads: how many q has, and k. q_strides, k_strides: of tokens, of heads.
+    """
+    q, k = qk
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    pair, head = tl.arange(0, BLOCK), tl.arange(0, HEADS)
-    angles = cos_sin + tl.load(positions + token) * (2 * HALF) + pair
-    cos = tl.load(angles, mask=pair < HALF, other=0.0)
-    sin = tl.load(angles + HALF, mask=pair < HALF, other=0.0)
+    angles = _angles(positions, cos_sin, token, HALF, BLOCK)
     if part < q_programs:
-        _rotate(q + token * q_token, part * HEADS + head, q_heads, q_head, cos, sin, HALF, BLOCK)
+        _rotate(q + token * q_strides[0], part, heads[0], q_strides[1], angles, HALF, BLOCK, HEADS)
     else:
-        _rotate(k + token * k_token, (part - q_programs) * HEADS + head, k_heads, k_head, cos, sin, HALF, BLOCK)
+        _rotate(k + token * k_strides[0], part - q_programs, heads[1], k_strides[1], angles, HALF, BLOCK, HEADS)
 
 
 @triton.jit
 def _norm_rotate(
-    x, weight, head, heads, stride, cos, sin, eps, SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    REST: tl.constexpr,
+    x, weight, part, heads, stride, angles, eps, SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    REST: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Norm some heads of one token, and rotate their pairs (i, i + HALF); rounded where the two operations round."""
-    pair = tl.arange(0, BLOCK)
-    there = (head < heads)[:, None]
-    inside = there & (pair < HALF)[None]
-    place = x + head[:, None] * stride + pair[None]
-    first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
+    """As `_rotate`, of heads that are normed first; rounded where the two operations round."""
+    offs_d = tl.arange(0, BLOCK)
+    offs_h = part * HEADS + tl.arange(0, HEADS)
+    mask_h = (offs_h < heads)[:, None]
+    mask = mask_h & (offs_d < HALF)[None]
+    ptrs = x + offs_h[:, None] * stride + offs_d[None]
+    first = tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(ptrs + HALF, mask=mask, other=0.0).to(tl.float32)
     squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
     if SIZE > 2 * HALF:
-        rest = 2 * HALF + tl.arange(0, REST)
-        rest_inside = there & (rest < SIZE)[None]
-        rest_place = x + head[:, None] * stride + rest[None]
-        third = tl.load(rest_place, mask=rest_inside, other=0.0).to(tl.float32)
+        offs_r = 2 * HALF + tl.arange(0, REST)
+        mask_r = mask_h & (offs_r < SIZE)[None]
+        r_ptrs = x + offs_h[:, None] * stride + offs_r[None]
+        third = tl.load(r_ptrs, mask=mask_r, other=0.0).to(tl.float32)
         squares += tl.sum(third * third, axis=1)
+    cos, sin = angles
     dtype = x.dtype.element_ty
     scale = tl.rsqrt(squares / SIZE + eps)[:, None]
-    first_weight = tl.load(weight + pair, mask=pair < HALF, other=0.0).to(tl.float32)[None]
-    second_weight = tl.load(weight + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)[None]
+    first_weight = tl.load(weight + offs_d, mask=offs_d < HALF, other=0.0).to(tl.float32)[None]
+    second_weight = tl.load(weight + HALF + offs_d, mask=offs_d < HALF, other=0.0).to(tl.float32)[None]
     first = ((first * scale).to(dtype).to(tl.float32) * first_weight).to(dtype).to(tl.float32)
     second = ((second * scale).to(dtype).to(tl.float32) * second_weight).to(dtype).to(tl.float32)
-    tl.store(place, (first * cos[None] - second * sin[None]).to(dtype), mask=inside)
-    tl.store(place + HALF, (second * cos[None] + first * sin[None]).to(dtype), mask=inside)
+    tl.store(ptrs, (first * cos[None] - second * sin[None]).to(dtype), mask=mask)
+    tl.store(ptrs + HALF, (second * cos[None] + first * sin[None]).to(dtype), mask=mask)
     if SIZE > 2 * HALF:
-        rest_weight = tl.load(weight + rest, mask=rest < SIZE, other=0.0).to(tl.float32)[None]
-        tl.store(rest_place, ((third * scale).to(dtype).to(tl.float32) * rest_weight).to(dtype), mask=rest_inside)
+        third_weight = tl.load(weight + offs_r, mask=offs_r < SIZE, other=0.0).to(tl.float32)[None]
+        tl.store(r_ptrs, ((third * scale).to(dtype).to(tl.float32) * third_weight).to(dtype), mask=mask_r)
 
 
 @triton.jit
 def qk_norm_rope_kernel(
-    q, k, q_weight, k_weight, positions, cos_sin, q_heads, k_heads, q_token, q_head, k_token, k_head, q_programs, eps,
-    SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
+    qk, weights, positions, cos_sin, heads, q_strides, k_strides, q_programs, eps, SIZE: tl.constexpr,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (T, programs of the query heads, then of the key heads)."""
+    """As `rope_kernel`. weights: of the norms of q's heads, and of k's."""
+    q, k = qk
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    pair, head = tl.arange(0, BLOCK), tl.arange(0, HEADS)
-    angles = cos_sin + tl.load(positions + token) * (2 * HALF) + pair
-    cos = tl.load(angles, mask=pair < HALF, other=0.0)
-    sin = tl.load(angles + HALF, mask=pair < HALF, other=0.0)
+    angles = _angles(positions, cos_sin, token, HALF, BLOCK)
     if part < q_programs:
         _norm_rotate(
-            q + token * q_token, q_weight, part * HEADS + head, q_heads, q_head, cos, sin, eps, SIZE, HALF, BLOCK, REST
-        )
+            q + token * q_strides[0], weights[0], part, heads[0], q_strides[1], angles, eps, SIZE, HALF, BLOCK, REST,
+            HEADS,
+        )  # fmt: skip
     else:
         _norm_rotate(
-            k + token * k_token, k_weight, (part - q_programs) * HEADS + head, k_heads, k_head, cos, sin, eps, SIZE,
-            HALF, BLOCK, REST,
+            k + token * k_strides[0], weights[1], part - q_programs, heads[1], k_strides[1], angles, eps, SIZE, HALF,
+            BLOCK, REST, HEADS,
         )  # fmt: skip
 
 
@@ -112,8 +126,8 @@ class RotaryPositions:
         q_programs, k_programs = (triton.cdiv(x.shape[1], HEADS) for x in (q, k))
         if len(positions):
             rope_kernel[(len(positions), q_programs + k_programs)](
-                q, k, positions, cos_sin, q.shape[1], k.shape[1], q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-                q_programs, half, power_of_2(half), HEADS, num_warps=max(1, power_of_2(half) * HEADS // 256),
+                (q, k), positions, cos_sin, (q.shape[1], k.shape[1]), q.stride()[:2], k.stride()[:2], q_programs,
+                half, power_of_2(half), HEADS, num_warps=max(1, power_of_2(half) * HEADS // 256),
             )  # fmt: skip
         return q, k
 
@@ -137,8 +151,8 @@ class RotaryPositions:
         q_programs, k_programs = (triton.cdiv(x.shape[1], HEADS) for x in (q, k))
         if len(positions):
             qk_norm_rope_kernel[(len(positions), q_programs + k_programs)](
-                q, k, q_weight, k_weight, positions, cos_sin, q.shape[1], k.shape[1], q.stride(0), q.stride(1),
-                k.stride(0), k.stride(1), q_programs, eps, size, half, power_of_2(half), power_of_2(size - 2 * half),
-                HEADS, num_warps=max(1, power_of_2(half) * HEADS // 256),
+                (q, k), (q_weight, k_weight), positions, cos_sin, (q.shape[1], k.shape[1]), q.stride()[:2],
+                k.stride()[:2], q_programs, eps, size, half, power_of_2(half), power_of_2(size - 2 * half), HEADS,
+                num_warps=max(1, power_of_2(half) * HEADS // 256),
             )  # fmt: skip
         return q, k

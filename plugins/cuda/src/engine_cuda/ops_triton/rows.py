@@ -13,11 +13,11 @@ from engine_cuda.ops_triton.launching import power_of_2
 def gather_kernel(index, rows, out, first, count, width, row_stride, BLOCK: tl.constexpr):
     """out[t] = rows[index[t] - first], zeros where that is no row. Grid: (T, blocks of the width)."""
     token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    offs_n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask_n = offs_n < width
     row = tl.load(index + token).to(tl.int64) - first
-    inside = (row >= 0) & (row < count)
-    x = tl.load(rows + row * row_stride + column, mask=(column < width) & inside, other=0.0)
-    tl.store(out + token * width + column, x, mask=column < width)
+    x = tl.load(rows + row * row_stride + offs_n, mask=mask_n & ((row >= 0) & (row < count)), other=0.0)
+    tl.store(out + token * width + offs_n, x, mask=mask_n)
 
 
 class Rows:

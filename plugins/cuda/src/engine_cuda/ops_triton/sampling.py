@@ -39,42 +39,52 @@ _RESIDUAL: tl.constexpr = tl.constexpr(PURPOSE_RESIDUAL)
 @triton.jit
 def _most_likely(row, peaks, num_blocks, vocab, PADDED: tl.constexpr, BLOCK: tl.constexpr):
     """The first token with the largest logit."""
-    block = tl.arange(0, PADDED)
-    each = tl.load(peaks + block, mask=block < num_blocks, other=float("-inf"))
+    offs_b = tl.arange(0, PADDED)
+    each = tl.load(peaks + offs_b, mask=offs_b < num_blocks, other=float("-inf"))
     top = tl.max(each, axis=0)
-    place = tl.min(tl.where(each == top, block, PADDED), axis=0) * BLOCK + tl.arange(0, BLOCK)
-    x = load_logits(row, place, place < vocab)
-    return tl.min(tl.where(x == top, place, vocab - 1), axis=0)
+    offs_v = tl.min(tl.where(each == top, offs_b, PADDED), axis=0) * BLOCK + tl.arange(0, BLOCK)
+    x = load_logits(row, offs_v, offs_v < vocab)
+    return tl.min(tl.where(x == top, offs_v, vocab - 1), axis=0)
 
 
 @triton.jit
-def _unfiltered(
-    row, each, own, factor, relative, vocab, scale, bits, SHIFT: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The draw from a whole row: the block in which the sum is exceeded, then the token in that."""
-    block = tl.arange(0, PADDED)
+def _unfiltered(row, totals, vocab, scale, bits, SHIFT: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """The draw from a whole row: the block in which the sum is exceeded, then the token in that.
+
+    totals: the first four of `block_totals`.
+    """
+    each, own, factor, relative = totals
+    offs_b = tl.arange(0, PADDED)
     target = share_of(tl.sum(relative, axis=0), bits)
     chosen = tl.sum((tl.cumsum(relative, axis=0) <= target).to(tl.int32), axis=0)
     chosen = tl.minimum(chosen, PADDED - 1)
-    here = block == chosen
-    rest = target - tl.sum(tl.where(block < chosen, relative, 0), axis=0)
+    here = offs_b == chosen
+    rest = target - tl.sum(tl.where(offs_b < chosen, relative, 0), axis=0)
     share = tl.sum(tl.where(here, factor, 0.0), axis=0)
     rest = (rest.to(tl.float64) / tl.maximum(share, 1e-30).to(tl.float64)).to(tl.int64)
     rest = tl.minimum(rest, tl.sum(tl.where(here, own, 0), axis=0) - 1)  # the sums before are rounded
-    place = chosen * BLOCK + tl.arange(0, BLOCK)
-    x = load_logits(row, place, place < vocab)
+    offs_v = chosen * BLOCK + tl.arange(0, BLOCK)
+    x = load_logits(row, offs_v, offs_v < vocab)
     weight = whole(relative_weight(x, tl.max(tl.where(here, each, float("-inf")), axis=0), scale), SHIFT)
-    running = tl.cumsum(tl.where(place < vocab, weight, 0), axis=0)
+    running = tl.cumsum(tl.where(offs_v < vocab, weight, 0), axis=0)
     return chosen * BLOCK + tl.sum((running <= rest).to(tl.int32), axis=0)
 
 
 @triton.jit
 def pick_kernel(
-    logits, row_stride, vocab, temperature, top_k, top_p, min_p, seeds, positions, peaks, sums, found, values, ids,
-    num_blocks, drafts, draft_probs, probs_stride, tokens, REJECT: tl.constexpr, PROBS: tl.constexpr,
-    SHIFT: tl.constexpr, PADDED: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    logits, row_stride, vocab, rows, first_pass, candidates, num_blocks, drafts, tokens, REJECT: tl.constexpr,
+    PROBS: tl.constexpr, SHIFT: tl.constexpr, PADDED: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """tokens [R]. Grid: R."""
+    """tokens [R]. Grid: R.
+
+    rows: the fields of `SamplingRows`. first_pass: (peaks, sums, found). candidates: (values, ids). drafts: (tokens,
+    their distributions, the stride of these).
+    """
+    temperature, top_k, top_p, min_p, seeds, positions = rows
+    peaks, sums, found = first_pass
+    values, ids = candidates
+    draft_ids, draft_probs, probs_stride = drafts
     index = tl.program_id(0).to(tl.int64)
     row, heat = logits + index * row_stride, tl.load(temperature + index)
     token = tl.full((), 0, tl.int32)
@@ -85,7 +95,7 @@ def pick_kernel(
         filtered = is_filtered(k, p, floor, vocab)
         draft, probs = tl.full((), -1, tl.int32), logits
         if REJECT:
-            draft = tl.load(drafts + index)
+            draft = tl.load(draft_ids + index)
             if PROBS:
                 probs = draft_probs + index * probs_stride
         bits = random_bits(seed, position, _SAMPLE)
@@ -94,30 +104,32 @@ def pick_kernel(
             listed = count <= CAPACITY
             if not listed:
                 count = vocab
-            value, name = values + index * CAPACITY, ids + index * CAPACITY
+            items = (row, values + index * CAPACITY, ids + index * CAPACITY, listed, count)
+            scores = (peak, scale, floor)
             key, last_equal = tl.full((), LEAST, tl.int32), tl.full((), MOST, tl.int32)
             limited = (k > 0) & (k < vocab)
             if limited:
-                key = threshold(row, value, name, listed, count, peak, scale, floor, key, k, True, SHIFT, TILE)
+                key = threshold(items, scores, key, k, True, SHIFT, TILE)
             if limited | (floor > 0.0) | (p >= 1.0):
-                total, _, _ = reaching(row, value, name, listed, count, peak, scale, floor, key, False, SHIFT, TILE)
+                total, _, _ = reaching(items, scores, key, False, SHIFT, TILE)
             else:  # only what top_p can keep was collected, but it is a share of the whole row
                 total = tl.sum(relative, axis=0)
             if p < 1.0:
                 goal = tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
                 goal = tl.maximum(tl.minimum(goal, total), 1)  # of a row without a number nothing reaches 1
-                key = threshold(row, value, name, listed, count, peak, scale, floor, key, goal, False, SHIFT, TILE)
-                more, _, _ = reaching(row, value, name, listed, count, peak, scale, floor, key + 1, False, SHIFT, TILE)
+                key = threshold(items, scores, key, goal, False, SHIFT, TILE)
+                more, _, _ = reaching(items, scores, key + 1, False, SHIFT, TILE)
                 one = tl.maximum(whole(relative_weight(number_of(key), peak, scale), SHIFT), 1)
                 room = (goal - more + one - 1) // one  # of those that equal the last, how many belong to the prefix
                 last_equal = first_above(
-                    row, value, name, listed, count, peak, scale, floor, key, last_equal, draft, probs, total, vocab,
-                    room - 1, EQUAL, PROBS, REJECT, SHIFT, TILE,
+                    items, scores, (key, last_equal), (draft, probs, total), vocab, room - 1, EQUAL, PROBS, REJECT,
+                    SHIFT, TILE,
                 )  # fmt: skip
                 total = weigh(
-                    row, value, name, listed, count, peak, scale, floor, key, last_equal, draft, probs, total, 0,
-                    vocab - 1, KEPT, PROBS, REJECT, SHIFT, TILE,
+                    items, scores, (key, last_equal), (draft, probs, total), 0, vocab - 1, KEPT, PROBS, REJECT,
+                    SHIFT, TILE,
                 )  # fmt: skip
+            kept, drafted = (key, last_equal), (draft, probs, total)
             kind, target = KEPT, share_of(total, bits)
             accepted = False
             if REJECT:  # noqa: SIM102 (decided when it is compiled, the next when it runs)
@@ -125,16 +137,10 @@ def pick_kernel(
                     q = tl.full((), 1.0, tl.float64)
                     if PROBS:
                         q = tl.load(probs + draft).to(tl.float64)
-                    own_weight = weigh(
-                        row, value, name, listed, count, peak, scale, floor, key, last_equal, draft, probs, total,
-                        draft, draft, KEPT, PROBS, REJECT, SHIFT, TILE,
-                    )  # fmt: skip
+                    own_weight = weigh(items, scores, kept, drafted, draft, draft, KEPT, PROBS, REJECT, SHIFT, TILE)
                     u = random_bits(seed, position, _ACCEPT).to(tl.float64) * (1.0 / (1 << 53))
                     accepted = u * q * total.to(tl.float64) < own_weight.to(tl.float64)
-                    rest = weigh(
-                        row, value, name, listed, count, peak, scale, floor, key, last_equal, draft, probs, total, 0,
-                        vocab - 1, RESIDUAL, PROBS, REJECT, SHIFT, TILE,
-                    )  # fmt: skip
+                    rest = weigh(items, scores, kept, drafted, 0, vocab - 1, RESIDUAL, PROBS, REJECT, SHIFT, TILE)
                     other = random_bits(seed, position, _RESIDUAL)
                     if rest > 0:
                         kind, target = RESIDUAL, share_of(rest, other)
@@ -143,12 +149,9 @@ def pick_kernel(
             if accepted:
                 token = draft
             else:
-                token = first_above(
-                    row, value, name, listed, count, peak, scale, floor, key, last_equal, draft, probs, total, vocab,
-                    target, kind, PROBS, REJECT, SHIFT, TILE,
-                )  # fmt: skip
+                token = first_above(items, scores, kept, drafted, vocab, target, kind, PROBS, REJECT, SHIFT, TILE)
         else:
-            token = _unfiltered(row, each, own, factor, relative, vocab, scale, bits, SHIFT, PADDED, BLOCK)
+            token = _unfiltered(row, (each, own, factor, relative), vocab, scale, bits, SHIFT, PADDED, BLOCK)
     else:
         token = _most_likely(row, peaks + index * num_blocks, num_blocks, vocab, PADDED, BLOCK)
     tl.store(tokens + index, tl.minimum(tl.maximum(token, 0), vocab - 1))
@@ -157,15 +160,16 @@ def pick_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def verify_kernel(tokens, drafts, start, counts, rows, ROWS: tl.constexpr):
     """counts[r] = tokens of row r up to and with the first that is not the draft after it. Grid: blocks of rows."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    place = tl.load(start + row, mask=row < rows, other=0)
-    same, count = row < rows, tl.zeros_like(row)
+    offs_m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = offs_m < rows
+    place = tl.load(start + offs_m, mask=mask, other=0)
+    same, count = mask, tl.zeros_like(offs_m)
     while tl.max(same.to(tl.int32), axis=0) > 0:  # a row's last position has no draft
         token = tl.load(tokens + place, mask=same, other=0)
         same = same & (token == tl.load(drafts + place, mask=same, other=-1))
         count += same.to(tl.int32)
         place += 1
-    tl.store(counts + row, count + 1, mask=row < rows)
+    tl.store(counts + offs_m, count + 1, mask=mask)
 
 
 class Sampling:
@@ -204,10 +208,11 @@ def _pick(
         draft_probs = draft_probs.contiguous()
     tile = min(TILE, max(BLOCK, power_of_2(logits.shape[1])))
     blocks = look_at_blocks(logits, rows.temperature)
-    values, ids = collect(logits, rows, blocks)
+    candidates = collect(logits, rows, blocks)
     pick_kernel[(len(logits),)](
-        logits, logits.stride(0), logits.shape[1], *rows, blocks.peaks, blocks.sums, blocks.found, values, ids,
-        blocks.num_blocks, drafts, draft_probs, 0 if draft_probs is None else draft_probs.stride(0), tokens,
+        logits, logits.stride(0), logits.shape[1], tuple(rows), (blocks.peaks, blocks.sums, blocks.found),
+        tuple(candidates), blocks.num_blocks,
+        (drafts, draft_probs, 0 if draft_probs is None else draft_probs.stride(0)), tokens,
         drafts is not None, draft_probs is not None, blocks.shift, blocks.padded, CAPACITY, BLOCK, tile,
         num_warps=max(4, tile // 512),
     )  # fmt: skip

@@ -21,37 +21,37 @@ def gemv_kernel(
 
     Grid: blocks of OUTPUTS outputs, each of which goes through the inputs WIDTH at a time.
     """
-    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    column = tl.arange(0, WIDTH)
-    there = output < outputs
-    at = weight + output.to(tl.int64)[:, None] * INPUTS + column[None]
+    offs_m = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    offs_n = tl.arange(0, WIDTH)
+    mask_m = offs_m < outputs
+    ptrs = weight + offs_m.to(tl.int64)[:, None] * INPUTS + offs_n[None]
     zeros = tl.zeros((OUTPUTS, WIDTH), tl.float32)
     first, second, third, fourth = zeros, zeros, zeros, zeros
     # A piece is read while the one before it is multiplied.
-    ahead = tl.load(at, mask=there[:, None] & (column < INPUTS)[None], other=0.0, eviction_policy="evict_first")
+    ahead = tl.load(ptrs, mask=mask_m[:, None] & (offs_n < INPUTS)[None], other=0.0, eviction_policy="evict_first")
     for start in range(0, INPUTS, WIDTH):
         piece = ahead.to(tl.float32)
-        later = start + WIDTH + column < INPUTS
+        later = start + WIDTH + offs_n < INPUTS
         ahead = tl.load(
-            at + (start + WIDTH), mask=there[:, None] & later[None], other=0.0, eviction_policy="evict_first"
+            ptrs + (start + WIDTH), mask=mask_m[:, None] & later[None], other=0.0, eviction_policy="evict_first"
         )
-        given = start + column < INPUTS
-        inputs = x + start + column
-        first += piece * tl.load(inputs, mask=given, other=0.0).to(tl.float32)[None]
+        mask_n = start + offs_n < INPUTS
+        inputs = x + start + offs_n
+        first += piece * tl.load(inputs, mask=mask_n, other=0.0).to(tl.float32)[None]
         if ROWS > 1:
-            second += piece * tl.load(inputs + x_stride, mask=given, other=0.0).to(tl.float32)[None]
+            second += piece * tl.load(inputs + x_stride, mask=mask_n, other=0.0).to(tl.float32)[None]
         if ROWS > 2:
-            third += piece * tl.load(inputs + 2 * x_stride, mask=given, other=0.0).to(tl.float32)[None]
+            third += piece * tl.load(inputs + 2 * x_stride, mask=mask_n, other=0.0).to(tl.float32)[None]
         if ROWS > 3:
-            fourth += piece * tl.load(inputs + 3 * x_stride, mask=given, other=0.0).to(tl.float32)[None]
+            fourth += piece * tl.load(inputs + 3 * x_stride, mask=mask_n, other=0.0).to(tl.float32)[None]
     added = tl.zeros((OUTPUTS,), tl.float32)
     if bias is not None:
-        added = tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
+        added = tl.load(bias + offs_m, mask=mask_m, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
-    tl.store(out + output, (tl.sum(first, 1) + added).to(dtype), mask=there)
+    tl.store(out + offs_m, (tl.sum(first, 1) + added).to(dtype), mask=mask_m)
     if ROWS > 1:
-        tl.store(out + outputs + output, (tl.sum(second, 1) + added).to(dtype), mask=there)
+        tl.store(out + outputs + offs_m, (tl.sum(second, 1) + added).to(dtype), mask=mask_m)
     if ROWS > 2:
-        tl.store(out + 2 * outputs + output, (tl.sum(third, 1) + added).to(dtype), mask=there)
+        tl.store(out + 2 * outputs + offs_m, (tl.sum(third, 1) + added).to(dtype), mask=mask_m)
     if ROWS > 3:
-        tl.store(out + 3 * outputs + output, (tl.sum(fourth, 1) + added).to(dtype), mask=there)
+        tl.store(out + 3 * outputs + offs_m, (tl.sum(fourth, 1) + added).to(dtype), mask=mask_m)

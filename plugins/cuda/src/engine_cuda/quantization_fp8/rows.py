@@ -27,29 +27,29 @@ CHUNK = 1 << 24
 @triton.jit
 def _quantize_rows_kernel(
     x, codes, scales, rows, row_stride, columns, padded, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
-    LARGEST: tl.constexpr, LEAST_SCALE: tl.constexpr, INTERPRETED: tl.constexpr,
+    LARGEST: tl.constexpr, LEAST_SCALE: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows a program: x [rows, columns] -> codes uint8 [rows, padded], zeros behind x's, and scales [rows]."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    there = row < rows
-    x += row * row_stride
-    codes += row * padded
+    offs_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    offs_n = tl.arange(0, BLOCK)[None, :]
+    mask_m = offs_m < rows
+    x += offs_m * row_stride
+    codes += offs_m * padded
     if LOOPS:
         most = tl.zeros([ROWS, BLOCK], tl.float32)
         for start in range(0, columns, BLOCK):
-            part = tl.load(x + start + column, mask=there & (start + column < columns), other=0.0).to(tl.float32)
+            part = tl.load(x + start + offs_n, mask=mask_m & (start + offs_n < columns), other=0.0).to(tl.float32)
             most = tl.maximum(most, tl.abs(part))
         scale = tl.maximum(tl.div_rn(tl.max(most, 1, keep_dims=True), LARGEST), LEAST_SCALE)
         for start in range(0, padded, BLOCK):
-            part = tl.load(x + start + column, mask=there & (start + column < columns), other=0.0).to(tl.float32)
-            code = to_e4m3(tl.div_rn(part, scale), INTERPRETED)
-            tl.store(codes + start + column, code, mask=there & (start + column < padded))
+            part = tl.load(x + start + offs_n, mask=mask_m & (start + offs_n < columns), other=0.0).to(tl.float32)
+            code = to_e4m3(tl.div_rn(part, scale))
+            tl.store(codes + start + offs_n, code, mask=mask_m & (start + offs_n < padded))
     else:
-        whole = tl.load(x + column, mask=there & (column < columns), other=0.0).to(tl.float32)
+        whole = tl.load(x + offs_n, mask=mask_m & (offs_n < columns), other=0.0).to(tl.float32)
         scale = tl.maximum(tl.div_rn(tl.max(tl.abs(whole), 1, keep_dims=True), LARGEST), LEAST_SCALE)
-        tl.store(codes + column, to_e4m3(tl.div_rn(whole, scale), INTERPRETED), mask=there & (column < padded))
-    tl.store(scales + row, scale, mask=there)
+        tl.store(codes + offs_n, to_e4m3(tl.div_rn(whole, scale)), mask=mask_m & (offs_n < padded))
+    tl.store(scales + offs_m, scale, mask=mask_m)
 
 
 def quantize_rows(x: torch.Tensor, padded: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,7 +71,7 @@ def quantize_rows(x: torch.Tensor, padded: int) -> tuple[torch.Tensor, torch.Ten
         warps = min(16, max(1, block // 512))
         _quantize_rows_kernel[(triton.cdiv(rows, each),)](
             x, codes, scales, rows, x.stride(0), columns, padded, each, block, loops, LARGEST, LEAST_SCALE,
-            INTERPRETED, num_warps=warps,
+            num_warps=warps,
         )  # fmt: skip
     return codes.view(FP8), scales
 
