@@ -16,7 +16,7 @@ from fault_worker import BEFORE, GARBAGE
 from engine import LLM, EngineArgs, SamplingParams
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.request_state import OutputKind
-from engine.types.errors import EngineDeadError
+from engine.types.errors import EngineDeadError, ShuttingDownError
 from engine_server.metrics.measures import Measures
 
 from .conftest import Faulty
@@ -174,6 +174,10 @@ def test_a_hung_data_parallel_rank_is_ended_and_its_requests_go_elsewhere(
             assert [core.alive for core in llm.cores] == [True, False] and measures.retries == 3
         finally:
             llm.shutdown()
+        with pytest.raises(ShuttingDownError):
+            llm.submit("late", PARAMS)
+        with pytest.raises(ShuttingDownError):
+            await llm.call("stats")
 
     asyncio.run(run())
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from engine.cli.flags import canonical, merged_settings
 from engine.cli.main import COMMANDS, _find, _flags, main
-from engine.cli.other_names import NEEDLESS, REFUSED, SAME, VALUES, translate
-from engine.config.declaration import EngineSettings
+from engine.cli.other_names import READERS, other_names, translate
+from engine.config import declaration
+from engine.config.declaration import EngineSettings, Settings
 from engine.config.settings import EngineConfig
 from engine.plugin.points import POINTS
 from engine.types.params import MAX_LOGPROBS
@@ -105,19 +107,21 @@ def test_what_would_mean_something_else_is_refused(
 def test_what_the_tables_name_exists_and_what_they_replace_does_not(command: str) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     _find(command).add_arguments(parser)
-    known = set(_flags(parser))
-    assert not known & (set(NEEDLESS) | set(REFUSED))
-    assert known & set(SAME) <= {"-q"}
-    for flag, ours in SAME.items():
+    known, names = set(_flags(parser)), other_names()
+    assert not known & (set(names.needless) | set(names.refused))
+    assert known & set(names.same) <= {"-q"}
+    for flag, ours in names.same.items():
         assert re.split("[.=]", ours)[0] in OURS, flag
-    for text in (*REFUSED.values(), *(needless.why for needless in NEEDLESS.values())):
+    for text in (*names.refused.values(), *(needless.why for needless in names.needless.values())):
         for named in re.findall(r"--[a-z-]*[a-z]", text):
             assert named in OURS, text
-    for flag, needless in NEEDLESS.items():
-        assert not needless.values or flag in REFUSED, f"{flag} has other values, of which nothing is said"
-    assert set(REFUSED) & set(NEEDLESS) == {flag for flag, needless in NEEDLESS.items() if needless.values}
-    assert set(VALUES) <= OURS | set(SAME)
-    most = NEEDLESS["--max-logprobs"].values
+    for flag, needless in names.needless.items():
+        assert not needless.values or flag in names.refused, f"{flag} has other values, of which nothing is said"
+    limited = {flag for flag, needless in names.needless.items() if needless.values}
+    assert set(names.refused) & set(names.needless) == limited
+    assert set(names.values) <= OURS | set(names.same)
+    assert {reader for reader in names.values.values() if isinstance(reader, str)} == set(READERS)
+    most = names.needless["--max-logprobs"].values
     assert most is not None and max(map(int, most)) == MAX_LOGPROBS
 
 
@@ -170,3 +174,27 @@ def test_the_files_of_a_batch_by_place_or_by_flag(program, tmp_path) -> None:
         assert code == 2 and "none of its 2 lines is a request: line 1; it is not valid JSON" in said
     code, _, said = program("run-batch", "a", "b", "-i", "c")
     assert code == 2 and "it is 'a' and 'c'" in said
+
+
+def test_a_plugin_brings_flags_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Ours go before them; a file that cannot be read takes nobody else's with it."""
+    (tmp_path / "good.toml").write_text('[same]\n"--speed" = "--seed"\n"-tp" = "--seed"\n')
+    (tmp_path / "bad.toml").write_text("[same")
+    declared = []
+    for name in ("good", "bad", "none"):
+
+        class Declared(Settings):
+            vllm_flags = tmp_path / f"{name}.toml"
+
+        declared.append(Declared)
+    monkeypatch.setattr(declaration, "of_commands", lambda: declared)
+    other_names.cache_clear()
+    try:
+        names = other_names()
+        assert names.same["--speed"] == "--seed" and names.same["-tp"] == "--tensor-parallel-size"
+        assert "--api-server-count" not in names.same
+        assert [record.args for record in caplog.records] == [(tmp_path / "bad.toml",), (tmp_path / "none.toml",)]
+    finally:
+        other_names.cache_clear()

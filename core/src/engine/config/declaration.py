@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 logger = logging.getLogger(__name__)
@@ -69,9 +70,15 @@ def setting(default: str | int | float | bool | None, help: str, **facts: Any) -
 
 
 class Settings:
-    """The base of declarations: each attribute that `setting` made is one."""
+    """The base of declarations: each attribute that `setting` made is one.
+
+    Attributes:
+        declared: the settings by name.
+        vllm_flags: a file that says what becomes of flags of vLLM's, see `engine.cli.other_names`.
+    """
 
     declared: ClassVar[Mapping[str, Setting]] = {}
+    vllm_flags: ClassVar[Path | None] = None
 
     def __init_subclass__(cls) -> None:
         made: dict[str, Setting] = {}

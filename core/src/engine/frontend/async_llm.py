@@ -342,7 +342,9 @@ class AsyncLLM:
             self._calls.discard(answer)
 
     def shutdown(self) -> None:
-        """Stop the cores; requests in progress end with ShuttingDownError. Idempotent; ends a `start` in progress."""
+        """Stop the cores; requests in progress end with ShuttingDownError, and so does every later call. Idempotent;
+        ends a `start` in progress."""
+        self._death = self._death or ShuttingDownError("use an engine", "it was shut down", "make a new one")
         self._client.shutdown()
         self._end_all(ShuttingDownError("a request in progress", "the engine was shut down"))
         if self._stats_hook is not None:

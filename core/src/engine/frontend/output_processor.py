@@ -214,7 +214,7 @@ class OutputProcessor:
             request, sequence = entry
             if core_output.error is not None and core_output.error[0] == RankDeadError.code:
                 if request.request_id in retries:
-                    continue  # a sibling of one that begins anew
+                    continue  # another of the same n has begun anew
                 if self._retry(request):
                     touched.pop(request.request_id, None)
                     retries[request.request_id] = request

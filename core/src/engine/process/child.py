@@ -279,8 +279,9 @@ class Child(Generic[T]):
     def kill(self) -> None:
         """End it. Those that it started see that, and leave in order, or are ended: they may be stopped."""
         children: list[psutil.Process] = []
-        with contextlib.suppress(psutil.Error):
-            children = psutil.Process(self.pid).children(recursive=True)
+        if self.alive:  # of one that has ended, another may have the number by now
+            with contextlib.suppress(psutil.Error):
+                children = psutil.Process(self.pid).children(recursive=True)
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)

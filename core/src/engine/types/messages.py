@@ -39,11 +39,11 @@ class Call(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """One more client, with sockets of its own, which it binds. Only client 0 says so.
+    """One more client, with sockets of its own. Only client 0 says so.
 
     Args:
         client: its number, from 1 on, which nobody had before.
-        requests: the address that the core reads from; outputs: the one that it writes to.
+        requests: the address that the core binds and reads from; outputs: the one that the client does.
     """
 
     client: int
