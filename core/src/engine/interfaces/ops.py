@@ -1,7 +1,7 @@
 """Point `ops`: the operations that models, the runner and the sampler compute with, beside attention.
 
 A driver provides some of `OPERATIONS`; each operation is taken from the first driver that is fit for it, once, at
-start. The builtin driver provides them all and defines their meaning.
+start. The reference driver provides them all and defines their meaning.
 
 Random numbers. Every number is f(seed, output position, purpose), so that a request draws the same tokens alone or
 batched, in flight or not. The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as
