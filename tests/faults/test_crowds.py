@@ -53,7 +53,7 @@ def test_in_process(quiet: list[list[int]], policy: str, n: int) -> None:
         while engine.has_unfinished_requests():
             ended |= {o.request_id: list(o.outputs[0].token_ids) for o in engine.step() if o.finished}
         assert [ended[f"good-{i}"] for i in range(4)] == quiet and len(ended) == 4
-        stats = engine.client.stats()
+        stats = engine.client.last_stats
         assert (stats.pages_used, stats.num_running, stats.num_waiting) == (0, 0, 0)
         engine.client._core.check_integrity()  # type: ignore[attr-defined]
 

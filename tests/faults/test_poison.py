@@ -78,7 +78,7 @@ def test_a_poisonous_prompt_costs_its_request_alone(poisoned: Path, options: dic
                 bad_end = ends[f"bad-{i}"]
                 assert isinstance(bad_end.error, InvalidLogitsError) and "NaN" in str(bad_end.error)
                 assert not bad_end.outputs[0].token_ids
-            stats = engine.client.stats()
+            stats = engine.client.last_stats
             assert (stats.pages_used, stats.num_running, stats.num_waiting) == (0, 0, 0)
             engine.client._core.check_integrity()  # type: ignore[attr-defined]
 

@@ -51,6 +51,14 @@ def test_what_was_sent_before_anybody_listened_comes(tmp_path: Path) -> None:
     outbox.drop()
 
 
+def test_a_place_that_is_gone_cannot_be_bound(tmp_path: Path, ends: tuple[Outbox, Inbox[Abort | Shutdown]]) -> None:
+    outbox, inbox = ends
+    with pytest.raises(FileNotFoundError, match="gone"):
+        inbox.bind(f"ipc://{tmp_path}/gone/requests")
+    outbox.put(Shutdown())
+    assert inbox.get(20.0) == Shutdown(), "others are heard as before"
+
+
 def test_what_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     parent: Parent[Abort | Shutdown] = Parent(Abort | Shutdown, str(tmp_path))
     sender = Outbox(f"ipc://{tmp_path}/requests")

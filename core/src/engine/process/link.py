@@ -71,7 +71,7 @@ class Inbox(Generic[T]):
         try:
             self.socket.bind(address)
         except zmq.ZMQError as error:
-            raise OSError(error.errno, f"{error} ({address})") from error
+            raise OSError(error.errno, os.strerror(error.errno or 0), address) from error
 
     def unbind(self, address: str) -> None:
         """Hear one no more; what it sent before may still come."""

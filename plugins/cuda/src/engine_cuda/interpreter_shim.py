@@ -16,6 +16,7 @@ import triton.language as tl
 from engine_cuda.interpreter import interpreted
 
 INTERPRETED: tl.constexpr = tl.constexpr(interpreted())
+"""For kernels: which of two ways is compiled."""
 PROCESSORS = 3
 """Multiprocessors that the interpreter is taken to have: few, so that small examples are divided."""
 

@@ -43,10 +43,11 @@ def _load(items, start, end, TILE: tl.constexpr):
 def reaching(items, scores, key, COUNT: tl.constexpr, SHIFT: tl.constexpr, TILE: tl.constexpr):
     """Of the items that min_p keeps (weight >= floor): (how many have at least this key, or what these weigh, int64;
     the least key of these; the largest key of the others)."""
+    count = items[4]
     peak, scale, floor = scores
     measure, above, below = tl.full((), 0, tl.int64), tl.full((), MOST, tl.int32), tl.full((), LEAST, tl.int32)
-    for start in range(0, items[4], TILE):
-        x, _ = _load(items, start, items[4], TILE)
+    for start in range(0, count, TILE):
+        x, _ = _load(items, start, count, TILE)
         weight = relative_weight(x, peak, scale)
         alive, own = (x > float("-inf")) & (weight >= floor), key_of(x)
         reached = alive & (own >= key)

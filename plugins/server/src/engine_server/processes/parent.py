@@ -264,6 +264,8 @@ class Parent:
 
     def _attach(self, process: ApiProcess, core: CoreState) -> None:
         """Bring a process and a core together."""
+        if not process.pid:
+            return  # it could not be started; what is tried next in its place is told of the cores then
         assert self._worker is not None
         requests, outputs = process.addresses(core.dp_rank, core.pid)
         self._cores.tell(Attach(process.client, requests, outputs), core.dp_rank)
