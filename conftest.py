@@ -6,6 +6,7 @@ import gc
 import os
 import runpy
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -92,7 +93,8 @@ def state_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 @pytest.fixture(scope="session", autouse=True)
 def template() -> Iterator[None]:
     """Processes that tests start are forks of one that has torch imported: see `tests/template.py`."""
-    if sys.platform != "linux" or "PLAIN_PROCESSES" in os.environ:
+    within = subprocess.Popen.__module__ != "subprocess"  # a session that a test runs: the outer one's template serves
+    if within or sys.platform != "linux" or "PLAIN_PROCESSES" in os.environ:
         yield
         return
     found = runpy.run_path(str(ROOT / "tests" / "template.py"), run_name="template")
