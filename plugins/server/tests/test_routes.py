@@ -162,13 +162,13 @@ async def test_a_large_body_is_read_in_a_thread_and_once(monkeypatch: pytest.Mon
 
 # -- families ----------------------------------------------------------------------------------------------------------
 FAMILIES = {
-    "openai": "/v1/chat/completions",
-    "anthropic": "/v1/messages",
-    "responses": "/v1/responses",
-    "pooling": "/v1/embeddings",
-    "tokenization": "/tokenize",
-    "operations": "/health",
-    "metrics": "/metrics",
+    "openai_routes": "/v1/chat/completions",
+    "anthropic_routes": "/v1/messages",
+    "responses_routes": "/v1/responses",
+    "pooling_routes": "/v1/embeddings",
+    "tokenization_routes": "/tokenize",
+    "operations_routes": "/health",
+    "metrics_routes": "/metrics",
 }
 
 
@@ -200,7 +200,7 @@ def test_a_stranger_takes_a_familys_place_where_it_is_left_out_and_only_there() 
     stranger = Candidate("hooks.frontend", "zeta", 0, "zeta-messages", "1.0", f"{__name__}:Messages")
     kept, registry = served(extra=[stranger])
     assert kept["/v1/messages"] is not names and list(registry.quarantine) == [stranger]
-    replaced, registry = served("-hooks:anthropic", [stranger])
+    replaced, registry = served("-hooks:anthropic_routes", [stranger])
     assert replaced["/v1/messages"] is names and not registry.quarantine
 
 
