@@ -15,6 +15,7 @@ from engine.interfaces.grammar import CompileOptions, GrammarCard
 from engine.loop.assemble import assemble_core
 from engine.loop.compiler_processes import CompilerProcesses
 from engine.plugin import Candidate, Registry
+from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
@@ -28,7 +29,10 @@ CARDS = {
 SETTINGS = Settings(
     num_pages=100, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, in_flight=2, enable_prefix_caching=True
 )
-REGISTRY = [Candidate(point, f"my-{point}", 0, "stranger", "1.0", value) for point, value in CARDS.items()]
+REGISTRY = [
+    Candidate(point, f"my-{point}", POINTS[point].majors[-1], "stranger", "1.0", value)
+    for point, value in CARDS.items()
+]
 
 
 def core_start(**changes: Any) -> CoreStart:

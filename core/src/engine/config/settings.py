@@ -116,7 +116,7 @@ def _bytes(value: Any) -> int:
 
 
 def _bytes_or_none(value: Any) -> int:
-    return 0 if value in (0, "0") else parse_bytes(value)
+    return 0 if str(value) == "0" else parse_bytes(value)  # False is no amount
 
 
 def _several(value: Any) -> Any:
