@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from engine.cli.flags import canonical
-from engine_bench.command import Bench, server_flags
+import pytest
+
+from engine.cli.flags import canonical, merged_settings
+from engine_bench import serve
+from engine_bench.command import _KINDS, Bench
+from engine_bench.kinds import server_flags
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -28,3 +32,14 @@ def test_every_kind_of_flag_comes_through():
 
 def test_measurements_flags_are_not_the_servers():
     assert server_flags(parsed("serve", "--num-requests", "3", "--plot", "x.png", "--slo-ttft", "9")) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "sent"),
+    [(["--api-key=a", "--api-key=b"], "", "a"), ([], "c,d", "c"), ([], "", None)],
+)
+def test_the_first_key_is_sent(monkeypatch, given, environment, sent):
+    monkeypatch.setenv("ENGINE_API_KEY", environment)
+    monkeypatch.setattr(serve, "measure_serve", lambda options, flags: options.api_key)
+    arguments = parsed("serve", "--url", "http://127.0.0.1:1", *given)
+    assert _KINDS["serve"].measure(arguments, merged_settings(arguments)) == sent

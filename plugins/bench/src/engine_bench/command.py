@@ -120,6 +120,7 @@ def _serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(arguments: argparse.Namespace, merged: Merged) -> Report:
+    from engine.embedding import validated
     from engine_bench.serve import ServeOptions, measure_serve
     from engine_bench.workload import Lengths
 
@@ -136,6 +137,7 @@ def _serve(arguments: argparse.Namespace, merged: Merged) -> Report:
         )
     if url is None and hasattr(arguments, "model_name"):
         raise ConfigError("--model-name without --url", "it is for servers that run already", "name the --model")
+    keys = validated(BenchSettings, merged).api_key or (None,)
     options = ServeOptions(
         url=url,
         rate=arguments.rate,
@@ -146,7 +148,7 @@ def _serve(arguments: argparse.Namespace, merged: Merged) -> Report:
         slo_ttft=_seconds(arguments, "slo_ttft"),
         slo_itl=_seconds(arguments, "slo_itl"),
         timeout=arguments.timeout,
-        api_key=merged.section("server").get("api_key"),
+        api_key=keys[0],
         model=getattr(arguments, "model_name", None),
         plot=getattr(arguments, "plot", None),
         seed=settings_of(merged).seed,

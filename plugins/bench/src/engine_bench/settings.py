@@ -9,5 +9,9 @@ class BenchSettings(Settings):
     """A server has it, too, and a config file may be shared."""
 
     api_key: tuple[str, ...] | None = setting(
-        None, "the key to send to the server (default: none)", secret=True, repeatable=True, least=1
+        None,
+        "the key to send to the server, of several the first (default: none)",
+        secret=True,
+        repeatable=True,
+        least=1,
     )
