@@ -26,9 +26,7 @@ settings.load_profile("engine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A machine with a GPU may lack pytest-xdist, whose marker tests name. A loaded machine draws examples slowly."""
-    settings.register_profile("loaded", suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("loaded")
+    """A machine with a GPU may lack pytest-xdist, whose marker tests name."""
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group: tests that run in one process; here is only one")
 
