@@ -45,6 +45,15 @@ def test_a_model_is_made_of_what_is_declared():
             BaseModel.__init__(BaseModel.__new__(model), **wrong)
 
 
+def test_annotations_may_be_types():
+    """As those of a file without `from __future__ import annotations`."""
+    types = {"count": int | None, "share": float, "switch": bool, "name": str, "names": tuple[str, ...] | None}
+    declared = type("Plain", (Settings,), {"__annotations__": types} | {name: setting(None, "") for name in types})
+    kinds = [one.type for one in declared.declared.values()]
+    assert kinds == ["integer", "number", "boolean", "text", "text"]
+    assert model_of(declared)().model_dump() == dict.fromkeys(types)
+
+
 def test_an_engine_has_its_settings_its_points_and_their_options():
     assert [*EngineConfig.model_fields] == [*EngineSettings.declared, "points", "options"]
     assert all(getattr(EngineConfig(), name) == one.default for name, one in EngineSettings.declared.items())

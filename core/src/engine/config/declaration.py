@@ -84,6 +84,8 @@ class Settings:
         made: dict[str, Setting] = {}
         for name, annotation in cls.__annotations__.items():
             one: Setting = cls.__dict__[name]
+            if not isinstance(annotation, str):  # of a file whose annotations are evaluated
+                annotation = annotation.__name__ if isinstance(annotation, type) else str(annotation)
             plain = _TYPES.get(annotation.removesuffix(" | None"), "text")
             made[name] = replace(one, name=name, type="bytes" if one.type == "bytes" else plain)
         cls.declared = made
