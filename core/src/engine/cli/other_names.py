@@ -44,7 +44,8 @@ class OtherNames(NamedTuple):
 
 @cache
 def other_names() -> OtherNames:
-    """All that are known. A plugin's file that cannot be read is left out, with a warning; ours go before its own."""
+    """All that are known. A plugin's file that cannot be read is left out, with a warning; where it has a flag of ours,
+    ours holds."""
     import tomllib
 
     from engine.config.declaration import of_commands

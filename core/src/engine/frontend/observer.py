@@ -89,7 +89,7 @@ class Summaries:
         self._model = model
 
     def tell(self, request: RequestState, sequence: SequenceState, reason: str, error: EngineError | None) -> None:
-        """A sequence ended with this reason; `error`: that of its request, where there is one."""
+        """A sequence ended with this reason; `error`: its own or that of its request, where there is one."""
         heard = self._relay.request_finished
         if heard is None:
             return
