@@ -182,8 +182,9 @@ def test_a_plugin_brings_flags_of_its_own(
     """Ours go before them; a file that cannot be read takes nobody else's with it."""
     (tmp_path / "good.toml").write_text('[same]\n"--speed" = "--seed"\n"-tp" = "--seed"\n')
     (tmp_path / "bad.toml").write_text("[same")
+    (tmp_path / "odd.toml").write_text('needless = "--speed"')
     declared = {}
-    for name in ("good", "bad", "none"):
+    for name in ("good", "bad", "odd", "none"):
 
         class Declared(Settings):
             vllm_flags = tmp_path / f"{name}.toml"
@@ -195,6 +196,6 @@ def test_a_plugin_brings_flags_of_its_own(
         names = other_names()
         assert names.same["--speed"] == "--seed" and names.same["-tp"] == "--tensor-parallel-size"
         assert "--api-server-count" not in names.same
-        assert [record.args for record in caplog.records] == [(tmp_path / "bad.toml",), (tmp_path / "none.toml",)]
+        assert [record.args for record in caplog.records] == [(tmp_path / f"{name}.toml",) for name in ("bad", "odd", "none")]
     finally:
         other_names.cache_clear()

@@ -9,7 +9,8 @@ import pytest
 from engine.cli.flags import canonical, merged_settings
 from engine_bench import serve
 from engine_bench.command import _KINDS, Bench
-from engine_bench.kinds import server_flags
+from engine_bench.kinds import Kind, run_kind, server_flags
+from engine_bench.report import Report
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -43,3 +44,12 @@ def test_the_first_key_is_sent(monkeypatch, given, environment, sent):
     monkeypatch.setattr(serve, "measure_serve", lambda options, flags: options.api_key)
     arguments = parsed("serve", "--url", "http://127.0.0.1:1", *given)
     assert _KINDS["serve"].measure(arguments, merged_settings(arguments)) == sent
+
+
+def test_a_report_does_not_show_the_key(monkeypatch, capsys):
+    typed = ["serve", "--api-key", "hunter2", "--api-key=hunter3", "--rate=3"]
+    monkeypatch.setattr("sys.argv", ["engine", "bench", *typed])
+    kind = Kind(lambda arguments, merged: Report("a server", {}), lambda parser: None, "")
+    assert run_kind("engine", {"serve": kind}, parsed(*typed, "--json")) == 0
+    shown = capsys.readouterr().out
+    assert "hunter" not in shown and "--api-key '***' '--api-key=***' --rate=3" in shown

@@ -46,26 +46,35 @@ class OtherNames(NamedTuple):
 def other_names() -> OtherNames:
     """All that are known. A plugin's file that cannot be read is left out, with a warning; where it has a flag of ours,
     ours holds."""
-    import tomllib
-
     from engine.config.declaration import of_commands
 
     found = OtherNames({}, {}, {}, {}, {})
     files = [declared.vllm_flags for declared in of_commands().values()]
     for path in (*files, Path(__file__).with_name("vllm_flags.toml")):
+        if path is None:
+            continue
         try:
-            table = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            names = _read(path)
+        except Exception:
             log.warning("the flags in %s cannot be read", path, exc_info=True)
             continue
-        found.same.update(table.get("same", {}))
-        found.needless.update({flag: Needless(why) for flag, why in table.get("needless", {}).items()})
-        found.needless.update({flag: Needless(why, ()) for flag, why in table.get("needless_switches", {}).items()})
-        found.needless.update({flag: Needless(**facts) for flag, facts in table.get("needless_values", {}).items()})
-        found.refused.update(table.get("refused", {}))
-        found.values.update(table.get("values", {}))
-        found.commands.update(table.get("commands", {}))
+        found.same.update(names.same)
+        found.needless.update(names.needless)
+        found.refused.update(names.refused)
+        found.values.update(names.values)
+        found.commands.update(names.commands)
     return found
+
+
+def _read(path: Path) -> OtherNames:
+    import tomllib
+
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    needless = {flag: Needless(why) for flag, why in table.get("needless", {}).items()}
+    needless |= {flag: Needless(why, ()) for flag, why in table.get("needless_switches", {}).items()}
+    needless |= {flag: Needless(**facts) for flag, facts in table.get("needless_values", {}).items()}
+    same, refused, values, commands = (dict(table.get(name, {})) for name in ("same", "refused", "values", "commands"))
+    return OtherNames(same, needless, refused, values, commands)
 
 
 def _count(text: str) -> list[str]:

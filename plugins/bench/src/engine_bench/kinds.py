@@ -7,7 +7,7 @@ import argparse
 import math
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.embedding import EngineSettings, command_settings, name_positional_model
@@ -48,11 +48,19 @@ def run_kind(program: str, kinds: Mapping[str, Kind], arguments: argparse.Namesp
     """Measure, and print the command and the report; the exit code. Raises the measurement's errors."""
     name_positional_model(arguments, "measure")
     report = kinds[arguments.kind].measure(arguments, command_settings(arguments))
-    command = f"{program} {shlex.join(sys.argv[1:])}"
+    command = f"{program} {shlex.join(_without_secrets(sys.argv[1:], arguments))}"
     report.figures = {**report.figures, "command": command}
     print(f"$ {command}")
     report.write(sys.stdout, arguments.json)
     return 1 if report.figures.get("completed") == 0 else 0
+
+
+def _without_secrets(argv: Sequence[str], arguments: argparse.Namespace) -> list[str]:
+    """What was typed, with stars in place of keys: reports are kept and shown."""
+    names = [PREFIX + setting.name for setting in BenchSettings.declared.values() if setting.secret]
+    secrets = {value for name in names for value in getattr(arguments, name, ())}
+    typed = [(part, *part.partition("=")) for part in argv]
+    return ["***" if part in secrets else f"{flag}=***" if value in secrets else part for part, flag, _, value in typed]
 
 
 def server_flags(arguments: argparse.Namespace) -> list[str]:
