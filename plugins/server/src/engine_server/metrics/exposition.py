@@ -59,8 +59,8 @@ _COUNTERS: Mapping[str, tuple[_Read, str]] = MappingProxyType(
         "generation_tokens": (lambda s: s.generation_tokens, "Generated tokens."),
         "spec_decode_num_draft_tokens": (lambda s: s.num_drafts, "Drafts that steps computed."),
         "spec_decode_num_accepted_tokens": (lambda s: s.num_accepted_drafts, "Drafts that became output."),
-        "jump_ahead_tokens": (lambda s: s.num_jump_tokens, "Tokens forced by constraints, computed ahead."),
-        "jump_ahead_accepted_tokens": (lambda s: s.num_accepted_jump_tokens, "Those of them that became output."),
+        "jump_forward_tokens": (lambda s: s.num_jump_tokens, "Tokens forced by constraints, computed ahead."),
+        "jump_forward_accepted_tokens": (lambda s: s.num_accepted_jump_tokens, "Those of them that became output."),
     }
 )
 """Of each engine core: by name, how it is read from what the core told last, and its line of help."""
