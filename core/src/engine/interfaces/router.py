@@ -61,7 +61,7 @@ class Router(Protocol):
         """The rank that takes these requests.
 
         Args:
-            requests: one, or the n siblings of one prompt, which stay together because they share its pages. Read
+            requests: one, or the n samples of one prompt, which stay together because they share its pages. Read
                 them, do not change them. They will be sent: a router may remember now what the rank will hold.
             ranks: those that live, at least two, by number. With one left nobody is asked.
 

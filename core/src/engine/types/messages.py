@@ -12,7 +12,7 @@ from engine.types.start import WorkerReady
 
 
 class Add(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
-    """Requests to queue, in order. They are admitted together: siblings of one prompt are never told apart.
+    """Requests to queue, in order. They are admitted together: the n samples of one prompt are never told apart.
 
     Args:
         requests: they.

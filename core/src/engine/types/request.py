@@ -34,7 +34,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         priority: lower values are more urgent; heeded by scheduling policies that order by it.
         cache_salt: requests with different salts share no cached pages, and no drafter uses for one what it has learned
             from another.
-        parent: the id that siblings of one prompt (n > 1) have in common. The core computes the prompt for the first
+        parent: the id that the n samples of one prompt have in common. The core computes the prompt for the first
             of them and lets the others wait for it, so that they share its pages.
         host_tokens: a logits processor of this request reads its tokens on the host: none is drawn before the one
             before it has come back.

@@ -184,14 +184,5 @@ void packed(const Packed& a, int threads) {
         ENGINE_CPU_BASE::table().packed(a, threads);
 }
 
-const Kernels& table() {
-    static const Kernels kernels = [] {
-        Kernels all = ENGINE_CPU_BASE::table();
-        all.packed = packed;
-        return all;
-    }();
-    return kernels;
-}
-
 }  // namespace ENGINE_CPU_LEVEL
 }  // namespace engine_cpu
