@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from engine.config.declaration import Setting as Setting
     from engine.config.declaration import Settings as Settings
     from engine.config.declaration import setting as setting
-    from engine.config.folders import state_folder as state_folder
     from engine.config.settings import Config as Config
     from engine.config.settings import EngineConfig as EngineConfig
     from engine.config.settings import model_of as model_of
@@ -76,7 +75,6 @@ NAMES = {
         "name_positional_model",
     ),
     "config.declaration": ("EngineSettings", "Setting", "Settings", "setting"),
-    "config.folders": ("state_folder",),
     "config.sources": ("Merged",),
     "frontend.interrupt": ("DeferredInterrupt",),
     # what was chosen at the start, and how it goes
