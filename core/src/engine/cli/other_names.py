@@ -1,8 +1,8 @@
 """Flags of vLLM's commands that have another name here, or need none: a copied command runs, and says in a line a flag
 what became of it. What would mean something else is refused, with what to do.
 
-The flags stand in files: `vllm_flags.toml` beside this one, which says the form, and those that `Settings.vllm_flags` of
-plugins name.
+The flags stand in files: `vllm_flags.toml` beside this one, which says the form, and those that
+`Settings.vllm_flags` of plugins name.
 """
 
 from __future__ import annotations
