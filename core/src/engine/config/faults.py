@@ -35,7 +35,8 @@ def config_error(error: ValidationError, origins: Mapping[Key, str]) -> ConfigEr
         texts.append(cause.found if isinstance(cause, ConfigError) else fault["msg"])
     first = keys[0]
     origin = origins.get(first, "")
-    setting = (command_settings() | EngineSettings.declared).get(first.name) if first.section == "settings" else None
+    declared = {**command_settings(), **EngineSettings.declared} if first.section == "settings" else {}
+    setting = declared.get(first.name)
     shown = "a value" if setting is not None and setting.secret else repr(faults[0]["input"])
     return ConfigError(
         f"set {first} to {shown}" + (f" ({origin})" if origin else ""),
