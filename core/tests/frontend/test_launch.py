@@ -13,7 +13,6 @@ import pytest
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import attention_needs, choose_dtype, launch
-from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.platform import PlatformCard, PlatformFacts
 from engine.plugin import Candidate, Registry
 from engine.plugin.points import MODEL
@@ -245,8 +244,8 @@ class OwnWorker(PlatformCard):
         return PlatformFacts("array", "an array processor", ("float32",), framework="jax")
 
     @classmethod
-    def tokens_per_page(cls, need: AttentionNeed) -> int:
-        return 3 * need.block_size
+    def tokens_per_page(cls, kind: str, block_size: int) -> int:
+        return 3 * block_size
 
 
 class JaxLlama(Llama):

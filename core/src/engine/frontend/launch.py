@@ -251,14 +251,16 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         facts=device,
         size=config.tensor_parallel_size,
     )
-    pages: dict[str, Any] = {one.kind: one.card for one in choices.choose(ATTENTION, needs)}
+    pages = {one.kind: one.card.tokens_per_page(needs[one.kind]) for one in choices.choose(ATTENTION, needs)}
+    if ATTENTION.name in platform.card.own_points:
+        pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in needs}
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     (tokenizer,) = choices.choose(TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
     layout = make_layout(
         model.kv_specs,
         block_size=config.block_size,
         kv_itemsize=_ITEM_SIZES[kv_dtype],
-        tokens_per_page={kind: pages.get(kind, platform.card).tokens_per_page(need) for kind, need in needs.items()},
+        tokens_per_page=pages,
         size=config.tensor_parallel_size,
     )
     facts = Facts(

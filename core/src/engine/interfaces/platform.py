@@ -11,7 +11,6 @@ from engine.plugin import Card
 if TYPE_CHECKING:
     import torch
 
-    from engine.interfaces.attention import AttentionNeed
     from engine.interfaces.context import WorkerContext
 
 
@@ -77,9 +76,10 @@ class PlatformCard(Card):
         raise NotImplementedError
 
     @classmethod
-    def tokens_per_page(cls, need: AttentionNeed) -> int:
-        """As `AttentionCard.tokens_per_page`, which it takes the place of where attention is among `own_points`."""
-        return need.block_size
+    def tokens_per_page(cls, kind: str, block_size: int) -> int:
+        """Tokens that a page is to have for layers of a kind, a multiple of the block size: what attention's cards say,
+        where attention is among `own_points`."""
+        return block_size
 
 
 STREAM = frozenset({"stream"})
