@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from engine.config.sources import Merged as Merged
     from engine.frontend.assemble import start_cores as start_cores
     from engine.frontend.async_llm import AsyncLLM as AsyncLLM
-    from engine.frontend.banner import broken_plugins as broken_plugins
-    from engine.frontend.banner import capacity as capacity
-    from engine.frontend.banner import greeting as greeting
-    from engine.frontend.banner import show as show
+    from engine.frontend.capacity import broken_plugins as broken_plugins
+    from engine.frontend.capacity import capacity as capacity
+    from engine.frontend.capacity import longest as longest
     from engine.frontend.client import Attached as Attached
     from engine.frontend.constraint_check import ConstraintCheck as ConstraintCheck
     from engine.frontend.input_processor import check_task as check_task
@@ -78,7 +77,7 @@ NAMES = {
     "config.sources": ("Merged",),
     "frontend.interrupt": ("DeferredInterrupt",),
     # what was chosen at the start, and how it goes
-    "frontend.banner": ("broken_plugins", "capacity", "greeting", "show"),
+    "frontend.capacity": ("broken_plugins", "capacity", "longest"),
     "frontend.launch": ("Launch", "launch"),
     "frontend.statistics": ("INTERVAL", "Interval", "NOTHING", "Observed"),
     # requests, before they are sent

@@ -79,14 +79,12 @@ def table(registry: Registry, merged: Merged) -> list[Row]:
             unasked = ""
         elif point.optional or turned_off:
             unasked = "off"
-        installed = registry.candidates(group)
-        names = [candidate.name for candidate in installed]
         mine: list[tuple[Candidate, str, str]] = []
-        for candidate in installed:
-            twice = "offered more than once: uninstall one, or deny one" if names.count(candidate.name) > 1 else ""
+        for candidate in registry.candidates(group):
+            twice = "offered more than once: uninstall one, or deny one" if registry.namesakes(candidate) else ""
             note = "; ".join(filter(None, (twice, lacks.get(candidate.provenance, ""))))
             mine.append((candidate, "" if asked else unasked, note))
-        mine += [(c, "", f"speaks v{c.major}, this core serves {registry.served(group)}") for c in registry.outdated(group)]
+        mine += [(c, "", registry.why_outdated(c)) for c in registry.outdated(group)]
         mine += [(c, "denied", registry.denied[c]) for c in only(registry.denied, group)]
         for candidate, mark, note in mine:
             if candidate.name in asked:
