@@ -246,7 +246,9 @@ class Registry:
 
     def why_outdated(self, candidate: Candidate) -> str:
         """The versions, e.g. "speaks v4, this core serves v0, v1"."""
-        return f"speaks v{candidate.major}, this core serves {', '.join(map('v{}'.format, self._majors(candidate.point)))}"
+        return (
+            f"speaks v{candidate.major}, this core serves {', '.join(map('v{}'.format, self._majors(candidate.point)))}"
+        )
 
     def denies(self, point: str, name: str) -> bool:
         """Whether the list of plugins denies a driver of this name, and no other of that name is left."""
@@ -259,7 +261,7 @@ class Registry:
         stale = candidate.major < min(self._majors(candidate.point))
         return IncompatibleDriverError(
             f"use driver '{candidate.name}' for {candidate.point}",
-            f"{candidate.provenance} offers it as {candidate.group}: it {self.why_outdated(candidate)}",
+            f"{candidate.provenance} {self.why_outdated(candidate)}",
             f"pip install --upgrade {candidate.distribution if stale else 'engine'}",
             **candidate.blame,
         )
