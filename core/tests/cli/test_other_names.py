@@ -196,6 +196,8 @@ def test_a_plugin_brings_flags_of_its_own(
         names = other_names()
         assert names.same["--speed"] == "--seed" and names.same["-tp"] == "--tensor-parallel-size"
         assert "--api-server-count" not in names.same
-        assert [record.args for record in caplog.records] == [(tmp_path / f"{name}.toml",) for name in ("bad", "odd", "none")]
+        assert [record.args for record in caplog.records] == [
+            (tmp_path / f"{name}.toml",) for name in ("bad", "odd", "none")
+        ]
     finally:
         other_names.cache_clear()
