@@ -276,7 +276,7 @@ def test_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TritonAttention.unsupported(need(kind="sliding", sliding_window=5, kv_dtype="float8_e4m3fn")) == []
     assert TritonAttention.unsupported(need(kind="encoder", head_size=7, block_size=1)) == []
     for word, changes in (
-        ("mla", {"kind": "mla"}), ("xpu", {"device": "xpu:0"}), ("jax", {"framework": "jax"}),
+        ("mla", {"kind": "mla"}), ("xpu", {"device": "xpu:0"}),
         ("float64", {"dtype": "float64"}), ("float8_e5m2", {"kv_dtype": "float8_e5m2"}),
         ("saves no memory", {"kv_dtype": "float32"}), ("up to 256", {"head_size": 512}),
         ("tree_mask", {"features": frozenset({"tree_mask"})}),

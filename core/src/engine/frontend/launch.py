@@ -204,8 +204,18 @@ class _Choices:
     def choose(
         self, point: Point[CardT, NeedT], asks: Mapping[str, NeedT], together: tuple[tuple[str, ...], ...] = ()
     ) -> list[Selection[CardT]]:
-        """The drivers of a point, which `made` has from then on."""
+        """The drivers of a point, which `made` has from then on; none of a point that is the platform's own."""
         asked, options = self._config.asked(point.name), self._config.options_for(point.name)
+        platform = next(iter(self.made.get(PLATFORM.name, ())), None)
+        if platform is not None and point.name in platform.card.own_points:
+            if asked is not None or options:
+                raise ConfigError(
+                    f"{point.name}={asked}" if asked is not None else f"set an option of {point.name} to {options}",
+                    f"platform '{platform.candidate.name}' ({platform.candidate.provenance}) brings its own",
+                    f"leave {point.option_flag} and its options out, or name another platform",
+                )
+            self.made[point.name] = []
+            return []
         chosen = choose(self._registry, point, asks, asked, options, together)
         self.made[point.name] = chosen
         return chosen
@@ -243,14 +253,16 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         facts=device,
         size=parallel.tp,
     )
-    attention = choices.choose(ATTENTION, needs)
+    pages = {one.kind: one.card.tokens_per_page(needs[one.kind]) for one in choices.choose(ATTENTION, needs)}
+    if ATTENTION.name in platform.card.own_points:
+        pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in needs}
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     (tokenizer,) = choices.choose(TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
     layout = make_layout(
         model.kv_specs,
         block_size=config.block_size,
         kv_itemsize=_ITEM_SIZES[kv_dtype],
-        tokens_per_page={one.kind: one.card.tokens_per_page(needs[one.kind]) for one in attention},
+        tokens_per_page=pages,
         size=parallel.tp,
     )
     facts = Facts(
@@ -268,7 +280,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     for row in TABLE:
         asks = row.asks(facts)
         if not (row.used(facts, asks) and choices.choose(row.point, asks, row.together)):
-            choices.idle[row.point.name] = asks
+            choices.idle[row.point.name] = {} if row.point.name in platform.card.own_points else asks
     check_processors(choices.made[LOGITS_PROCESSOR.name])
     selections = tuple(selection for point in POINTS for selection in choices.made.get(point, ()))
     manifest = Manifest.of(selections)

@@ -89,16 +89,14 @@ class GrammarContext:
         vocabulary: the bytes that each id stands for, as `Tokenizer.vocabulary` has them. The first call builds the
             tokenizer, which takes a while: call it from `compile`, not when the body is built. Thread-safe; raises
             TokenizerError.
-        compile_apart: has the card's `compiler` compile these bytes in a process of its own and returns what it gives;
-            blocks, and takes calls from several threads. Raises InvalidRequestError, also where that takes longer or
-            more memory than the options allow. None where there is no such process (the card names no compiler, or a
-            suite runs the body): the body then compiles by itself.
+        prepare: begin at once, beside the loading of the model, with what a first `compile` waits for and another
+            process can do: to import a library there, say.
     """
 
     vocab_size: int
     vocabulary: Callable[[], Sequence[bytes | None]]
     options: Any = None
-    compile_apart: Callable[[bytes], bytes] | None = None
+    prepare: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

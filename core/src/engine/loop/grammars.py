@@ -124,6 +124,10 @@ class Grammars:
             mine = [held[place].matcher for place in of_driver]
             held[of_driver[0]].grammar.fill_masks(mine, rows if len(places) == 1 else rows[of_driver], out)
 
+    def close(self) -> None:
+        for driver in {id(driver.grammar): driver for turns in self._turns.values() for driver in turns}.values():
+            driver.grammar.close()
+
     def _check_beginning(self, matcher: Matcher, grammar: Grammar, constraint: StructuredOutputsParams) -> None:
         """That there is a way to begin. Raises InvalidRequestError."""
         mask = np.zeros((1, self._words), np.int32)

@@ -27,6 +27,7 @@ from engine.interfaces.ops import LATENT_OPERATIONS, MODEL_OPERATIONS, OPERATION
 from engine.interfaces.platform import CapturesDrafts, Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
 from engine.plugin import Manifest, Registry, Selection
+from engine.plugin.selection import judge
 from engine.runner.attention import AttentionLayers, Backend, attention_groups
 from engine.runner.capture import why_not_captured
 from engine.runner.drafting import ChosenDrafter
@@ -131,8 +132,10 @@ def _not_captured(
     if not attention.can_capture_decodes():
         reasons.append("the attention's steps cannot be replayed")
     model = chosen.fit("model", "", None)
-    if not cast("type[ModelCard]", model.card).captured:
-        reasons.append(f"model '{model.candidate.name}': {NOT_CAPTURED}")
+    recorders = cast("type[ModelCard]", model.card).captured_by
+    if recorders is not None and card.recorder not in recorders:
+        why = NOT_CAPTURED if not recorders else f"it is not recorded by '{card.recorder}'"
+        reasons.append(f"model '{model.candidate.name}': {why}")
     return tuple(reasons)
 
 
@@ -168,7 +171,7 @@ class _ManifestChoices:
                 "start all processes of one engine with the same version",
                 point=point,
             )
-        reasons = selection.card.unsupported(need) if need is not None else []
+        reasons = judge(selection.card, selection.candidate, need).reasons if need is not None else ()
         if reasons:
             raise UnfitDriverError(
                 f"use driver '{selection.candidate.name}' for {what}",

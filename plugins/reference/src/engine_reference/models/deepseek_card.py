@@ -41,8 +41,6 @@ class _Deepseek(ModelCard):
         """The config's features that the body does not have."""
         config = need.config
         reasons = []
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if config.get("hidden_act", "silu") not in _SILU:
             reasons.append(f"hidden_act {config['hidden_act']!r} is not 'silu'")
         if config.get("quantization_config"):

@@ -51,8 +51,6 @@ class GPT2Card(ModelCard):
     def unsupported(cls, need: ModelNeed) -> list[str]:
         """What this config asks for that the body does not have."""
         config, reasons = need.config, []
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if config.get("activation_function", "gelu_new") not in ACTIVATIONS:
             reasons.append(f"activation_function {config['activation_function']!r} is none of {', '.join(ACTIVATIONS)}")
         for key in ("add_cross_attention", "quantization_config"):

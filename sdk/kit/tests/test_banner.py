@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.frontend.banner import amount, capacity, greeting, longest, render, wrapped
+from engine.embedding import capacity, longest
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
 from engine.plugin.explain import chosen_drivers
@@ -17,6 +17,7 @@ from engine.types.model import KVSpec
 from engine.types.parallel import Parallel
 from engine.types.params import SamplingDefaults
 from engine.types.start import WorkerReady
+from engine_kit.banner import amount, greeting, render, wrapped
 
 FULL = KVSpec(kind="full", num_kv_heads=2, head_size=8)
 SLIDING = KVSpec(kind="sliding", num_kv_heads=2, head_size=8, sliding_window=32)
