@@ -11,7 +11,7 @@ import torch
 from engine.interfaces.logits_processor import LogitsProcessor, LogitsProcessorCard, LogitsRows
 from engine.interfaces.platform import Platform
 from engine.sampling.packed import send
-from engine.types.plan import HostTokens, NewSlot
+from engine.types.plan import KnownTokens, NewSlot
 
 
 class Processor(NamedTuple):
@@ -67,7 +67,7 @@ class ProcessorChain:
         self._used = bool(self._uses.any())
         self._version += 1
 
-    def take_host_tokens(self, new: HostTokens) -> None:
+    def take_host_tokens(self, new: KnownTokens) -> None:
         """Tokens that came back to the host."""
         assert self._host_tokens is not None, "the core knows that nobody reads tokens on the host"
         self._host_tokens[new.slot, new.position] = new.token
