@@ -109,7 +109,7 @@ class Registry:
         return tuple(sorted((c for c in outside if (c.name, c.distribution) not in served), key=lambda c: c.name))
 
     def namesakes(self, candidate: Candidate) -> list[Candidate]:
-        """The candidates of its name, itself among them, where there are several and nothing says which one is meant."""
+        """Those of its name, itself among them, where there are several and nothing says which one is meant."""
         point = self.points.get(candidate.point)
         same = [c for c in self.candidates(candidate.point) if c.name == candidate.name]
         return same if len(same) > 1 and not (point and PICKS[point.pick].namesakes) else []
