@@ -144,7 +144,7 @@ def as_json(lines: Iterable[Line]) -> dict[str, Any]:
         if line.section[:1] == ("options",):
             options.setdefault(line.section[1], []).append({"name": line.name, **leaf, "driver": line.owner})
         else:
-            tree.setdefault(*(line.section or ("settings",)), {})[line.name] = leaf
+            tree.setdefault(line.section[0] if line.section else "settings", {})[line.name] = leaf
     return {**tree, "options": options}
 
 
