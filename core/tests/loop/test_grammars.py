@@ -38,6 +38,7 @@ class Scripted:
         self.bit, self.refuses, self.error = bit, refuses, error
         self.compiled: list[str] = []
         self.calls = 0
+        self.closed = 0
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         text = str(getattr(constraint, constraint.kinds[0]))
@@ -50,6 +51,9 @@ class Scripted:
         self.calls += len(rows) > 0 and len(out) > 1  # the mask of a beginning is looked at alone
         assert all(matcher.bit == self.bit for matcher in matchers)
         out[rows] = self.bit
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 class Picky(GrammarCard):
@@ -135,3 +139,9 @@ def test_warming_up_passes_over_what_fails() -> None:
     drivers = [Scripted(1, refuses="a", error=EngineError), Scripted(2)]
     warm_up([GrammarDriver(candidate("grammar", f"d{driver.bit}"), Picky, driver) for driver in drivers], (3,))
     assert [driver.compiled for driver in drivers] == [["a"], ["a"]]
+
+
+def test_each_driver_is_closed_once() -> None:
+    drivers = [Scripted(0), Scripted(1)]
+    grammars(*drivers).close()
+    assert [driver.closed for driver in drivers] == [1, 1]

@@ -103,7 +103,7 @@ def resolve(merged: Merged, config: EngineConfig, commands: Mapping[str, Setting
     told: set[str] = set()
     for title, command in commands.items():
         for name in (name for name in command.declared if name not in told):
-            entry = _entry(command.declared[name], Key("server", name), getattr(command, name), merged)
+            entry = _entry(command.declared[name], Key("settings", name), getattr(command, name), merged)
             tree.commands.setdefault(title, {})[name] = entry
         told.update(command.declared)
     chosen: dict[str, list[Selection[Any]]] = {point: [] for point in POINTS}

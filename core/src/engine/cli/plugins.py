@@ -12,7 +12,7 @@ from engine.config.sources import Merged
 from engine.plugin.card import Command
 from engine.plugin.discovery import Registry
 from engine.plugin.plugin_list import only
-from engine.plugin.points import HOOK_PROCESSES, NONE, POINTS
+from engine.plugin.points import HOOK_PROCESSES, NONE, PICKS, POINTS
 
 
 class Row(NamedTuple):
@@ -77,9 +77,11 @@ def table(registry: Registry, merged: Merged) -> list[Row]:
         unasked = "off" if POINTS[point].optional or turned_off else _auto(origin)
         installed = registry.candidates(point)
         names = [candidate.name for candidate in installed]
+        unique = not PICKS[POINTS[point].pick].namesakes
         for candidate in installed:
             mark = f"asked ({origin})" if candidate.name in asked else "" if asked else unasked
-            twice = "offered more than once: uninstall one, or deny one" if names.count(candidate.name) > 1 else ""
+            twice = "offered more than once: uninstall one, or deny one"
+            twice = twice if unique and names.count(candidate.name) > 1 else ""
             note = "; ".join(part for part in (twice, lacks.get(candidate.provenance, "")) if part)
             rows.append(Row(point, candidate.name, candidate.distribution, candidate.version, mark, note))
         outdated = registry.outdated(point)

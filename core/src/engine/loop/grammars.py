@@ -170,6 +170,10 @@ class Grammars:
                 matcher.fail(error)
         out[row] = -1
 
+    def close(self) -> None:
+        for driver in {id(driver.grammar): driver for turns in self._turns.values() for driver in turns}.values():
+            driver.grammar.close()
+
     def _check_beginning(self, matcher: Matcher, grammar: Grammar, constraint: StructuredOutputsParams) -> None:
         """That there is a way to begin. Raises InvalidRequestError."""
         mask = np.zeros((1, self._words), np.int32)

@@ -130,7 +130,7 @@ def check_hooks(registry: Registry, process: str, choices: Iterable[Choice] | No
 
 def restore_choice(registry: Registry, choice: Choice) -> Selection[Any]:
     """The selection that a choice was made from, as this process sees it; its card is imported, its body is not."""
-    candidate = registry.find(choice.point, choice.driver)
+    candidate = registry.find(choice.point, choice.driver, choice.distribution)
     card = registry.card(candidate)
     options = validate_options(choice.point, [(candidate, card)], choice.options)[candidate]
     return Selection(choice.point, choice.kind, candidate, card, options, asked=choice.asked)
@@ -148,7 +148,7 @@ def _difference(choice: Choice, registry: Registry) -> str:
     name = f"{choice.point} '{choice.driver}'"
     there = f"{choice.distribution} {choice.version}"
     try:
-        candidate = registry.find(choice.point, choice.driver)
+        candidate = registry.find(choice.point, choice.driver, choice.distribution)
     except PluginError as error:
         return f"{name} of {there} cannot be used here ({error.found})"
     if (candidate.distribution, candidate.version) != (choice.distribution, choice.version):

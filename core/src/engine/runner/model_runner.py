@@ -258,8 +258,8 @@ class ModelRunner:
                 self._pooler.enter(new)
             if self._token_types is not None:
                 self._token_types.enter(new)
-        if plan.host_tokens is not None:
-            self._processors.take_host_tokens(plan.host_tokens)
+        if plan.known is not None:
+            self._processors.take_host_tokens(plan.known)
         self._slots.enter(plan)
         blocks = plan.new_blocks
         if blocks and (plan.num_drafts is not None or not self._room_for(blocks)):

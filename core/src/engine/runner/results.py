@@ -220,7 +220,7 @@ class Transfers:
 
         execute: launches the step itself.
         """
-        metadata = plan.kv_metadata
+        metadata = plan.sections
         assert metadata is not None
         try:
             for name, content in metadata.items():

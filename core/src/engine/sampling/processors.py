@@ -13,7 +13,7 @@ from engine.interfaces.platform import Platform
 from engine.plugin.candidate import Candidate
 from engine.sampling.faults import SlotFaults
 from engine.sampling.packed import send
-from engine.types.plan import HostTokens, NewSlot
+from engine.types.plan import KnownTokens, NewSlot
 
 
 class Processor(NamedTuple):
@@ -85,7 +85,7 @@ class ProcessorChain:
         self._used = bool(self._uses.any())
         self._version += 1
 
-    def take_host_tokens(self, new: HostTokens) -> None:
+    def take_host_tokens(self, new: KnownTokens) -> None:
         """Tokens that came back to the host."""
         assert self._host_tokens is not None, "the core knows that nobody reads tokens on the host"
         self._host_tokens[new.slot, new.position] = new.token
