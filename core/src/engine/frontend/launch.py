@@ -252,6 +252,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         kv_dtype=kv_dtype,
         facts=device,
         size=parallel.tp,
+        batch_invariant=config.batch_invariant,
     )
     pages = {one.kind: one.card.tokens_per_page(needs[one.kind]) for one in choices.choose(ATTENTION, needs)}
     if ATTENTION.name in platform.card.own_points:
@@ -305,6 +306,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         plugins=config.plugin_list.text,
         log_format=config.log_format,
         profile_dir=None if config.profile_dir is None else str(Path(config.profile_dir).absolute()),
+        batch_invariant=config.batch_invariant,
     )
     start = CoreStart(
         worker=worker,
@@ -365,6 +367,7 @@ def _model_needs(config: EngineConfig, files: CheckpointFiles, device: PlatformF
             config=files.config,
             framework=device.framework,
             parallel=parallel_of(config),
+            batch_invariant=config.batch_invariant,
         )
         for architecture in architectures or [""]
     }

@@ -44,6 +44,7 @@ class AttentionNeed:
         framework: "torch" or "jax".
         rope_size: of kind "mla", how many of the last of `head_size` elements are the key with rotary positions; the
             others are the latent.
+        batch_invariant: a row's results have to have the same bits in every batch, see `engine.plugin.Card`.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class AttentionNeed:
     features: frozenset[str] = field(default_factory=frozenset)
     framework: str = "torch"
     rope_size: int = 0
+    batch_invariant: bool = False
 
 
 class AttentionCard(Card):
