@@ -153,9 +153,9 @@ def _said(
                 before = _names(turns[:place]) + (" refuses" if place == 1 else " refuse")
                 reason = f"gets what {before} ({reason})" if place else f"asked first ({reason})"
             return "chosen", (reason, *_remarks(card, selection.need))
-    if turns and point.pick == "by_architecture":
-        if candidate.name not in (turns[0].need.architecture, ANY_ARCHITECTURE):
-            return "unfit", ("it is for another architecture",)
+    by_architecture = turns and point.pick == "by_architecture"
+    if by_architecture and candidate.name not in (turns[0].need.architecture, ANY_ARCHITECTURE):
+        return "unfit", ("it is for another architecture",)
     if turns and point.pick in ("ordered", "per_kind") and not PICKS[point.pick].served(card, asks):
         return "unfit", ("not among what it serves",)
     verdict = next((v for selection in turns for v in selection.verdicts if v.candidate == candidate), None)
