@@ -226,8 +226,7 @@ class Registry:
         named = self.denied[candidate].startswith("'")
         remedy = "take that entry out of the list" if named else f"add {candidate.distribution} to the list"
         return DriverDeniedError(
-            f"use {'plugin' if candidate.point not in self.points else 'driver'} '{candidate.name}' for "
-            f"{candidate.point}",
+            f"use {candidate.role} '{candidate.name}' for {candidate.point}",
             f"{candidate.provenance} offers it, but {self.why_denied(candidate)}",
             f"{remedy}, or name another",
             **candidate.blame,
