@@ -18,19 +18,18 @@ from engine.frontend.assemble import assemble_frontend, start_cores
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.client import Attached
 from engine.frontend.launch import Launch, check_attached, launch
-from engine.frontend.observer import RequestObserver
 from engine.frontend.output_processor import refusal
-from engine.frontend.pooling import ScorePlan, plan_scores, pooling_output
+from engine.frontend.pooling import ScorePlan, data_of, plan_scores, pooled_as
 from engine.frontend.prompts import LONG, LongPrompts, Prompt, TextPrompt
 from engine.frontend.request_state import OutputKind, RequestState, RequestStream
-from engine.frontend.statistics import LifecycleHooks
+from engine.frontend.statistics import LifecycleHooks, RequestObserver
 from engine.interfaces.client import CoreState
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
 from engine.types.outputs import CoreOutput, CoreOutputs, RequestOutput, StepStats
 from engine.types.params import SamplingDefaults, SamplingParams
-from engine.types.pooling import PoolingParams, PoolingRequestOutput
+from engine.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from engine.types.start import WorkerReady
 
 log = logging.getLogger(__name__)
@@ -269,7 +268,8 @@ class AsyncLLM:
         request = await self.process(prompt, params, request_id, priority, timeout)
         stream = self.enqueue(request, OutputKind.FINAL)
         try:
-            return pooling_output(await stream.final())
+            output = await stream.final()
+            return pooled_as(PoolingRequestOutput, output, PoolingOutput(data_of(output)))
         finally:
             stream.close()
 

@@ -17,10 +17,9 @@ import msgspec
 
 from engine.frontend.chat_template import read_template
 from engine.frontend.client import client_of_several
-from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.generation_config import read_generation_config, sampling_defaults
 from engine.frontend.needs import TABLE, Facts, attention_needs, check_processors, preemption_mode, template_source
-from engine.frontend.sentence_transformers import read_pooler
+from engine.frontend.request_checks import ConstraintCheck
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.platform import PlatformFacts, PlatformNeed
 from engine.interfaces.tokenizer import TokenizerNeed
@@ -52,6 +51,7 @@ from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
+    from engine.interfaces.checkpoint import CheckpointCard
     from engine.interfaces.logits_processor import LogitsProcessorCard
     from engine.interfaces.model import ModelCard
     from engine.interfaces.reasoning_parser import ReasoningParserCard
@@ -238,7 +238,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     dtype = choose_dtype(config.dtype, model.dtype, device)
     kv_dtype = _CACHE_DTYPES.get(config.kv_cache_dtype, config.kv_cache_dtype)
     kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
-    model = _decide_runner(config, files, model)
+    model = _decide_runner(config, checkpoint, files, model)
     sampling = sampling_defaults(config, generation_config, model.generates)
     model = msgspec.structs.replace(model, sampling=sampling)
     max_model_len = _max_model_len(config, model)
@@ -385,14 +385,16 @@ def _token_ids(value: object) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else ()
 
 
-def _decide_runner(config: EngineConfig, files: CheckpointFiles, model: ModelDescription) -> ModelDescription:
+def _decide_runner(
+    config: EngineConfig, checkpoint: Selection[CheckpointCard], files: CheckpointFiles, model: ModelDescription
+) -> ModelDescription:
     """The description with `generates` and `pooler` as this engine is to run it.
 
-    `runner="auto"` pools where the model cannot generate, or where the files of sentence-transformers lie beside it.
+    `runner="auto"` pools where the model cannot generate, or where files beside it say how to pool its hidden states.
 
     Raises:
         ConfigError: the model cannot do what `runner` asks, or another setting contradicts it.
-        CheckpointError, UnsupportedModelError: of the files of sentence-transformers.
+        CheckpointError, UnsupportedModelError: of these files.
     """
     if config.runner == "generate":
         if not model.generates:
@@ -404,7 +406,7 @@ def _decide_runner(config: EngineConfig, files: CheckpointFiles, model: ModelDes
         return model
     found = None
     if not model.pooler.num_labels:
-        found = read_pooler(Path(files.folder), model.pooler)
+        found = checkpoint.card.pooler(files, model.pooler)
     if model.generates and config.runner == "auto" and found is None:
         return model
     if config.asked("drafter") is not None:

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engine.frontend.observer import RequestObserver, Summaries, follow
-from engine.frontend.request_state import OutputKind, RequestState
-from engine.frontend.sequence_state import FilteredSequence, PooledSequence, PromptLogprobs, SequenceState
+from engine.frontend.request_state import (
+    FilteredSequence,
+    OutputKind,
+    PooledSequence,
+    PromptLogprobs,
+    RequestState,
+    SequenceState,
+)
+from engine.frontend.statistics import RequestObserver, Summaries, follow
 from engine.frontend.stop_scanner import StopStrings
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineError, InvalidRequestError, RankDeadError, rebuild_error
@@ -124,8 +130,8 @@ class OutputProcessor:
         stops = StopStrings(params.stop) if params.stop else None
         sequences: list[SequenceState] = []
         for index, one in enumerate(request.requests):
-            parts = one.request_id, index, params, request.prompt_token_ids, self._tokenizer, stops
             filter_ = self._filter(request, index) if params.detokenize else None
+            parts = one.request_id, index, params, request.prompt_token_ids, self._tokenizer, stops
             sequences.append(SequenceState(*parts) if filter_ is None else FilteredSequence(filter_, *parts))
         return sequences
 
