@@ -20,7 +20,6 @@ from engine.frontend.beam_search import search_beams
 from engine.frontend.input_processor import check_task
 from engine.frontend.launch import Launch, launch
 from engine.frontend.offline import DeferredInterrupt, progress
-from engine.frontend.output_processor import refusal
 from engine.frontend.pooling import data_of, plan_scores, pooled_as
 from engine.frontend.prompts import Prompt, as_prompts
 from engine.frontend.request_state import OutputKind, RequestState
@@ -147,20 +146,13 @@ class LLMEngine:
         news = self._early.pop(0) if self._early else self.client.receive(MOMENT)
         if self._hears_stats:
             self._lifecycle.look()
-        processed = self.frontend.outputs.process(news.outputs)
-        if processed.abort_ids:
-            self.client.abort(processed.abort_ids)
-        for again in processed.retries:
-            try:
-                self.client.add(again.requests)
-            except EngineError as error:
-                outputs += self.frontend.outputs.process(refusal(again, error).outputs).outputs
+        outputs += self.frontend.outputs.take_in(news.outputs, self.client)
         if not news.outputs and len(self.frontend.outputs) and not self.client.has_work():
             lost = self.frontend.outputs.request_ids()
             death = EngineDeadError("make a step", f"the engine core knows nothing of {len(lost)} unfinished requests")
             self.frontend.outputs.abort(lost, death)
             raise death
-        return outputs + processed.outputs
+        return outputs
 
     def deliver_later(self, outputs: Iterable[RequestOutput]) -> None:
         """Give outputs back, to be returned by the next `step`."""

@@ -94,44 +94,35 @@ def follow(
             observer.next_tokens(now - last, count)
 
 
-class Summaries:
-    """Tells of sequences that have ended (the hook `request_finished`). Exists only where somebody listens.
+def summary_of(
+    request: RequestState, sequence: SequenceState, model: str, reason: str, error: EngineError | None
+) -> RequestSummary:
+    """What the hook `request_finished` is told of a sequence that ended.
 
     Args:
-        relay: the frontend's.
         model: the model's name in the API.
+        reason: why it ended.
+        error: its own or that of its request, where there is one.
     """
-
-    def __init__(self, relay: HookRelay, model: str) -> None:
-        self._relay = relay
-        self._model = model
-
-    def tell(self, request: RequestState, sequence: SequenceState, reason: str, error: EngineError | None) -> None:
-        """A sequence ended with this reason; `error`: its own or that of its request, where there is one."""
-        heard = self._relay.request_finished
-        if heard is None:
-            return
-        started = sequence.num_tokens > 0
-        info = request.info
-        heard(
-            summary=RequestSummary(
-                request_id=request.request_id,
-                index=sequence.output.index,
-                model=self._model,
-                arrival_time=request.requests[0].arrival_time,
-                queue_seconds=sequence.queue_time if started else None,
-                prefill_seconds=sequence.prefill_time if started else None,
-                first_token_seconds=sequence.first_token - request.arrived if started else None,
-                decode_seconds=sequence.last_token - sequence.first_token,
-                total_seconds=time.monotonic() - request.arrived,
-                prompt_tokens=len(request.prompt_token_ids),
-                cached_tokens=sequence.num_cached_tokens,
-                output_tokens=len(sequence.output.token_ids),
-                finish_reason=reason,
-                error_code=error.code if error is not None and reason == "error" else "",
-                http=None if info is None else info.http,
-            )
-        )
+    started = sequence.num_tokens > 0
+    info = request.info
+    return RequestSummary(
+        request_id=request.request_id,
+        index=sequence.output.index,
+        model=model,
+        arrival_time=request.requests[0].arrival_time,
+        queue_seconds=sequence.queue_time if started else None,
+        prefill_seconds=sequence.prefill_time if started else None,
+        first_token_seconds=sequence.first_token - request.arrived if started else None,
+        decode_seconds=sequence.last_token - sequence.first_token,
+        total_seconds=time.monotonic() - request.arrived,
+        prompt_tokens=len(request.prompt_token_ids),
+        cached_tokens=sequence.num_cached_tokens,
+        output_tokens=len(sequence.output.token_ids),
+        finish_reason=reason,
+        error_code=error.code if error is not None and reason == "error" else "",
+        http=None if info is None else info.http,
+    )
 
 
 class Observed(Protocol):
