@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from engine.plugin.hints import did_you_mean
+from engine.types.params import SamplingDefaults, SamplingParams
 
 MAX_METADATA = 16
 """The most pairs."""
@@ -92,6 +93,15 @@ class Body(BaseModel):
                 kept = {key: field.pop(key) for key in ("title", "default", "description") if key in field}
                 schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **kept}
         return made
+
+
+_SAMPLING = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "logprobs", "structured_outputs"}
+
+
+def sampling_params(body: Body, defaults: SamplingDefaults, max_tokens: int | None, **more: Any) -> SamplingParams:
+    """The parameters that a body sets, by their own names, and `more`, over the model's. The engine verifies them."""
+    given = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING}
+    return SamplingParams(**defaults.under({**given, **more}, max_tokens))
 
 
 class Answer(BaseModel):

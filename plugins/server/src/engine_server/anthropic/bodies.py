@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_server.bodies import Body, Objects, Salt, Strings
+from engine_server.bodies import Body, Objects, Salt, Strings, sampling_params
 
 
 class CacheControl(Body):
@@ -160,14 +160,9 @@ class MessagesBody(CountTokensBody):
         return self
 
     def sampling_params(self, defaults: SamplingDefaults) -> SamplingParams:
-        """The request's parameters over the model's, verified. Raises InvalidRequestError."""
-        names = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
-        given: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if self.stop_sequences is not None:
-            given["stop"] = self.stop_sequences
+        """The request's parameters over the model's; the engine verifies them."""
+        more: dict[str, Any] = {} if self.stop_sequences is None else {"stop": self.stop_sequences}
         if self.output_config is not None and self.output_config.format is not None:
             schema = self.output_config.format.schema_
-            given["structured_outputs"] = StructuredOutputsParams(json=schema, asked_as="output_config")
-        params = SamplingParams(**defaults.under(given, self.max_tokens))
-        params.verify()
-        return params
+            more["structured_outputs"] = StructuredOutputsParams(json=schema, asked_as="output_config")
+        return sampling_params(self, defaults, self.max_tokens, **more)

@@ -9,11 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import FailFast, Field, model_validator
 
 from engine.embedding import Prompt
-from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_server.bodies import Body, Effort, Inputs, Integers, Metadata, Objects, Salt, Strings, Truncation, several
 
-_RENAMED = frozenset({"max_tokens", "logprobs"})
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -100,13 +98,9 @@ class StructuredOutputsBody(Body):
     grammar: str | None = None
     structural_tag: str | None = None
 
-    def params(self) -> StructuredOutputsParams:
-        """The same for the engine."""
-        return StructuredOutputsParams(**self.model_dump(by_alias=True))
-
 
 class SamplingBody(Body):
-    """What completions and chat have in common. Ranges are checked by `SamplingParams.verify`.
+    """What completions and chat have in common. Ranges are checked by the engine.
 
     `user`, the client's name for its own user, stands in the access log. Prompts with another `cache_salt` find none of
     each other's cached pages. With `truncate_prompt_tokens` only the last so many tokens of a prompt are taken; -1: as
@@ -169,19 +163,11 @@ class SamplingBody(Body):
         """Whether log probabilities of the output are asked for."""
         raise NotImplementedError
 
-    def sampling_params(
-        self, defaults: SamplingDefaults, *, max_tokens: int | None, logprobs: int | None
-    ) -> SamplingParams:
-        """The request's parameters over the model's, verified. Raises InvalidRequestError."""
-        names = set(SamplingParams.__struct_fields__) & set(type(self).model_fields) - _RENAMED
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+    def constraint(self) -> StructuredOutputsParams | None:
+        """On the output; None where there is none."""
         if self.structured_outputs is not None:
-            given["structured_outputs"] = self.structured_outputs.params()
-        if self.response_format is not None and (constraint := self.response_format.constraint()) is not None:
-            given["structured_outputs"] = constraint
-        params = SamplingParams(logprobs=logprobs, **defaults.under(given, max_tokens))
-        params.verify()
-        return params
+            return StructuredOutputsParams(**self.structured_outputs.model_dump(by_alias=True))
+        return None if self.response_format is None else self.response_format.constraint()
 
 
 class CompletionBody(SamplingBody):

@@ -13,6 +13,7 @@ from engine.embedding import RequestState, TextPrompt
 from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta, whole
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import stream
+from engine_server.bodies import sampling_params
 from engine_server.conversation.completion import CompletionReader, new_id
 from engine_server.conversation.rendering import check_roles, cut_prefill
 from engine_server.conversation.thinking import with_budget, with_documents, with_effort
@@ -109,7 +110,9 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
         raise APIError(400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs_asked = (body.top_logprobs or 0) if body.logprobs else None
-    params = body.sampling_params(state.engine.sampling_defaults, max_tokens=max_tokens, logprobs=logprobs_asked)
+    constraint = body.constraint()
+    defaults = state.engine.sampling_defaults
+    params = sampling_params(body, defaults, max_tokens, logprobs=logprobs_asked, structured_outputs=constraint)
     note(request, body.user, body.safety_identifier, cache_salt=body.cache_salt)
     tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
     messages, prefill = cut_prefill(body.messages) if body.continue_final_message else (body.messages, "")

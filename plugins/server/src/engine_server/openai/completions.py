@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from engine.embedding import RequestStream
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import stream
+from engine_server.bodies import sampling_params
 from engine_server.errors import APIError
 from engine_server.json import JSON
 from engine_server.openai import logprobs
@@ -38,7 +39,8 @@ async def completions(body: CompletionBody, request: Request, state: State) -> R
         raise APIError(400, f"prompt holds {len(prompts)} prompts; send 1 to {MAX_PROMPTS}", param="prompt")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     defaults = state.engine.sampling_defaults
-    params = body.sampling_params(defaults, max_tokens=max_tokens, logprobs=body.logprobs)
+    constraint = body.constraint()
+    params = sampling_params(body, defaults, max_tokens, logprobs=body.logprobs, structured_outputs=constraint)
     identity = engine_id(request, "cmpl")
     prompts = list(truncated(prompts, body.truncate_prompt_tokens))
     streams = await generate(state, request, body, prompts, params, identity)

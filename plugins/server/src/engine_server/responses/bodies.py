@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_server.bodies import Body, Effort, Metadata, Objects, Salt
+from engine_server.bodies import Body, Effort, Metadata, Objects, Salt, sampling_params
 
 
 class TextFormat(Body):
@@ -136,14 +136,11 @@ class ResponsesBody(Body):
         return self
 
     def sampling_params(self, defaults: SamplingDefaults) -> SamplingParams:
-        """The request's parameters over the model's, verified. Raises InvalidRequestError."""
-        names = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
-        given: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
+        """The request's parameters over the model's; the engine verifies them."""
         form = None if self.text is None else self.text.format
+        constraint: StructuredOutputsParams | None = None
         if form is not None and form.type == "json_object":
-            given["structured_outputs"] = StructuredOutputsParams(json_object=True, asked_as="text")
+            constraint = StructuredOutputsParams(json_object=True, asked_as="text")
         elif form is not None and form.schema_ is not None:
-            given["structured_outputs"] = StructuredOutputsParams(json=form.schema_, asked_as="text")
-        params = SamplingParams(**defaults.under(given, self.max_output_tokens))
-        params.verify()
-        return params
+            constraint = StructuredOutputsParams(json=form.schema_, asked_as="text")
+        return sampling_params(self, defaults, self.max_output_tokens, structured_outputs=constraint)
