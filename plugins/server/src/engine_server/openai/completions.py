@@ -12,17 +12,14 @@ from fastapi.responses import Response
 from engine.embedding import RequestStream
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import stream
-from engine_server.bodies import sampling_params
+from engine_server.bodies import JSON, sampling_params
 from engine_server.errors import APIError
-from engine_server.json import JSON
+from engine_server.middleware import engine_id, note, request_id
 from engine_server.openai import logprobs
-from engine_server.openai.answers import Completion, CompletionChoice
-from engine_server.openai.bodies import CompletionBody, StreamOptions
-from engine_server.request_id import engine_id, note, request_id
-from engine_server.routes import State
+from engine_server.openai.bodies import Completion, CompletionBody, CompletionChoice, StreamOptions
+from engine_server.plugins import State
 from engine_server.state import ServerState
-from engine_server.submission import collect, generate, merged, truncated
-from engine_server.usage import UsageCount, UsageSoFar
+from engine_server.submission import UsageCount, UsageSoFar, collect, generate, merged, truncated
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -81,7 +78,7 @@ class _Events:
         self._n = n
         self._head = head
         options = body.stream_options or StreamOptions()
-        self._include_usage = options.include_usage or state.force_include_usage
+        self._include_usage = options.include_usage or state.settings.enable_force_include_usage
         self._so_far = UsageSoFar() if options.continuous_usage_stats else None
         self._blank = {**head, "usage": None} if self._include_usage else head
         self._usage = UsageCount()
