@@ -12,21 +12,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.cli.answers import printable as printable
-    from engine.cli.answers import why_empty as why_empty
     from engine.cli.flags import add_engine_flags as add_engine_flags
     from engine.cli.flags import add_plugin_flags as add_plugin_flags
     from engine.cli.flags import add_positional_model as add_positional_model
     from engine.cli.flags import add_settings as add_settings
     from engine.cli.flags import command_settings as command_settings
     from engine.cli.flags import name_positional_model as name_positional_model
-    from engine.cli.sampling_flags import add_sampling_flags as add_sampling_flags
-    from engine.cli.sampling_flags import sampling_keywords as sampling_keywords
     from engine.config.declaration import EngineSettings as EngineSettings
     from engine.config.declaration import Setting as Setting
     from engine.config.declaration import Settings as Settings
     from engine.config.declaration import setting as setting
-    from engine.config.folders import state_folder as state_folder
     from engine.config.settings import Config as Config
     from engine.config.settings import EngineConfig as EngineConfig
     from engine.config.settings import model_of as model_of
@@ -34,10 +29,9 @@ if TYPE_CHECKING:
     from engine.config.sources import Merged as Merged
     from engine.frontend.assemble import start_cores as start_cores
     from engine.frontend.async_llm import AsyncLLM as AsyncLLM
-    from engine.frontend.banner import broken_plugins as broken_plugins
-    from engine.frontend.banner import capacity as capacity
-    from engine.frontend.banner import greeting as greeting
-    from engine.frontend.banner import show as show
+    from engine.frontend.capacity import broken_plugins as broken_plugins
+    from engine.frontend.capacity import capacity as capacity
+    from engine.frontend.capacity import longest as longest
     from engine.frontend.client import Attached as Attached
     from engine.frontend.constraint_check import ConstraintCheck as ConstraintCheck
     from engine.frontend.input_processor import check_task as check_task
@@ -79,14 +73,11 @@ NAMES = {
         "command_settings",
         "name_positional_model",
     ),
-    "cli.sampling_flags": ("add_sampling_flags", "sampling_keywords"),
-    "cli.answers": ("printable", "why_empty"),
     "config.declaration": ("EngineSettings", "Setting", "Settings", "setting"),
-    "config.folders": ("state_folder",),
     "config.sources": ("Merged",),
     "frontend.interrupt": ("DeferredInterrupt",),
     # what was chosen at the start, and how it goes
-    "frontend.banner": ("broken_plugins", "capacity", "greeting", "show"),
+    "frontend.capacity": ("broken_plugins", "capacity", "longest"),
     "frontend.launch": ("Launch", "launch"),
     "frontend.statistics": ("INTERVAL", "Interval", "NOTHING", "Observed"),
     # requests, before they are sent

@@ -16,16 +16,20 @@ back, and until then that request is not planned again; the others go on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from engine.kv.manager import KVManager
 from engine.kv.reservation import Reservation
+from engine.plugin.manifest import Blame
 from engine.scheduling.admission import Admission
 from engine.scheduling.batch import Batch, build_plan
 from engine.scheduling.decode import choose_decodes
 from engine.scheduling.drafts import Drafts
 from engine.scheduling.fast_path import DecodeFastPath
+from engine.scheduling.gates import Gate, Gates
 from engine.scheduling.jump_forward import JumpForward
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.prefill import Prefills
@@ -34,7 +38,7 @@ from engine.scheduling.speculative import Speculation
 from engine.scheduling.states import States
 from engine.scheduling.structured import Constraints
 from engine.scheduling.update import accept, broken_logits, check_result
-from engine.types.errors import EngineError
+from engine.types.errors import EngineError, rebuild_error
 from engine.types.outputs import CoreOutput
 from engine.types.plan import BROKEN, StepPlan, StepResult
 from engine.types.request import EngineRequest
@@ -56,6 +60,8 @@ class Scheduler:
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
         swapping: where preempted requests leave their pages; None: they are computed again.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
+        gates: what else new requests wait for.
+        blame: names the driver that an error is about.
         jump_forward: over what constraints force; None: token by token.
         whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.
         vocab_size: a result with another token ends the engine; None: not checked.
@@ -79,6 +85,8 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         swapping: Swapping | None = None,
         constraints: Constraints | None = None,
+        gates: Sequence[Gate] = (),
+        blame: Blame | None = None,
         jump_forward: JumpForward | None = None,
         whole_prompts: bool = False,
         vocab_size: int | None = None,
@@ -92,7 +100,9 @@ class Scheduler:
         self.slots = SlotTable(max_num_seqs, max_model_len)
         self.drafts = Drafts(speculation, jump_forward, constraints)
         self.fast_path = DecodeFastPath(self.slots, kv, vocab_size)
-        self.states = States(kv, policy, self.slots, self.fast_path, self.drafts, swapping, constraints)
+        waits = Gates([*([] if constraints is None else [constraints]), *gates])
+        blame = Blame(()) if blame is None else blame
+        self.states = States(kv, policy, self.slots, self.fast_path, self.drafts, swapping, constraints, waits, blame)
         self.requests = self.states.requests
         self.running = self.states.running
         self.prefilling = self.states.prefilling
@@ -153,7 +163,8 @@ class Scheduler:
         states = self.states
         if states.deadlines:
             states.fail_late()
-        states.take_compiled()
+        states.take_ready()
+        states.fail_faulty()
         if self.fast_path.num_plans and not (self.slots.num_free and len(self.policy)):
             self.last_step += 1
             self.outstanding.append(self.fast_path.next_plan(self.last_step))
@@ -171,6 +182,7 @@ class Scheduler:
         self.last_step += 1
         plan = build_plan(self.last_step, batch, self.slots, self.swapping)
         self.outstanding.append(plan)
+        states.fail_faulty()
         if plan.num_decodes == len(self.running) and self._may_repeat(plan):
             self.fast_path.begin(plan)
         return plan
@@ -226,14 +238,18 @@ class Scheduler:
         self.slots.step_done(plan.step_id)
 
     def _fail_broken(self, plan: StepPlan, result: StepResult) -> None:
-        """End the requests of rows whose logits were not numbers; what they drew before is dropped as surplus. Nothing
-        of them stays in the prefix cache, nor what they found there, also where they have ended meanwhile."""
-        rows = (result.tokens == BROKEN).reshape(plan.num_rows, -1).any(axis=1) & plan.samples
-        for slot in plan.slot_of_row[rows].tolist():
-            request = self.slots.owner(slot)
-            self.kv.distrust(slot, request.sequence(self.slots.tokens[slot, : self.slots.known[slot]]))
+        """End the requests of rows that could not draw; what they drew before is dropped as surplus. Where logits were
+        not numbers, nothing of them stays in the prefix cache, nor what they found there, also where they have ended
+        meanwhile."""
+        broken = (result.tokens == BROKEN).reshape(plan.num_rows, -1).any(axis=1) & plan.samples
+        for row in np.flatnonzero(broken).tolist():
+            slot = int(plan.slot_of_row[row])
+            request, parts = self.slots.owner(slot), (result.errors or {}).get(row)
+            if parts is None:
+                self.kv.distrust(slot, request.sequence(self.slots.tokens[slot, : self.slots.known[slot]]))
             if self.slots.accepts[slot]:
-                self.states.fail(request, broken_logits(request.request_id, request.num_tokens))
+                error = rebuild_error(parts) if parts else broken_logits(request.request_id, request.num_tokens)
+                self.states.fail(request, error)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where requests, slots, pages and queue contradict each other."""

@@ -1,6 +1,6 @@
 """Where each unfinished request is, and how it gets from one place to the next.
 
-A new request waits (for its matcher, for another of its group, in the policy's queue), then runs in a slot. Where pages
+A new request waits (at gates, for another of its group, in the policy's queue), then runs in a slot. Where pages
 are short one is preempted: it drains until no step under way names it, and waits again, in the policy's queue or in the
 swap tier's. It may end anywhere. Admission, which gives slots, is in `engine.scheduling.admission`.
 """
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.kv.manager import KVManager
+from engine.plugin.manifest import Blame
 from engine.scheduling.drafts import Drafts
 from engine.scheduling.fast_path import DecodeFastPath
+from engine.scheduling.gates import Gates
 from engine.scheduling.preemption import Preemptions, Swapping, spoilt
 from engine.scheduling.slots import EMPTY, Request, SlotTable, Status
 from engine.scheduling.structured import Constraints
-from engine.types.errors import EngineError, KVCacheTooSmallError, RequestTimeoutError
+from engine.types.errors import ContractError, EngineError, KVCacheTooSmallError, RequestTimeoutError
 from engine.types.outputs import CoreOutput
 from engine.types.request import FinishReason
 
@@ -42,6 +44,8 @@ class States:
         drafts: is told when a request ends.
         swapping: where preempted requests leave their pages; None: they are computed again.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
+        gates: what new requests wait for.
+        blame: names the driver that an error is about.
 
     Attributes:
         requests: all of them, by id.
@@ -63,6 +67,8 @@ class States:
         drafts: Drafts,
         swapping: Swapping | None,
         constraints: Constraints | None,
+        gates: Gates,
+        blame: Blame,
     ) -> None:
         self.kv = kv
         self.policy = policy
@@ -71,7 +77,9 @@ class States:
         self.drafts = drafts
         self.swapping = swapping
         self.constraints = constraints
+        self.gates = gates
         self.preemptions = Preemptions()
+        self.blame = blame
         self.requests: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.prefilling: dict[str, Request] = {}
@@ -86,19 +94,26 @@ class States:
         """A new request that has all it needs waits for a slot, or for another of its group."""
         request.status = Status.HELD
         if not self.kv.enable_prefix_caching or self.groups.join(request):
-            request.status = Status.WAITING
-            self.policy.push(request)
+            self._queue(request, self.policy.push)
 
     def requeue(self, request: Request) -> None:
         """A request waits for a slot, before those that came after it."""
-        request.status = Status.WAITING
-        self.policy.push_front(request)
+        request.status = Status.HELD
+        self._queue(request, self.policy.push_front)
 
-    def take_compiled(self) -> None:
-        """Queue the requests whose matchers have been compiled since the last call."""
-        if self.constraints is None or not self.constraints.num_compiling:
-            return
-        for request, error in self.constraints.take_compiled():
+    def _queue(self, request: Request, push: Callable[[Request], None]) -> None:
+        try:
+            push(request)
+        except Exception as error:
+            logger.exception("request %s could not be queued", request.request_id)
+            asked, found = f"queue request {request.request_id!r}", f"it raised {type(error).__name__}: {error}"
+            remedy = "name another driver, or report it to this one's author; the log has the traceback"
+            return self.fail(request, ContractError(asked, found, remedy, point="scheduling_policy"))
+        request.status = Status.WAITING
+
+    def take_ready(self) -> None:
+        """Queue the requests that no longer wait at a gate."""
+        for request, error in self.gates.ready():
             if error is None:
                 self.enter_queue(request)
             else:
@@ -179,8 +194,8 @@ class States:
             self._leave_running(request)
         elif request.status is Status.DRAINING:
             self.draining.remove(request)
-        elif request.status is Status.COMPILING and self.constraints is not None:
-            self.constraints.forget(request)
+        elif request.status is Status.PENDING:
+            self.gates.forget(request)
         if self.swapping is not None:
             self.swapping.ended(request)
         if request.slot >= 0:
@@ -211,8 +226,21 @@ class States:
 
     def fail(self, request: Request, error: EngineError) -> None:
         """End a request with an error."""
-        self.notices.append(_error_output(request.request_id, error))
+        self.notices.append(_error_output(request.request_id, self.blame.named(error)))
         self.end(request)
+
+    def fail_faulty(self) -> None:
+        """End the requests over which the swap tier's connector raised an error. What should have been loaded for one
+        that runs is not there: nothing of it stays in the prefix cache."""
+        if self.swapping is None:
+            return
+        while self.swapping.faults:
+            request, error = self.swapping.faults.pop()
+            if request.status is Status.RUNNING:
+                known = int(self.slots.known[request.slot])
+                self.kv.distrust(request.slot, request.sequence(self.slots.tokens[request.slot, :known]))
+            if request.status is not Status.FINISHED:
+                self.fail(request, error)
 
     def fail_too_small(self, request: Request) -> None:
         """End a request that the KV cache could not hold if it were alone."""
@@ -244,8 +272,7 @@ class States:
         self.deadlines.clear()
         if self.swapping is not None:
             self.swapping.clear()
-        if self.constraints is not None:
-            self.constraints.shutdown()
+        self.gates.shutdown()
 
     # -- integrity ----------------------------------------------------------------------------------------------------
     def check_integrity(self) -> None:
@@ -263,7 +290,7 @@ class States:
         assert by_status[Status.SWAPPED] == (0 if self.swapping is None else len(self.swapping))
         if self.swapping is not None:
             self.swapping.check_integrity(idle=not self.requests)
-        assert by_status[Status.COMPILING] == (0 if self.constraints is None else self.constraints.num_compiling)
+        assert by_status[Status.PENDING] == len(self.gates)
         assert self.prefilling.keys() <= self.running.keys()
         for request in self.running.values():
             end = int(self.slots.computed[request.slot] + self.slots.drafts[request.slot])

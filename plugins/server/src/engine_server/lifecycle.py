@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from engine.embedding import INTERVAL, AsyncLLM, Interval, Observed, show
+from engine.embedding import INTERVAL, AsyncLLM, Interval, Observed
 from engine.process.logs import logs_json, tell
 from engine.types.errors import ShuttingDownError
+from engine_kit.banner import show
 from engine_server.config import ServerConfig
 
 ACCESS_LOG = "engine.access"
