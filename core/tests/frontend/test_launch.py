@@ -25,6 +25,7 @@ from engine.types.errors import (
     UnsupportedModelError,
 )
 from engine.types.model import KVSpec, ModelDescription
+from engine.types.parallel import Parallel
 from engine.types.start import CoreStart
 from engine_reference.models.llama_card import Llama
 
@@ -94,7 +95,7 @@ def test_several_ranks(folder: Path) -> None:
     plan = launch(EngineConfig(model=str(folder), tensor_parallel_size=4))
     worker = plan.start.worker
     (group,) = worker.layout.groups
-    assert (worker.size, worker.rank, worker.rendezvous, group.num_kv_heads) == (4, 0, "", 1)
+    assert (worker.parallel, worker.rendezvous, group.num_kv_heads) == (Parallel(tp=4), "", 1)
     chosen = {selection.point: selection for selection in plan.selections}
     one = launch(EngineConfig(model=str(folder)))
     assert "communicator" not in {selection.point for selection in one.selections}

@@ -43,6 +43,7 @@ from engine.plugin.points import (
 )
 from engine.types.errors import ConfigError, EngineError, ManifestError, ModelNotFoundError
 from engine.types.model import CheckpointFiles, ModelDescription
+from engine.types.parallel import Parallel
 from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
@@ -220,6 +221,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     sampling = sampling_defaults(config, generation_config, model.generates)
     model = msgspec.structs.replace(model, sampling=sampling)
     max_model_len = _max_model_len(config, model)
+    parallel = parallel_of(config)
 
     needs = attention_needs(
         model,
@@ -227,7 +229,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         dtype=dtype,
         kv_dtype=kv_dtype,
         facts=device,
-        size=config.tensor_parallel_size,
+        size=parallel.tp,
     )
     pages = {one.kind: one.card.tokens_per_page(needs[one.kind]) for one in choices.choose(ATTENTION, needs)}
     if ATTENTION.name in platform.card.own_points:
@@ -239,7 +241,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         block_size=config.block_size,
         kv_itemsize=_ITEM_SIZES[kv_dtype],
         tokens_per_page=pages,
-        size=config.tensor_parallel_size,
+        size=parallel.tp,
     )
     facts = Facts(
         config=config,
@@ -247,6 +249,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         implementation=implementation,
         model=model,
         dtype=dtype,
+        parallel=parallel,
         layout=layout,
         tokenizer=tokenizer,
         tokenizer_folder=tokenizer_folder,
@@ -271,7 +274,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_cache_memory=config.kv_cache_memory,
         num_kv_pages=config.num_kv_pages,
-        size=config.tensor_parallel_size,
+        parallel=parallel,
         swap_space=config.swap_space,
         kv_cache_dtype=kv_dtype,
         memory_utilization=config.memory_utilization,
@@ -339,10 +342,15 @@ def _model_needs(config: EngineConfig, files: CheckpointFiles, device: PlatformF
             architecture=architecture,
             config=files.config,
             framework=device.framework,
-            world_size=config.tensor_parallel_size,
+            parallel=parallel_of(config),
         )
         for architecture in architectures or [""]
     }
+
+
+def parallel_of(config: EngineConfig) -> Parallel:
+    """Over how many workers the settings divide the model."""
+    return Parallel(tp=config.tensor_parallel_size)
 
 
 def _described(

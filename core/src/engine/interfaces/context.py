@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
+from engine.types.parallel import GroupPlace
 from engine.types.start import WorkerStart
 
 if TYPE_CHECKING:
@@ -109,11 +110,13 @@ class WorkerContext:
         start: the start message.
         options: the driver's validated `Options`, or None where its card declares none.
         device, dtype: where and in what the model computes; None while the platform itself is built.
+        group: for a communicator, whose ranks it connects; else None.
     """
 
     start: WorkerStart
     options: Any = None
     device: torch.device | None = None
     dtype: torch.dtype | None = None
+    group: GroupPlace | None = None
     platform: Platform | None = None
     ops: Ops | None = None

@@ -17,7 +17,7 @@ from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.loop.grammars import GrammarDriver, Grammars, warm_up
 from engine.plugin import Candidate, HookRelay, Manifest, PluginList, Registry
-from engine.plugin.manifest import check_hooks, restore_choice
+from engine.plugin.manifest import Blame, check_hooks, restore_choice
 from engine.scheduling.jump_forward import JumpForward
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.scheduler import Scheduler
@@ -97,6 +97,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             jump_forward=_jump_forward(start, constraints, vocabulary),
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
+            blame=Blame(worker.choices),
         )
         hooks = HookRelay("core", registry, options=worker.hook_options)
         ready = msgspec.structs.replace(ready, broken=tuple(dict.fromkeys((*ready.broken, *registry.broken()))))
@@ -157,7 +158,7 @@ def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary, p
             )
             card = cast("type[GrammarCard]", selection.card)
             try:
-                drivers[candidate] = GrammarDriver(candidate.name, card, selection.build(context))
+                drivers[candidate] = GrammarDriver(candidate, card, selection.build(context))
             except PluginError as error:
                 if selection.asked:
                     Grammars(turns, model.vocab_size).close()
@@ -216,9 +217,10 @@ def _swapping(start: CoreStart, registry: Registry, context: CoreContext, kv: KV
     """Where preempted requests leave their pages; None where they are computed again."""
     if start.preemption_mode != "swap":
         return None
-    (name,) = (choice.driver for choice in start.worker.choices if choice.point == "kv_connector")
     connector = _build("kv_connector", start, registry, context, half="core")
-    return Swapping(kv, connector, name, _build("scheduling_policy", start, registry, context))
+    (name,) = (choice.driver for choice in start.worker.choices if choice.point == "kv_connector")
+    candidate = registry.find("kv_connector", name)
+    return Swapping(kv, connector, candidate, _build("scheduling_policy", start, registry, context))
 
 
 def _build(

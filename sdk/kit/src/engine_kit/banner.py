@@ -125,7 +125,7 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
     if launch.registry.plugins.text:
         facts.append(("plugins", f"{launch.registry.plugins.text} ({len(launch.registry.denied)} denied)"))
     if ranks > 1:
-        workers = f", divided over {start.size} processes each" if start.size > 1 else ""
+        workers = f", divided over {start.parallel.world} processes each" if start.parallel.world > 1 else ""
         facts.insert(2, ("ranks", f"{ranks} engine cores, each with the whole model{workers}"))
     drivers = [(_label(chosen), f"{chosen.driver}: {chosen.why}") for chosen in chosen_drivers(launch.selections)]
     text = [f"Engine {version('engine-base')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
