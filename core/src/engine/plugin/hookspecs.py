@@ -129,16 +129,17 @@ class FrontendHooks:
         """How the engine did in the last interval of ten seconds. A server and `AsyncLLM` tell it idle or not, `LLM`
         with the first step after an interval has passed."""
 
-    @hook("observing", thread=f"{_SERVER}; `engine` is for coroutine functions of routes", cost="once a start")
-    def http_routes(self, router: Any, engine: Any) -> None:
+    @hook("observing", thread=f"{_SERVER}; `server` is for coroutine functions of routes", cost="once a start")
+    def http_routes(self, router: Any, server: Any) -> None:
         """Add routes to the server, before `engine_started`: `router` is a `fastapi.APIRouter` of this plugin's own,
-        `engine` an `engine_server.http_routes.EngineView`. Who raises, or adds a route which is there already, is left
-        out with all its routes, with a warning."""
+        `server` an `engine_server.plugins.ServerView`. Who raises, or adds a route which is there already, is left out
+        with all its routes, with a warning."""
 
     @hook("wrap", thread=f"{_SERVER}; {_APPLICATION}", cost="once a start, and the application once a HTTP request")
-    def http_middleware(self, app: Any) -> Any:
-        """An ASGI application around the routes, made before `engine_started`. It is the innermost of all middleware:
-        the request has an id, has passed the gate, and its body has been read. It gets every scope."""
+    def http_middleware(self, app: Any, server: Any) -> Any:
+        """An ASGI application around the routes, made before `engine_started`; `server` as for `http_routes`. The
+        request has an id, the server is serving, and whoever asks for the body first gets all of it, within limits. It
+        gets every scope."""
 
     @hook("observing", thread=f"{_SERVER}; {_COLLECTORS}", cost="once a start, and the collectors once a scrape")
     def metrics(self, registry: Any) -> None:
