@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
 from engine.interfaces.latent_attention import LatentAttentionBackend
 from engine.interfaces.platform import STREAM
-from engine_sdk.conformance.attention.case import TOLERANCE, Case, Form, Keys, Rows, check_unseen, whole_rows
+from engine_sdk.conformance.attention.case import TOLERANCE, Case, Form, Keys, Rows, batches, check_unseen, whole_rows
 from engine_sdk.conformance.attention.latent import LatentTests, LatentThorough, copy_into
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
@@ -472,26 +472,3 @@ def forms() -> st.SearchStrategy[Form]:
         alibi=st.sampled_from([False, False, True]),
         spare_bytes=st.sampled_from([0, 64]),
     )
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> dict[str, Any]:
-    """Decode rows, then rows of any number of queries, contiguous or not."""
-    decodes = [[n] for n in draw(st.lists(st.integers(0, 60), max_size=5))]
-    others: list[Sequence[int]] = []
-    for _ in range(draw(st.integers(0 if decodes else 1, 3))):
-        if draw(st.booleans()):
-            start = draw(st.integers(0, 40))
-            others.append(range(start, start + draw(st.integers(1, 20))))
-        else:
-            others.append(sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=8))))
-    rows = [*decodes, *others]
-    return {
-        "rows": rows,
-        "num_decodes": len(decodes),
-        "keys": [(row, draw(st.integers(0, places[-1]))) for row, places in enumerate(rows) if draw(st.booleans())],
-        "seed": draw(st.integers(0, 2**32)),
-        "padding_tokens": draw(st.sampled_from([0, 0, 3])),
-        "bound": draw(st.sampled_from([0, 0, 4])),
-        "strided": draw(st.booleans()),
-    }
