@@ -63,7 +63,7 @@ class ApiProcess:
         self.last = Told(self.number, self.pid, 0, Snapshot())
         self.channel = Channel({name: self._bound(one) for name, one in handlers.items()}, self._child.send)
         self._ending = threading.Lock()  # whoever finds it dead, and whoever ends them all
-        self._listener = LoopListener(self._child, asyncio.get_running_loop(), self._hear, self._died)
+        self._listener = LoopListener[Message](self._child, asyncio.get_running_loop(), self._hear, self._died)
 
     def _bound(self, handler: Handler) -> Handler:
         return lambda *values: handler(self, *values)
