@@ -83,7 +83,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("logits soft cap", "soft_cap soft_cap_in_a_window"),
             Capability("attention sinks", "sinks"),
             Capability("ALiBi", "alibi"),
-            Capability("queries that are not contiguous (`kv_index`)", "kv_index what_lies_between_queries"),
+            Capability("queries that are not contiguous, or see nothing (`kv_index`)", "kv_index what_lies_between_queries what_sees_nothing"),
             Capability("bfloat16 KV cache under float32 queries", "narrower_cache"),
             Capability("fp8 KV cache", "fp8_cache what_some_queries_do_not_see_in_fp8"),
             Capability("large scores without overflow", "large_scores"),
