@@ -15,7 +15,7 @@ from engine.config.settings import EngineConfig
 from engine.frontend.launch import attention_needs, choose_dtype, launch
 from engine.interfaces.platform import PlatformCard, PlatformFacts
 from engine.plugin import Candidate, Registry
-from engine.plugin.points import MODEL
+from engine.plugin.points import CHECKPOINT, MODEL
 from engine.process import wire
 from engine.types.errors import (
     ConfigError,
@@ -25,6 +25,7 @@ from engine.types.errors import (
     UnsupportedModelError,
 )
 from engine.types.model import KVSpec, ModelDescription
+from engine.types.parallel import Parallel
 from engine.types.start import CoreStart
 from engine_reference.models.llama_card import Llama
 
@@ -56,6 +57,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_default_model_is_its_own_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a folder of that name lies about, which another driver would open."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PluginError, match="several drivers claim it"):
+        launch(EngineConfig(model="tiny"))
+    (checkpoint,) = (plan := launch(EngineConfig())).chosen(CHECKPOINT)
+    assert checkpoint.candidate.name == "tiny" and not checkpoint.asked and plan.model_name == "tiny"
+
+
 @pytest.mark.parametrize(("features", "dtype"), [({"avx512_bf16"}, "bfloat16"), ({"avx2"}, "float32")])
 def test_decisions(folder: Path, monkeypatch: pytest.MonkeyPatch, features: set[str], dtype: str) -> None:
     monkeypatch.setattr("engine_reference.platform_host.card.processor", lambda: ("a processor", frozenset(features)))
@@ -83,7 +95,7 @@ def test_several_ranks(folder: Path) -> None:
     plan = launch(EngineConfig(model=str(folder), tensor_parallel_size=4))
     worker = plan.start.worker
     (group,) = worker.layout.groups
-    assert (worker.size, worker.rank, worker.rendezvous, group.num_kv_heads) == (4, 0, "", 1)
+    assert (worker.parallel, worker.rendezvous, group.num_kv_heads) == (Parallel(tp=4), "", 1)
     chosen = {selection.point: selection for selection in plan.selections}
     one = launch(EngineConfig(model=str(folder)))
     assert "communicator" not in {selection.point for selection in one.selections}

@@ -11,6 +11,7 @@ from plain import CARDS, LLAMA_FAMILY
 
 from engine.interfaces.model import ModelNeed
 from engine.types.errors import CheckpointError, UnsupportedModelError
+from engine.types.parallel import Parallel
 from engine_reference.models.llama_card import Llama, Mistral, Qwen2, Qwen3
 
 
@@ -169,7 +170,7 @@ def test_unsupported(card: Any) -> None:
         found = reasons(card, **change)
         assert len(found) == 1 and word in found[0], (change, found)
     architecture = next(name for name, known in CARDS.items() if known is card)
-    need = ModelNeed(architecture=architecture, config=config_of(architecture), world_size=3)
+    need = ModelNeed(architecture=architecture, config=config_of(architecture), parallel=Parallel(tp=3))
     found = card.unsupported(need)
     assert found and all("3 ranks" in reason for reason in found)
 
@@ -187,7 +188,7 @@ def test_cards_are_light() -> None:
     """No card, and nothing that a card needs, imports torch."""
     code = (
         "import sys, engine_reference.models.llama_card, engine_reference.checkpoint_safetensors, engine.modeling\n"
-        "import engine.modeling.config, engine.modeling.checkpoint_files\n"
+        "import engine.modeling.config, engine_kit.hf_folder\n"
         "heavy = {'torch', 'safetensors', 'transformers', 'pydantic'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionNeed, LayerCache
+from engine.types.parallel import Parallel
 from engine_cuda import attention_reasons
 from engine_cuda.attention_mla.card import TritonLatentAttention
 from engine_cuda.attention_triton.body import TritonAttentionBody
@@ -39,7 +40,7 @@ MIXED = [[50], [3], range(5, 8), range(12), range(40, 60)]
 
 def driver(dtype: str = "float32", split_kv: bool = True, num_q_heads: int = 4) -> TritonAttentionBody:
     """The driver, as the engine builds it; `num_q_heads` of its model."""
-    start = SimpleNamespace(model=SimpleNamespace(num_q_heads=num_q_heads), size=1, kv_cache_dtype=None)
+    start = SimpleNamespace(model=SimpleNamespace(num_q_heads=num_q_heads), parallel=Parallel(), kv_cache_dtype=None)
     options = TritonAttentionOptions(split_kv=split_kv)
     device = torch.device(DEVICE)
     context: Any = SimpleNamespace(options=options, device=device, dtype=getattr(torch, dtype), start=start)

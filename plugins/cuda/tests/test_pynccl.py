@@ -128,8 +128,8 @@ def test_one_rank_on_a_gpu() -> None:
 
     device = torch.device("cuda", 0)
     with tempfile.TemporaryDirectory() as folder, torch.cuda.device(device):
-        start = SimpleNamespace(rank=0, size=1, rendezvous=folder)
-        body = PyNcclBody(SimpleNamespace(start=start, device=device, options=PyNcclOptions()))  # type: ignore[arg-type]
+        group = SimpleNamespace(rank=0, size=1, rendezvous=folder)
+        body = PyNcclBody(SimpleNamespace(group=group, device=device, options=PyNcclOptions()))  # type: ignore[arg-type]
         for dtype in (torch.bfloat16, torch.float32, torch.int64):
             x = torch.arange(24, device=device).to(dtype).view(2, 3, 4)
             assert torch.equal(body.all_reduce(x.clone()), x)

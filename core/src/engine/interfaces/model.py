@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from engine.plugin import Card
 from engine.types.model import ModelDescription
+from engine.types.parallel import Parallel
 
 if TYPE_CHECKING:
     import torch
@@ -34,14 +35,14 @@ class ModelNeed:
         architecture: config.json's string.
         config: config.json, decoded.
         framework: "torch" or "jax".
-        world_size: ranks that share the weights.
+        parallel: over how many workers the model is divided.
         features: further demands.
     """
 
     architecture: str
     config: dict[str, Any] = field(default_factory=dict)
     framework: str = "torch"
-    world_size: int = 1
+    parallel: Parallel = field(default_factory=Parallel)
     features: frozenset[ModelFeature] = frozenset()
 
 

@@ -116,7 +116,8 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
         engine.shutdown()
         raise
     if interactive and engine.plan is not None:
-        from engine.embedding import greeting, show, validated
+        from engine.embedding import validated
+        from engine_kit.banner import greeting, show
 
         verbose = validated(ChatSettings, merged).verbose
         show(greeting(engine.plan, engine.client.worker, None, verbose=verbose))

@@ -67,7 +67,7 @@ class Bert(ModelCard):
                 reasons.append(f"the config sets {key}, which it does not have")
         try:
             inner = integer(config, "intermediate_size")
-            reasons += unsupported_ranks(cls.describe(config), need.world_size, intermediate_size=inner)
+            reasons += unsupported_ranks(cls.describe(config), need.parallel.tp, intermediate_size=inner)
         except EngineError as error:
             reasons.append(str(error))
         return reasons

@@ -22,6 +22,7 @@ from engine.interfaces.quantization import KINDS
 from engine.plugin import Registry
 from engine.types.errors import CheckpointError, UnsupportedModelError
 from engine.types.model import ModelDescription
+from engine.types.parallel import Parallel
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.model.example import Shapes, check_size, draw, prompt
@@ -111,10 +112,10 @@ class ModelSuite(Conformance):
         return cast("ModelDescription", cls.once("description", lambda: cls.described().describe(cls.whole_config())))
 
     @classmethod
-    def need(cls, world_size: int = 1) -> ModelNeed:
+    def need(cls, tp: int = 1) -> ModelNeed:
         """What the engine asks."""
         config = cls.whole_config()
-        return ModelNeed(architecture=config["architectures"][0], config=config, world_size=world_size)
+        return ModelNeed(architecture=config["architectures"][0], config=config, parallel=Parallel(tp=tp))
 
     @classmethod
     def needs(cls) -> Sequence[ModelNeed]:

@@ -57,7 +57,7 @@ class GPT2Card(ModelCard):
             if config.get(key):
                 reasons.append(f"the config sets {key}, which it does not have")
         try:
-            reasons += unsupported_ranks(cls.describe(config), need.world_size, n_inner=inner_size(config))
+            reasons += unsupported_ranks(cls.describe(config), need.parallel.tp, n_inner=inner_size(config))
         except EngineError as error:
             reasons.append(str(error))
         return reasons

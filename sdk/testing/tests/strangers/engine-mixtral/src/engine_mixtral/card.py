@@ -45,7 +45,7 @@ class MixtralCard(ModelCard):
             reasons += unsupported_rope(config)
             if not reasons:
                 model, inner = cls.describe(config), integer(config, "intermediate_size")
-                reasons += unsupported_ranks(model, need.world_size, intermediate_size=inner)
+                reasons += unsupported_ranks(model, need.parallel.tp, intermediate_size=inner)
                 if read_rope(config, model.kv_specs[0].head_size).rotary_dim != model.kv_specs[0].head_size:
                     reasons.append("the config rotates a part of each head, and the body whole heads")
         except EngineError as error:
