@@ -362,9 +362,9 @@ LATENT = [
 MUTANTS = [
     SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, RoundsLse, LeavesLse,
     ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
-    PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound, WrongGroups,
-    NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes, SlopesToOneSide,
-    KeepsTwoBits, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
+    PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound,
+    WrongGroups, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes,
+    SlopesToOneSide, KeepsTwoBits, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
 ]  # fmt: skip
 
 globals().update(suites_of(AttentionConformance, PlainAttention, [m for m in MUTANTS if m not in LATENT]))
