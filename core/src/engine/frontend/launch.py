@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -245,10 +246,12 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     (tokenizer,) = choices.choose(TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
     layout = make_layout(
-        model.kv_specs,
+        model.sites,
         block_size=config.block_size,
         kv_itemsize=_ITEM_SIZES[kv_dtype],
-        tokens_per_page={one.kind: one.card.tokens_per_page(needs[one.kind]) for one in attention},
+        tokens_per_page={
+            one.kind: lcm(*(one.card.tokens_per_page(need) for need in needs[one.kind])) for one in attention
+        },
         size=config.tensor_parallel_size,
     )
     facts = Facts(

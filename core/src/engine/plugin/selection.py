@@ -120,13 +120,16 @@ class Selection(Generic[CardT]):
 
 
 def judge(card: type[Card], candidate: Candidate, need: Any) -> Verdict:
-    """Ask a card whether it can serve `need`.
+    """Ask a card whether it can serve `need`, or all needs of a tuple.
 
     The framework is compared here, so that no card has to.
 
     Raises:
         ContractError: `unsupported` raised, or answered something else than a list of strings.
     """
+    if isinstance(need, tuple):
+        found = [reason for each in need for reason in judge(card, candidate, each).reasons]
+        return Verdict(candidate, fit=not found, reasons=tuple(dict.fromkeys(found)))
     reasons: list[str] = []
     wanted = getattr(need, "framework", None)
     if wanted is not None and card.framework is not None and card.framework != wanted:

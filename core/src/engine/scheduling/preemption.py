@@ -72,7 +72,7 @@ def oldest_that_fit(order: np.ndarray, need: np.ndarray, available: int) -> np.n
 
     Args:
         order: int [n]; of admission.
-        need: bool [groups, n]; which rows need a page.
+        need: bool [tables, n]; which rows need a page.
         available: pages.
     """
     oldest = np.argsort(order)
