@@ -24,7 +24,7 @@ from typing import Any, cast
 from reference_source import arguments, cell, class_docstrings, code, escape, prose, render_module, source_of
 
 from engine.config.declaration import EngineSettings, Setting
-from engine.plugin import POINTS, Card, Command, Registry
+from engine.plugin import POINTS, Card, Registry
 from engine.plugin.candidate import Candidate
 from engine.plugin.hookspecs import HOOKSPECS, facts_of
 from engine.plugin.points import HOOK_MAJORS
@@ -299,14 +299,14 @@ def errors_page() -> str:
 
 # -- commands and requests -----------------------------------------------------------------------------------------
 def commands_page() -> str:
-    """The built-in commands, each with the help that it prints."""
-    from engine.cli.main import COMMANDS
+    """The built-in commands and those of our plugins, each with the help that it prints."""
+    from engine.cli.main import COMMANDS, _find
+    from engine.plugin.hints import known_drivers
 
-    rows = [(code(f"engine {name}"), cell(help_line)) for name, (_, help_line) in COMMANDS.items()]
+    commands = {name: _find(name) for name in (*COMMANDS, *known_drivers()["commands"])}
+    rows = [(code(f"engine {name}"), cell(command.help)) for name, command in commands.items()]
     lines = ["# Commands", "", *table(("command", "does"), rows)]
-    for name, (home, _) in COMMANDS.items():
-        module, _, attribute = home.partition(":")
-        command: Command = getattr(importlib.import_module(module), attribute)()
+    for name, command in commands.items():
         parser = argparse.ArgumentParser(prog=f"engine {name}", description=command.help, formatter_class=_formatter())
         command.add_arguments(parser)
         for inner in _with_subparsers(parser):

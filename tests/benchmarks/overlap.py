@@ -16,6 +16,7 @@ from engine.interfaces.context import GrammarContext
 from engine.interfaces.grammar import Grammar
 from engine.plugin import Registry, choose
 from engine.plugin.points import GRAMMAR
+from engine.scheduling.gates import Gates
 from engine.scheduling.structured import Constraints
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
@@ -69,7 +70,8 @@ def measure_overlap(config: EngineConfig, options: OverlapOptions) -> Report:
     core.executor = DeviceExecutor(options.step_ms / 1e3, core.worker_ready.num_pages)
     rng = random.Random(0)
     constraint = StructuredOutputsParams(choice=["".join(rng.choices("abcdefgh", k=most)) for _ in range(TEXTS)])
-    core.scheduler.states.constraints, grammar = _constraints(config, constraint)
+    constraints, grammar = _constraints(config, constraint)
+    core.scheduler.states.constraints, core.scheduler.states.gates = constraints, Gates([constraints])
     try:
         _begin(core, options, most, constraint)
         rounds = [_measure(core, options.steps) for _ in range(options.rounds)]

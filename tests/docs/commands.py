@@ -69,7 +69,8 @@ def parse(line: str) -> None:
 def flags() -> set[str]:
     """Every flag of every command of ours, and of what measures the insides."""
     found: set[str] = set()
-    pending = [parser_of(name) for name in (*COMMANDS, "plugins test", "serve", "run-batch", "chat", "bench")]
+    of_plugins = ("plugins test", "serve", "run-batch", "chat", "generate", "bench")
+    pending = [parser_of(name) for name in (*COMMANDS, *of_plugins)]
     pending.append(benchmarks_parser())
     while pending:
         for action in pending.pop()._actions:

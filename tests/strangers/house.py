@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 REFERENCE = ("core", "sdk/kit", "plugins/reference", "plugins/tiny")
 """Enough for `LLM` offline."""
-OURS = (*REFERENCE, "plugins/server", "plugins/parsers", "plugins/parallel")
-"""Enough to serve the bundled model."""
+OURS = (*REFERENCE, "plugins/server", "plugins/parsers", "plugins/parallel", "plugins/chat")
+"""Enough to serve the bundled model, and to ask it in the terminal."""
 
 
 class House:

@@ -68,7 +68,7 @@ def test_nothing_of_ours_comes_from_the_sources(house: House) -> None:
     code_, listed = house.run("plugins", "--json")
     assert code_ == 0
     assert {row["distribution"] for row in json.loads(listed)["drivers"]} == {
-        f"engine-{name}" for name in ("parallel", "parsers", "reference", "server", "tiny")
+        f"engine-{name}" for name in ("chat", "parallel", "parsers", "reference", "server", "tiny")
     }
 
 

@@ -12,16 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.cli.answers import printable as printable
-    from engine.cli.answers import why_empty as why_empty
     from engine.cli.flags import add_engine_flags as add_engine_flags
     from engine.cli.flags import add_plugin_flags as add_plugin_flags
     from engine.cli.flags import add_positional_model as add_positional_model
     from engine.cli.flags import add_settings as add_settings
     from engine.cli.flags import command_settings as command_settings
     from engine.cli.flags import name_positional_model as name_positional_model
-    from engine.cli.sampling_flags import add_sampling_flags as add_sampling_flags
-    from engine.cli.sampling_flags import sampling_keywords as sampling_keywords
     from engine.config.declaration import EngineSettings as EngineSettings
     from engine.config.declaration import Setting as Setting
     from engine.config.declaration import Settings as Settings
@@ -79,8 +75,6 @@ NAMES = {
         "command_settings",
         "name_positional_model",
     ),
-    "cli.sampling_flags": ("add_sampling_flags", "sampling_keywords"),
-    "cli.answers": ("printable", "why_empty"),
     "config.declaration": ("EngineSettings", "Setting", "Settings", "setting"),
     "config.folders": ("state_folder",),
     "config.sources": ("Merged",),

@@ -26,13 +26,15 @@ def test_help_and_plugins_import_nothing_heavy(process, arguments):
     assert result.stdout.splitlines()[-1] == "[] []", result.stderr
 
 
-def test_generate_help_imports_nothing_heavy(process):
+@pytest.mark.parametrize(("command", "heavy"), [("plugins", []), ("generate", ["stevedore"])])
+def test_a_commands_help_imports_nothing_heavy(process, command, heavy):
+    """A plugin's command is loaded, which is stevedore's work."""
     code = (
         "import sys, atexit; from engine.cli.main import main;"
-        f"atexit.register(lambda: print([m for m in {HEAVY!r} if m in sys.modules])); main(['generate', '--help'])"
+        f"atexit.register(lambda: print([m for m in {HEAVY!r} if m in sys.modules])); main([sys.argv[1], '--help'])"
     )
-    result = process("-c", code)
-    assert result.returncode == 0 and result.stdout.splitlines()[-1] == "[]", result.stderr
+    result = process("-c", code, command)
+    assert result.returncode == 0 and result.stdout.splitlines()[-1] == str(heavy), result.stderr
 
 
 @pytest.mark.parametrize("start", [["-m", "engine"], ["-m", "engine.cli.main"]])
@@ -44,14 +46,14 @@ def test_it_runs_as_a_module(process, start):
 def test_help_lists_the_commands(program):
     for arguments in ([], ["--help"], ["-h"]):
         code, out, _ = program(*arguments)
-        assert code == 0 and "  generate " in out and "  plugins " in out
+        assert code == 0 and "  config " in out and "  plugins " in out and "  generate " in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "asked", "hint"),
     [
         (["generat", "x"], "engine generat", "did you mean 'generate'?"),
-        (["fly"], "engine fly", "the commands are: generate"),
+        (["fly"], "engine fly", "the commands are: config"),
         (["plugins", "tset", "attention", "torch"], "engine plugins tset", "did you mean 'plugins"),
         (["plugins", "--max-num-seq", "3"], "engine plugins --max-num-seq", "did you mean '--max-num-seqs'?"),
         (["plugins", "--attention.num_splits"], "set --attention.num_splits", "write --attention.num_splits VALUE"),

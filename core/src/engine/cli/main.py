@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from engine.plugin.plugin_list import PluginList
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "generate": ("engine.cli.generate:Generate", "generate text from a prompt, streamed to the terminal"),
     "config": ("engine.cli.config:Config", "print every setting, and where it was set"),
     "plugins": ("engine.cli.plugins:Plugins", "list points, drivers, where they come from, and what is configured"),
     "plugins why": ("engine.cli.why:Why", "explain who serves a point: candidate, verdict, reasons"),
@@ -104,11 +103,7 @@ def _surplus(name: str, argument: str, given: argparse.Namespace, flags: Sequenc
             f"{argument!r} is a second model, and an engine has one",
             "start another engine for it; further names of one model are --served-model-name NAME,NAME",
         )
-    if getattr(given, "prompt", None) is not None:
-        return ConfigError(
-            asked, "it is a second prompt", "put a prompt of several words in quotes; many are for `engine run-batch`"
-        )
-    return ConfigError(asked, "nothing stands in this place", see)
+    return ConfigError(asked, "nothing stands in this place", f"put words that belong together in quotes; {see}")
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:

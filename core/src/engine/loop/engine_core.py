@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 NO_SWAP = SwapUsage(0, 0)
 _SUSPECTS = ("executor", "platform", "model", "attention")
 """The points whose drivers are named where a step fails, whatever the error."""
-COMPILE_WAIT_SECONDS = 0.005
-"""How long a step with nothing to do waits for a constraint that is being compiled."""
+WAIT_SECONDS = 0.005
+"""How long a step that can do nothing for the requests that there are waits, at most, for what they wait for."""
 
 
 class EngineCore:
@@ -113,8 +113,8 @@ class EngineCore:
                 if plan.masks_follow:
                     self._unmasked = plan
                     self._send_masks()
-            elif not self._futures and self.scheduler.states.constraints is not None:
-                self.scheduler.states.constraints.wait(COMPILE_WAIT_SECONDS)
+            elif not self._futures and self.scheduler.requests and not self.scheduler.states.notices:
+                self.scheduler.states.gates.wait(WAIT_SECONDS)
             if self._futures and (plan is None or len(self._futures) >= self.in_flight):
                 self._take_oldest()
             self._take_finished()
@@ -279,6 +279,5 @@ class EngineCore:
     def shutdown(self) -> None:
         """Stop the executor. Idempotent."""
         self._futures.clear()
-        if self.scheduler.states.constraints is not None:
-            self.scheduler.states.constraints.shutdown()
+        self.scheduler.states.gates.shutdown()
         self.executor.shutdown()

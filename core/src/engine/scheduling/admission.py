@@ -53,9 +53,8 @@ class Admission:
             states.deadlines.add(new, new.timeout)
         if not kv.fits_at_all(n, new.encoder):
             states.fail_too_small(new)
-        elif states.constraints is not None and new.params.structured_outputs is not None:
-            new.status = Status.COMPILING
-            states.constraints.compile(new)
+        elif states.gates.begin(new):
+            new.status = Status.PENDING
         else:
             states.enter_queue(new)
 

@@ -16,7 +16,7 @@ back, and until then that request is not planned again; the others go on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.kv.manager import KVManager
@@ -26,6 +26,7 @@ from engine.scheduling.batch import Batch, build_plan
 from engine.scheduling.decode import choose_decodes
 from engine.scheduling.drafts import Drafts
 from engine.scheduling.fast_path import DecodeFastPath
+from engine.scheduling.gates import Gate, Gates
 from engine.scheduling.jump_forward import JumpForward
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.prefill import Prefills
@@ -56,6 +57,7 @@ class Scheduler:
         long_prefill_token_threshold: most tokens of one prompt that a step computes; 0: no limit of its own.
         swapping: where preempted requests leave their pages; None: they are computed again.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
+        gates: what else new requests wait for.
         jump_forward: over what constraints force; None: token by token.
         whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.
         vocab_size: a result with another token ends the engine; None: not checked.
@@ -79,6 +81,7 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         swapping: Swapping | None = None,
         constraints: Constraints | None = None,
+        gates: Sequence[Gate] = (),
         jump_forward: JumpForward | None = None,
         whole_prompts: bool = False,
         vocab_size: int | None = None,
@@ -92,7 +95,8 @@ class Scheduler:
         self.slots = SlotTable(max_num_seqs, max_model_len)
         self.drafts = Drafts(speculation, jump_forward, constraints)
         self.fast_path = DecodeFastPath(self.slots, kv, vocab_size)
-        self.states = States(kv, policy, self.slots, self.fast_path, self.drafts, swapping, constraints)
+        waits = Gates([*([] if constraints is None else [constraints]), *gates])
+        self.states = States(kv, policy, self.slots, self.fast_path, self.drafts, swapping, constraints, waits)
         self.requests = self.states.requests
         self.running = self.states.running
         self.prefilling = self.states.prefilling
@@ -153,7 +157,7 @@ class Scheduler:
         states = self.states
         if states.deadlines:
             states.fail_late()
-        states.take_compiled()
+        states.take_ready()
         if self.fast_path.num_plans and not (self.slots.num_free and len(self.policy)):
             self.last_step += 1
             self.outstanding.append(self.fast_path.next_plan(self.last_step))

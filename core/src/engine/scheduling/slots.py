@@ -30,7 +30,7 @@ NO_STOP = -2
 class Status(enum.Enum):
     """Where a request is.
 
-    COMPILING  waits for the matcher of its constraint
+    PENDING    waits for what is made for it beside the loop (`engine.scheduling.gates`), as its constraint's matcher
     HELD       waits for another of its parallel-sampling group to compute the prompt that they share
     WAITING    in the policy's queue
     RUNNING    in a slot, planned step by step
@@ -39,7 +39,7 @@ class Status(enum.Enum):
     FINISHED   ended; nobody looks at it again
     """
 
-    COMPILING = enum.auto()
+    PENDING = enum.auto()
     HELD = enum.auto()
     WAITING = enum.auto()
     RUNNING = enum.auto()

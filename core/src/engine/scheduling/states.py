@@ -1,6 +1,6 @@
 """Where each unfinished request is, and how it gets from one place to the next.
 
-A new request waits (for its matcher, for another of its group, in the policy's queue), then runs in a slot. Where pages
+A new request waits (at gates, for another of its group, in the policy's queue), then runs in a slot. Where pages
 are short one is preempted: it drains until no step under way names it, and waits again, in the policy's queue or in the
 swap tier's. It may end anywhere. Admission, which gives slots, is in `engine.scheduling.admission`.
 """
@@ -18,6 +18,7 @@ import numpy as np
 from engine.kv.manager import KVManager
 from engine.scheduling.drafts import Drafts
 from engine.scheduling.fast_path import DecodeFastPath
+from engine.scheduling.gates import Gates
 from engine.scheduling.preemption import Preemptions, Swapping, spoilt
 from engine.scheduling.slots import EMPTY, Request, SlotTable, Status
 from engine.scheduling.structured import Constraints
@@ -42,6 +43,7 @@ class States:
         drafts: is told when a request ends.
         swapping: where preempted requests leave their pages; None: they are computed again.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
+        gates: what new requests wait for.
 
     Attributes:
         requests: all of them, by id.
@@ -63,6 +65,7 @@ class States:
         drafts: Drafts,
         swapping: Swapping | None,
         constraints: Constraints | None,
+        gates: Gates,
     ) -> None:
         self.kv = kv
         self.policy = policy
@@ -71,6 +74,7 @@ class States:
         self.drafts = drafts
         self.swapping = swapping
         self.constraints = constraints
+        self.gates = gates
         self.preemptions = Preemptions()
         self.requests: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
@@ -94,11 +98,9 @@ class States:
         request.status = Status.WAITING
         self.policy.push_front(request)
 
-    def take_compiled(self) -> None:
-        """Queue the requests whose matchers have been compiled since the last call."""
-        if self.constraints is None or not self.constraints.num_compiling:
-            return
-        for request, error in self.constraints.take_compiled():
+    def take_ready(self) -> None:
+        """Queue the requests that no longer wait at a gate."""
+        for request, error in self.gates.ready():
             if error is None:
                 self.enter_queue(request)
             else:
@@ -179,8 +181,8 @@ class States:
             self._leave_running(request)
         elif request.status is Status.DRAINING:
             self.draining.remove(request)
-        elif request.status is Status.COMPILING and self.constraints is not None:
-            self.constraints.forget(request)
+        elif request.status is Status.PENDING:
+            self.gates.forget(request)
         if self.swapping is not None:
             self.swapping.ended(request)
         if request.slot >= 0:
@@ -244,8 +246,7 @@ class States:
         self.deadlines.clear()
         if self.swapping is not None:
             self.swapping.clear()
-        if self.constraints is not None:
-            self.constraints.shutdown()
+        self.gates.shutdown()
 
     # -- integrity ----------------------------------------------------------------------------------------------------
     def check_integrity(self) -> None:
@@ -263,7 +264,7 @@ class States:
         assert by_status[Status.SWAPPED] == (0 if self.swapping is None else len(self.swapping))
         if self.swapping is not None:
             self.swapping.check_integrity(idle=not self.requests)
-        assert by_status[Status.COMPILING] == (0 if self.constraints is None else self.constraints.num_compiling)
+        assert by_status[Status.PENDING] == len(self.gates)
         assert self.prefilling.keys() <= self.running.keys()
         for request in self.running.values():
             end = int(self.slots.computed[request.slot] + self.slots.drafts[request.slot])

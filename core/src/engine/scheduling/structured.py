@@ -1,8 +1,8 @@
 """Structured outputs at work: constraints compiled beside the loop, followed token by token, written as masks.
 
-A request with a constraint first waits for its matcher (state COMPILING), which a thread compiles; others go on. Then
-it is a request as any other, planned ahead with placeholders: only the sampling of its steps waits for the masks. Its
-matcher hears of a token when it is accepted, and stays with the request through preemption: what is computed again has
+A request with a constraint first waits for its matcher, which a thread compiles (`engine.scheduling.gates`). Then it is
+a request as any other, planned ahead with placeholders: only the sampling of its steps waits for the masks. Its matcher
+hears of a token when it is accepted, and stays with the request through preemption: what is computed again has
 been heard of.
 
 What a position of a row with drafts may draw depends on the drafts before it. So a matcher is led along its row's
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,7 +41,8 @@ Fill = Callable[[list["Matcher"], np.ndarray, np.ndarray], None]
 
 
 class Constraints:
-    """The grammar driver in the hands of the scheduler. All calls come from the scheduler's thread.
+    """The grammar driver in the hands of the scheduler. All calls come from the scheduler's thread. Implements
+    `engine.scheduling.gates.Gate`.
 
     Args:
         grammar: at work.
@@ -51,6 +52,8 @@ class Constraints:
         warm_up: has the drivers ready for a first constraint; takes a while.
         takes_drafts: matchers can roll back, so that rows with one may have drafts.
     """
+
+    reason = "its constraint to be compiled"
 
     def __init__(
         self,
@@ -72,18 +75,15 @@ class Constraints:
         self._threads: ThreadPoolExecutor | None = None
         self._compiling: dict[str, tuple[Request, Future[Matcher]]] = {}
 
-    @property
-    def num_compiling(self) -> int:
-        """Requests that wait for their matcher."""
-        return len(self._compiling)
-
     # -- compile -------------------------------------------------------------------------------------------------------
-    def compile(self, request: Request) -> None:
-        """Begin to compile a request's constraint."""
+    def begin(self, request: Request, wake: Callable[[], None]) -> bool:
         constraint, ends = request.params.structured_outputs, tuple(sorted(request.eos_token_ids))
-        assert constraint is not None
+        if constraint is None:
+            return False
         future = self._pool().submit(self._grammar.compile, constraint, ends)
+        future.add_done_callback(lambda _: wake())
         self._compiling[request.request_id] = request, future
+        return True
 
     def prepare(self) -> None:
         """Begin with what `warm_up` would wait for, where that is done by others: to be called before this process is
@@ -97,13 +97,10 @@ class Constraints:
             self._pool().submit(self._warm_up)
 
     def forget(self, request: Request) -> None:
-        """The request ended before its matcher was there; what is compiled for it is dropped."""
-        if request.request_id in self._compiling:
-            _, future = self._compiling.pop(request.request_id)
-            future.cancel()
+        _, future = self._compiling.pop(request.request_id)
+        future.cancel()
 
-    def take_compiled(self) -> list[tuple[Request, EngineError | None]]:
-        """The requests that now have their matcher, or never will, in the order in which they came."""
+    def ready(self) -> list[tuple[Request, EngineError | None]]:
         done = [(request, future) for request, future in self._compiling.values() if future.done()]
         taken: list[tuple[Request, EngineError | None]] = []
         for request, future in done:
@@ -125,12 +122,7 @@ class Constraints:
                 taken.append((request, EngineError(compiling, f"{type(error).__name__}: {error}")))
         return taken
 
-    def wait(self, seconds: float) -> None:
-        """Wait at most so long for a matcher, where nothing else can be done; not at all where none is compiled."""
-        wait([future for _, future in self._compiling.values()], seconds, FIRST_COMPLETED)
-
     def shutdown(self) -> None:
-        """Compile nothing more. Idempotent."""
         self._compiling.clear()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,1 +1,1 @@
-"""`engine chat`: a conversation in the terminal, or through a pipe."""
+"""A model in the terminal: `engine chat` converses, `engine generate` goes on from one prompt."""

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from engine.embedding import (
     add_engine_flags,
     add_positional_model,
-    add_sampling_flags,
     add_settings,
     command_settings,
     name_positional_model,
-    sampling_keywords,
 )
 from engine.plugin.card import Command
 from engine.types.errors import ConfigError, InvalidRequestError
+from engine_chat.sampling_flags import add_sampling_flags, sampling_keywords
 from engine_chat.settings import ChatSettings
 
 if TYPE_CHECKING:

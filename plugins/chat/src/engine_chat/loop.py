@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol, TextIO
 
-from engine.embedding import printable, why_empty
 from engine.plugin.hints import did_you_mean
 from engine.types.errors import EngineDeadError, EngineError, KVCacheTooSmallError, PromptTooLongError
+from engine_chat.answers import printable, why_empty
 from engine_chat.backend import Backend, Piece
 from engine_chat.conversation import Conversation
 

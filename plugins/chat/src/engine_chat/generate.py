@@ -6,29 +6,28 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from engine.cli.answers import printable, why_empty
-from engine.cli.flags import add_engine_flags, command_settings
-from engine.cli.sampling_flags import DEFAULT_MAX_TOKENS, add_sampling_flags, sampling_keywords
+from engine.embedding import add_engine_flags, command_settings
 from engine.plugin.card import Command
 from engine.types.errors import InvalidRequestError
+from engine_chat.answers import printable, why_empty
+from engine_chat.sampling_flags import DEFAULT_MAX_TOKENS, add_sampling_flags, sampling_keywords
 
 if TYPE_CHECKING:
-    from engine.frontend.prompts import Prompt
-    from engine.llm import LLMEngine
+    from engine.embedding import LLMEngine, Prompt
     from engine.types.outputs import CompletionOutput
     from engine.types.params import SamplingParams
 
 _REQUEST_ID = "generate"
 
 
-class Generate(Command):
+class GenerateCommand(Command):
     """Generate text with the engine in this process."""
 
     help = "Generate text from a prompt, streamed to the terminal as it comes."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "prompt", nargs="?", metavar="PROMPT", help="the text to go on from (default: all of standard input)"
+            "prompt", nargs="*", metavar="PROMPT", help="the text to go on from (default: all of standard input)"
         )
         parser.add_argument(
             "--chat", action="store_true", help="put each text through the model's chat template, as a user's message"
@@ -41,7 +40,7 @@ class Generate(Command):
         merged = command_settings(arguments)
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
-        from engine.config.settings import EngineConfig
+        from engine.embedding import EngineConfig
         from engine.types.params import SamplingParams
 
         config = EngineConfig.from_merged(merged)
@@ -49,7 +48,7 @@ class Generate(Command):
         SamplingParams(**({"max_tokens": None} | keywords)).verify()
         if "seed" in merged.section("settings"):
             keywords["seed"] = config.seed
-        from engine.llm import LLMEngine
+        from engine.embedding import LLMEngine
 
         engine, chat = LLMEngine.from_engine_args(config), hasattr(arguments, "chat")
         params = SamplingParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | engine.sampling_defaults.params | keywords))
@@ -108,9 +107,15 @@ def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams, out: TextI
 
 
 def _prompt(arguments: argparse.Namespace, source: TextIO) -> str:
-    prompt: str | None = getattr(arguments, "prompt", None)
-    if prompt is not None:
-        return prompt
+    prompts: list[str] = getattr(arguments, "prompt", [])
+    if len(prompts) > 1:
+        raise InvalidRequestError(
+            f"generate from {prompts[0]!r} and {prompts[1]!r}",
+            "it is a second prompt",
+            "put a prompt of several words in quotes; many are for `engine run-batch`",
+        )
+    if prompts:
+        return prompts[0]
     if source.isatty():
         raise InvalidRequestError(
             "generate text", "there is no prompt", 'write one, as in: engine generate "Once upon a time"'

@@ -1,0 +1,103 @@
+"""Gates: what a new request waits for before it may be queued, made beside the loop.
+
+The matcher of a constraint is made behind a gate, and so will be an adapter's weights, the features of an image, or
+keys and values that lie elsewhere. A request that waits at a gate, or at several, is PENDING; others go on. Whatever
+becomes ready wakes the loop, so a core whose requests are all pending sleeps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from engine.scheduling.slots import Request
+from engine.types.errors import EngineError
+
+
+class Gate(Protocol):
+    """One thing that requests wait for. All calls come from the scheduler's thread."""
+
+    reason: str
+    """What requests wait for here, in a word or two."""
+
+    def begin(self, request: Request, wake: Callable[[], None]) -> bool:
+        """Begin with what a new request needs; False where it needs nothing of this gate. Does not wait.
+
+        wake: to be called, from any thread, when `ready` has something to tell.
+        """
+        ...
+
+    def ready(self) -> list[tuple[Request, EngineError | None]]:
+        """The requests whose wait is over since the last call, in the order in which they came; with an error, those
+        that cannot be served."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """The request ended while it waited here: drop what is made for it."""
+        ...
+
+    def shutdown(self) -> None:
+        """Make nothing more. Idempotent."""
+        ...
+
+
+class Gates:
+    """All gates of a core, and who waits at them.
+
+    Args:
+        gates: a request waits at each that it needs, at all of them at once.
+    """
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        self._gates = gates
+        self._pending: dict[Request, set[Gate]] = {}
+        self._news = threading.Event()
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._pending)
+
+    def begin(self, request: Request) -> bool:
+        """Whether a new request has to wait."""
+        waits = {gate for gate in self._gates if gate.begin(request, self._news.set)}
+        if waits:
+            self._pending[request] = waits
+        return bool(waits)
+
+    def ready(self) -> list[tuple[Request, EngineError | None]]:
+        """The requests that wait no longer, since the last call: with an error, those that cannot be served."""
+        if not self._pending:
+            return []
+        self._news.clear()
+        through: list[tuple[Request, EngineError | None]] = []
+        for gate in self._gates:
+            for request, error in gate.ready():
+                self._pending[request].remove(gate)
+                if error is not None:
+                    self.forget(request)
+                elif self._pending[request]:
+                    continue
+                else:
+                    del self._pending[request]
+                through.append((request, error))
+        return through
+
+    def reasons(self, request: Request) -> list[str]:
+        """What a request waits for."""
+        return [gate.reason for gate in self._gates if gate in self._pending.get(request, ())]
+
+    def forget(self, request: Request) -> None:
+        """The request ends, wherever it waits."""
+        for gate in self._pending.pop(request, ()):
+            gate.forget(request)
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most so long for something to become ready. From the scheduler's thread."""
+        self._news.wait(seconds)
+
+    def shutdown(self) -> None:
+        """Make nothing more for anybody. Idempotent."""
+        self._pending.clear()
+        for gate in self._gates:
+            gate.shutdown()
