@@ -32,7 +32,7 @@ class _Lifetime(NamedTuple):
     sizes: list[int]
 
     def largest(self, count: int) -> int:
-        """Bytes of the largest of `count` tables to which the layers are dealt in turn: of that which gets the first."""
+        """Bytes of the largest of `count` tables to which layers are dealt in turn: of that which gets the first."""
         return sum(self.sizes[::count])
 
 
@@ -83,9 +83,7 @@ def make_layout(
     groups: list[KVGroup] = []
     for lifetime, count in zip(lifetimes, num_tables, strict=True):
         for first in range(count):
-            table = KVTable(
-                index=len(tables), kind=lifetime.kind, window=lifetime.window, tokens_per_block=tokens
-            )
+            table = KVTable(index=len(tables), kind=lifetime.kind, window=lifetime.window, tokens_per_block=tokens)
             groups += _groups(sites, lifetime.sites[first::count], len(tables), tokens, size, len(groups), layer_bytes)
             tables.append(table)
     uncached = [site for site, spec in enumerate(sites) if spec.kind == "encoder"]

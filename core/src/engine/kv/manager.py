@@ -118,9 +118,7 @@ class KVManager:
         hashes, root, tokens, media, _, _ = sequence
         extend_hashes(hashes, root, tokens, self.block_size, digest=self.digest, media=media)
         if hashes:
-            hit = match(
-                self.index, planned, self.growing, hashes, block_size=self.block_size, max_tokens=max_tokens
-            )
+            hit = match(self.index, planned, self.growing, hashes, block_size=self.block_size, max_tokens=max_tokens)
         return self.blocks.extend(hit, sequence, max_tokens, running)
 
     def pages_for_prompt(self, num_tokens: int, chunk: int, hit: Hit) -> int:

@@ -142,7 +142,9 @@ def match(
     last = min(max_tokens // block_size, len(hashes))
     found: list[list[int]] = []
     for table in tables:
-        pages = _look_up(index, planned, index.keys(hashes[:last], table.index), stop_at_first_miss=table.window is None)
+        pages = _look_up(
+            index, planned, index.keys(hashes[:last], table.index), stop_at_first_miss=table.window is None
+        )
         found.append(pages)
         if table.window is None:
             last = len(pages)

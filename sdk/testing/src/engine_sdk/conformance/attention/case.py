@@ -128,7 +128,7 @@ class Case:
         self.group = KVGroup(
             index=0,
             kind=form.kind,  # type: ignore[arg-type]
-            layers=tuple(range(NUM_LAYERS)),
+            sites=tuple(range(NUM_LAYERS)),
             num_kv_heads=form.num_kv_heads,
             head_size=form.head_size,
             sliding_window=form.window,
@@ -387,7 +387,7 @@ def whole_rows(
     )  # fmt: skip
     case.seen = [np.ones_like(seen) for seen in case.seen]
     case.group = KVGroup(
-        index=0, kind="encoder", layers=(LAYER,), num_kv_heads=form.num_kv_heads, head_size=form.head_size,
+        index=0, kind="encoder", sites=(LAYER,), num_kv_heads=form.num_kv_heads, head_size=form.head_size,
         sliding_window=None, tokens_per_block=form.block_size, layer_bytes=0,
     )  # fmt: skip
     case.layer = replace(case.layer, group=case.group)
