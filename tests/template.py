@@ -32,7 +32,7 @@ PARENTS = {
 }
 """Modules that may be forked, with the first arguments with which they may, or () for any; these have children."""
 LEAVES = {
-    "engine.loop.compiler_process": (),
+    "engine_kit.compiling.child": (),
     "engine_reference.executor_process.rank": (),
     "engine_server.processes.child": (),
 }

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from engine.interfaces.context import GrammarContext
-from engine.loop.compiler_processes import CompilerProcesses
 from engine.plugin import Registry, choose
 from engine.plugin.points import GRAMMAR
 from engine.types.errors import InvalidRequestError
@@ -78,8 +77,7 @@ def measure(name: str, pieces: list[bytes | None]) -> dict[str, object]:
     """One driver's figures, in milliseconds and microseconds."""
     chosen, *_ = choose(Registry.discover(), GRAMMAR, dict.fromkeys(KINDS), name)
     card = chosen.card
-    apart = CompilerProcesses(card.compiler, chosen.options, SIZE, lambda: pieces) if card.compiler else None
-    context = GrammarContext(vocab_size=SIZE, vocabulary=lambda: pieces, options=chosen.options, compile_apart=apart)
+    context = GrammarContext(vocab_size=SIZE, vocabulary=lambda: pieces, options=chosen.options)
     grammar = chosen.load_body()(context)
 
     def compiled(**constraint: object) -> float:
@@ -122,8 +120,7 @@ def measure(name: str, pieces: list[bytes | None]) -> dict[str, object]:
     except InvalidRequestError as error:
         return {"driver": name, "refused": str(error)}
     finally:
-        if apart is not None:
-            apart.close()
+        grammar.close()
 
 
 if __name__ == "__main__":

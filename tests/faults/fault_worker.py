@@ -110,4 +110,4 @@ class FaultyWorker(Worker):
 
     @property
     def _mine(self) -> bool:
-        return self._start.rank == int(os.environ.get(RANK, self._start.size - 1))
+        return self._start.place.rank == int(os.environ.get(RANK, self._start.parallel.world - 1))

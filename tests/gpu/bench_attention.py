@@ -23,7 +23,7 @@ DECODES = ((1, 8000), (256, 1000))
 
 def measure(driver: str, model: str, settings: dict[str, Any]) -> str:
     """A driver's times in one line. Raises EngineError where it does not serve."""
-    config = EngineConfig.from_kwargs(**({"model": model, "attention": driver} | settings))
+    config = EngineConfig(**({"model": model, "attention": driver} | settings))
     with open_session(config) as session:
         bench = Bench(session, driver, (1.0, 1.0))
         bench.decode_seconds(1, 16, 8)

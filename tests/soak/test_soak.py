@@ -63,7 +63,7 @@ def resident(server: Server) -> Sample:
 
 def compiles(process: psutil.Process) -> bool:
     """Whether it is one in which a grammar driver compiles; they stay, for what comes next."""
-    return "engine.loop.compiler_process" in process.cmdline()
+    return "engine_kit.compiling.child" in process.cmdline()
 
 
 def growth(samples: list[Sample]) -> float:

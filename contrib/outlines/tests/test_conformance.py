@@ -8,4 +8,4 @@ from engine_sdk.conformance import GrammarConformance
 
 
 class TestOutlines(GrammarConformance):
-    driver = "outlines"
+    driver, options = "outlines", {"compile_processes": 0}

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from engine.interfaces.context import GrammarContext
-from engine.interfaces.grammar import CompileOptions
-from engine.loop.compiler_processes import CompilerProcesses
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_kit.schemas.normal import normalised
@@ -28,7 +26,7 @@ WEIGHTS[END] = 20
 
 
 def make(**options: Any) -> Outlines:
-    given = OutlinesOptions(max_whitespace=2, **options)
+    given = OutlinesOptions(**{"max_whitespace": 2, "compile_processes": 0, **options})
     return Outlines(GrammarContext(vocab_size=257, vocabulary=lambda: PIECES, options=given))
 
 
@@ -169,15 +167,11 @@ def test_what_cannot_be_read(grammar: Outlines, pattern: str) -> None:
 
 def test_in_a_process_with_limits() -> None:
     """An automaton with 2^22 states takes its memory or its time, and its request alone ends."""
-    limits = CompileOptions(compile_memory=256, compile_timeout=5.0)
-    apart = CompilerProcesses(OutlinesCard.compiler, limits, 257, lambda: PIECES)
+    grammar = make(compile_processes=2, compile_memory=256, compile_timeout=5.0)
     try:
-        grammar = Outlines(
-            GrammarContext(vocab_size=257, vocabulary=lambda: PIECES, options=OutlinesOptions(), compile_apart=apart)
-        )
         with pytest.raises(InvalidRequestError, match=r"structured_outputs.regex=.*(MiB|longer than)"):
             grammar.compile(StructuredOutputsParams(regex="(a|b)*a(a|b){22}c"), (END,))
         matcher = grammar.compile(StructuredOutputsParams(regex="[0-9]{2}"), (END,))
         assert matcher.accept([48, 49]) == 2 and matcher.finished
     finally:
-        apart.close()
+        grammar.close()

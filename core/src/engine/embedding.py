@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from engine.config.declaration import Setting as Setting
     from engine.config.declaration import Settings as Settings
     from engine.config.declaration import setting as setting
-    from engine.config.folders import state_folder as state_folder
     from engine.config.settings import Config as Config
     from engine.config.settings import EngineConfig as EngineConfig
     from engine.config.settings import model_of as model_of
@@ -30,10 +29,9 @@ if TYPE_CHECKING:
     from engine.config.sources import Merged as Merged
     from engine.frontend.assemble import start_cores as start_cores
     from engine.frontend.async_llm import AsyncLLM as AsyncLLM
-    from engine.frontend.banner import broken_plugins as broken_plugins
-    from engine.frontend.banner import capacity as capacity
-    from engine.frontend.banner import greeting as greeting
-    from engine.frontend.banner import show as show
+    from engine.frontend.capacity import broken_plugins as broken_plugins
+    from engine.frontend.capacity import capacity as capacity
+    from engine.frontend.capacity import longest as longest
     from engine.frontend.client import Attached as Attached
     from engine.frontend.constraint_check import ConstraintCheck as ConstraintCheck
     from engine.frontend.input_processor import check_task as check_task
@@ -76,11 +74,10 @@ NAMES = {
         "name_positional_model",
     ),
     "config.declaration": ("EngineSettings", "Setting", "Settings", "setting"),
-    "config.folders": ("state_folder",),
     "config.sources": ("Merged",),
     "frontend.interrupt": ("DeferredInterrupt",),
     # what was chosen at the start, and how it goes
-    "frontend.banner": ("broken_plugins", "capacity", "greeting", "show"),
+    "frontend.capacity": ("broken_plugins", "capacity", "longest"),
     "frontend.launch": ("Launch", "launch"),
     "frontend.statistics": ("INTERVAL", "Interval", "NOTHING", "Observed"),
     # requests, before they are sent

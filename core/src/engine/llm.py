@@ -252,7 +252,7 @@ class LLM(PoolingCalls):
 
         if model is not None:
             settings["model"] = os.fspath(model)
-        self.llm_engine = LLMEngine.from_engine_args(EngineConfig.from_kwargs(**settings))
+        self.llm_engine = LLMEngine.from_engine_args(EngineConfig(**settings))
         self._counter = 0
 
     @classmethod

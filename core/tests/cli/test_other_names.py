@@ -108,21 +108,18 @@ def test_what_the_tables_name_exists_and_what_they_replace_does_not(command: str
     parser = argparse.ArgumentParser(allow_abbrev=False)
     _find(command).add_arguments(parser)
     known, names = set(_flags(parser)), other_names()
-    assert not known & (set(names.needless) | set(names.refused))
-    assert known & set(names.same) <= {"-q"}
-    for flag, ours in names.same.items():
-        assert re.split("[.=]", ours)[0] in OURS, flag
-    for text in (*names.refused.values(), *(needless.why for needless in names.needless.values())):
-        for named in re.findall(r"--[a-z-]*[a-z]", text):
-            assert named in OURS, text
-    for flag, needless in names.needless.items():
-        assert not needless.values or flag in names.refused, f"{flag} has other values, of which nothing is said"
-    limited = {flag for flag, needless in names.needless.items() if needless.values}
-    assert set(names.refused) & set(names.needless) == limited
-    assert set(names.values) <= OURS | set(names.same)
-    assert {reader for reader in names.values.values() if isinstance(reader, str)} == set(READERS)
-    most = names.needless["--max-logprobs"].values
-    assert most is not None and max(map(int, most)) == MAX_LOGPROBS
+    for flag, facts in names.items():
+        assert flag not in known or not facts.keys() & {"needless", "instead"}, flag
+        assert flag not in known or "is" not in facts or flag == "-q"
+        assert "is" not in facts or re.split("[.=]", facts["is"])[0] in OURS, flag
+        for named in re.findall(r"--[a-z-]*[a-z]", f"{facts.get('instead')} {facts.get('needless')}"):
+            assert named in OURS, flag
+        limited = bool(facts.get("only"))
+        assert limited == ("needless" in facts and "instead" in facts), f"{flag}: what of its other values?"
+        assert "read" not in facts or "is" in facts or flag in OURS
+    assert {facts["read"] for facts in names.values() if isinstance(facts.get("read"), str)} == set(READERS)
+    taken = [number for number in range(1000) if re.fullmatch(names["--max-logprobs"]["only"], str(number))]
+    assert taken == list(range(20, MAX_LOGPROBS + 1))
 
 
 WORDS = st.sampled_from(["a", "-1", "0.5", "[1]", "--", "--port", "--max-num-seqs", "--seed=1", "x=y", "--attention.x"])
@@ -180,8 +177,8 @@ def test_a_plugin_brings_flags_of_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """Ours go before them; a file that cannot be read takes nobody else's with it."""
-    (tmp_path / "good.toml").write_text('[same]\n"--speed" = "--seed"\n"-tp" = "--seed"\n')
-    (tmp_path / "bad.toml").write_text("[same")
+    (tmp_path / "good.toml").write_text('"--speed" = { is = "--seed" }\n"-tp" = { is = "--seed" }\n')
+    (tmp_path / "bad.toml").write_text("[--speed")
     (tmp_path / "odd.toml").write_text('needless = "--speed"')
     declared = {}
     for name in ("good", "bad", "odd", "none"):
@@ -194,8 +191,8 @@ def test_a_plugin_brings_flags_of_its_own(
     other_names.cache_clear()
     try:
         names = other_names()
-        assert names.same["--speed"] == "--seed" and names.same["-tp"] == "--tensor-parallel-size"
-        assert "--api-server-count" not in names.same
+        assert names["--speed"] == {"is": "--seed"} and names["-tp"] == {"is": "--tensor-parallel-size"}
+        assert "--api-server-count" not in names and "needless" not in names
         left_out = [(tmp_path / f"{name}.toml",) for name in ("bad", "odd", "none")]
         assert [record.args for record in caplog.records] == left_out
     finally:

@@ -108,3 +108,36 @@ def test_slips(program):
     assert code == 2 and "did you mean 'attention'" in err
     code, _, err = program("plugins", "wy")
     assert code == 2 and "'plugins why'" in err
+
+
+FAST_LLAMA = """
+from engine_reference.models.llama_card import Llama
+
+
+class Card(Llama):
+    priority = {priority}
+"""
+
+
+@pytest.mark.parametrize("priority", [10, -10, 0])
+def test_a_stranger_s_llama_beside_ours(program, tmp_path, monkeypatch, priority):
+    module = f"fast_llama_{priority + 10}"
+    (tmp_path / f"{module}.py").write_text(FAST_LLAMA.format(priority=priority))
+    info = tmp_path / "engine_fast-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-fast\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(f"[engine.model.v0]\nLlamaForCausalLM = {module}:Card\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, out, err = program("plugins", "why", "model", "tiny")
+    rows = [line.split(maxsplit=5) for line in out.splitlines() if line.startswith("LlamaForCausalLM ")]
+    if priority == 0:
+        assert code == 2 and "engine-fast 1.2" in err and "engine-reference 0.1.0" in err
+        return
+    ours, theirs = "engine-reference", "engine-fast"
+    first, second = (theirs, ours) if priority > 0 else (ours, theirs)
+    assert code == 0 and [(row[1], row[4]) for row in rows] == [(first, "chosen"), (second, "fits")]
+    assert rows[0][5].startswith("it has the model's architecture")
+    assert rows[1][5].startswith(f"that of {first} ") and rows[1][5].endswith(f"has priority {max(priority, 0)}")
+    assert "more than once" not in program("plugins")[1]
+    code, _, err = program("generate", "--model", "tiny", "--max-tokens", "2", "hi")
+    assert code == 0, err

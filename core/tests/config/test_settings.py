@@ -11,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 import engine
 from engine.config.declaration import EngineSettings, Settings, setting
-from engine.config.settings import EngineArgs, EngineConfig, model_of
-from engine.config.sizes import parse_bytes
+from engine.config.settings import EngineArgs, EngineConfig, model_of, parse_bytes
 from engine.config.sources import gather
 from engine.types.errors import ConfigError
 
@@ -61,7 +60,7 @@ def test_an_engine_has_its_settings_its_points_and_their_options():
 
 def test_the_shape_that_users_of_vllm_know():
     config = EngineArgs(model="m", max_num_seqs=8, attention="torch", load_format="x", **{"attention.num_splits": 4})
-    assert config == EngineConfig.from_kwargs(
+    assert config == EngineConfig(
         model="m",
         max_num_seqs=8,
         points={"attention": "torch", "checkpoint": "x"},
@@ -119,6 +118,7 @@ def test_strings_of_the_command_line_and_the_environment_are_read():
         ("0.5 gib", 2**29),
         ("100", 100),
         ("7B", 7),
+        (" 3 KB ", 3000),
         (12, 12),
         ("1TiB", 2**40),
     ],

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from engine.config.names import Key, resolve
-from engine.config.sources import flag_of, gather
+from engine.config.sources import gather
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
 
@@ -62,7 +62,7 @@ def test_points_go_by_their_flag_because_settings_may_have_their_name():
     assert resolve("load_format") == resolve("checkpoint") == Key("points", "checkpoint")
     assert resolve("tokenizer_mode.fast") == resolve("tokenizer.fast") == Key("options", "tokenizer", "fast")
     for point in POINTS.values():
-        assert flag_of(resolve(point.keyword)) == point.option_flag
+        assert resolve(point.keyword).flag == point.option_flag
 
 
 @pytest.mark.parametrize(

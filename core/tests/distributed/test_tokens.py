@@ -154,7 +154,7 @@ def test_what_does_not_divide_is_refused_at_start(
     config = EngineConfig(model=str(checkpoints("LlamaForCausalLM", **features)), tensor_parallel_size=size)
     if not reasons:
         start = launch(config).start.worker
-        assert (start.size, start.layout.groups[0].num_kv_heads) == (8, 2)
+        assert (start.parallel.tp, start.layout.groups[0].num_kv_heads) == (8, 2)
         return
     with pytest.raises(UnsupportedModelError) as caught:
         launch(config)

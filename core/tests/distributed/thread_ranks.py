@@ -20,9 +20,10 @@ import numpy as np
 
 from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import CoreContext
-from engine.interfaces.executor import ExecutorCard, ExecutorNeed
+from engine.interfaces.executor import ExecutorCard, ExecutorNeed, merge_ready, rank_starts
 from engine.plugin import Candidate, Registry
 from engine.plugin.loading import load_body
+from engine.types.parallel import GroupPlace
 from engine.types.plan import Masks, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
@@ -57,7 +58,9 @@ def on_ranks(driver: type, size: int, work: Callable[[int, Communicator], Any]) 
 
     def run(rank: int) -> None:
         try:
-            communicator = driver(SimpleNamespace(start=SimpleNamespace(rank=rank, size=size, rendezvous=folder)))
+            members = tuple(range(size))
+            group = GroupPlace(name="tp", rank=rank, size=size, members=members, rendezvous=folder)
+            communicator = driver(SimpleNamespace(group=group))
             futures[rank].set_result(work(rank, communicator))
             done.wait(SECONDS)  # one that has left is an error for those at work
             communicator.close()
@@ -113,12 +116,11 @@ class ThreadExecutor:
 
     def start(self, message: WorkerStart) -> WorkerReady:
         self._folder = tempfile.mkdtemp(prefix="thread-ranks-")
-        starts = [msgspec.structs.replace(message, rank=r, rendezvous=self._folder) for r in range(message.size)]
+        starts = rank_starts(msgspec.structs.replace(message, rendezvous=self._folder))
         module, _, name = self._worker_class.partition(":")
         self.workers = [getattr(importlib.import_module(module), name)(start, registry()) for start in starts]
         self._threads = [ThreadPoolExecutor(1) for _ in starts]
-        ready = self.call("start")
-        return msgspec.structs.replace(ready[0], num_pages=min(answer.num_pages for answer in ready))
+        return merge_ready(self.call("start"))
 
     def execute(self, plan: StepPlan) -> MergedStep:
         def run(worker: Any) -> StepResult:

@@ -13,8 +13,9 @@ import pytest
 
 from engine.config.settings import EngineConfig
 from engine.frontend.launch import attention_needs, choose_dtype, launch
-from engine.interfaces.platform import PlatformFacts
+from engine.interfaces.platform import PlatformCard, PlatformFacts
 from engine.plugin import Candidate, Registry
+from engine.plugin.points import MODEL
 from engine.process import wire
 from engine.types.errors import (
     ConfigError,
@@ -24,6 +25,7 @@ from engine.types.errors import (
     UnsupportedModelError,
 )
 from engine.types.model import KVSpec, ModelDescription
+from engine.types.parallel import Parallel
 from engine.types.start import CoreStart
 from engine_reference.models.llama_card import Llama
 
@@ -82,7 +84,7 @@ def test_several_ranks(folder: Path) -> None:
     plan = launch(EngineConfig(model=str(folder), tensor_parallel_size=4))
     worker = plan.start.worker
     (group,) = worker.layout.groups
-    assert (worker.size, worker.rank, worker.rendezvous, group.num_kv_heads) == (4, 0, "", 1)
+    assert (worker.parallel, worker.rendezvous, group.num_kv_heads) == (Parallel(tp=4), "", 1)
     chosen = {selection.point: selection for selection in plan.selections}
     one = launch(EngineConfig(model=str(folder)))
     assert "communicator" not in {selection.point for selection in one.selections}
@@ -229,3 +231,41 @@ def test_the_caches_element_type(folder: Path) -> None:
         assert (eight.kv_cache_dtype, plain.layout.page_bytes) == ("float8_e4m3fn", 4 * eight.layout.page_bytes)
     with pytest.raises(PluginError, match="a cache of float64 under queries of float32 saves no memory"):
         launch(EngineConfig(model=folder, dtype="float32", kv_cache_dtype="float64"))
+
+
+class OwnWorker(PlatformCard):
+    """A platform whose worker brings its own operations, attention and stored weights."""
+
+    framework = "jax"
+    worker = "nowhere:Worker"
+    own_points = frozenset({"ops", "attention", "quantization", "logits_processor"})
+
+    @classmethod
+    def describe(cls) -> PlatformFacts:
+        return PlatformFacts("array", "an array processor", ("float32",), framework="jax")
+
+    @classmethod
+    def tokens_per_page(cls, kind: str, block_size: int) -> int:
+        return 3 * block_size
+
+
+class JaxLlama(Llama):
+    framework = "jax"
+
+
+def test_a_platform_whose_worker_brings_its_own_drivers(folder: Path) -> None:
+    extra = [
+        Candidate("platform", "array", 0, "engine-array", "1.2", f"{__name__}:OwnWorker"),
+        Candidate("model", "LlamaForCausalLM", 0, "engine-array", "1.2", f"{__name__}:JaxLlama"),
+    ]
+    registry = Registry.discover(extra)
+    registry._cards.update(zip(extra, (OwnWorker, JaxLlama), strict=True))
+    config = {"model": str(folder), "platform": "array"}
+    plan = launch(EngineConfig(**config), registry)
+    assert {s.point for s in plan.selections}.isdisjoint(OwnWorker.own_points)
+    (model,) = plan.chosen(MODEL)
+    assert model.candidate.distribution == "engine-array" and plan.start.worker_class == "nowhere:Worker"
+    assert plan.start.worker.layout.groups[0].tokens_per_block == 48
+    for more in ({"ops": "torch"}, {"attention": "torch"}, {"options": {"attention": {"splits": 4}}}):
+        with pytest.raises(ConfigError, match=r"platform 'array' \(engine-array 1\.2\) brings its own"):
+            launch(EngineConfig(**config, **more), registry)

@@ -92,6 +92,9 @@ class ScriptedGrammar:
         for matcher, row in zip(matchers, rows, strict=True):
             out[row] = matcher.row()
 
+    def close(self) -> None:
+        pass
+
 
 def jump_forward(num_slots: int, vocab: int) -> JumpForward:
     """Over what scripts force."""

@@ -198,9 +198,9 @@ class PagedWorker:
         self._check_form(plan)
         self._take_in(plan)
         failed: np.ndarray | None = None
-        if plan.kv_metadata is not None:
-            self.connector.save(plan.kv_metadata["host"])
-            failed = self._load(plan.step_id, plan.kv_metadata["host"])
+        if plan.sections is not None:
+            self.connector.save(plan.sections["host"])
+            failed = self._load(plan.step_id, plan.sections["host"])
         if plan.num_drafts is not None:
             plan = self._draft(plan)
         rows = np.repeat(np.arange(plan.num_rows), plan.num_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any
 
 import msgspec
@@ -11,9 +12,9 @@ from cores import LAYOUTS, worker_start
 from paged_worker import PagedWorker, alone
 from schedules import Settings
 
-from engine.interfaces.grammar import CompileOptions, GrammarCard
+from engine.interfaces.context import GrammarContext
+from engine.interfaces.grammar import GrammarCard
 from engine.loop.assemble import assemble_core
-from engine.loop.compiler_processes import CompilerProcesses
 from engine.plugin import Candidate, Registry
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError
@@ -78,22 +79,25 @@ class Slow(GrammarCard):
     """Its library takes seconds to import."""
 
     constraints = frozenset({"regex"})
-    compiler = "nowhere:Compiler"
     body = "test_assemble:SlowBody"
-    Options = CompileOptions
+
+
+told: list[str] = []
 
 
 class SlowBody:
-    def __init__(self, context: Any) -> None:
-        pass
+    def __init__(self, context: GrammarContext) -> None:
+        told.append(f"prepare={context.prepare}")
+
+    def close(self) -> None:
+        told.append("close")
 
 
 @pytest.mark.parametrize("prepare", [False, True])
 def test_grammars_are_prepared_before_the_model_is_loaded(prepare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """And given up where it cannot be."""
-    told: list[str] = []
-    monkeypatch.setattr(CompilerProcesses, "prepare", lambda processes: told.append(f"prepare {processes._compiler}"))
-    monkeypatch.setattr(CompilerProcesses, "close", lambda processes: told.append("close"))
+    told: list[str] = importlib.import_module("test_assemble").told  # where the body is loaded from
+    told.clear()
     load = PagedWorker.__init__
 
     def loaded(worker: PagedWorker, *args: Any, **kwargs: Any) -> None:
@@ -108,7 +112,7 @@ def test_grammars_are_prepared_before_the_model_is_loaded(prepare: bool, monkeyp
     )
     with pytest.raises(KVCacheTooSmallError):
         assemble_core(core_start(num_kv_pages=1, choices=choices), Registry([*REGISTRY, slow]), prepare=prepare)
-    assert told == [*(["prepare nowhere:Compiler"] if prepare else []), "load", "close"]
+    assert told == [f"prepare={prepare}", "load", "close"]
 
 
 def test_no_step_in_flight_is_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cores import candidate
 
 from engine.interfaces.grammar import GrammarCard, Matcher
 from engine.loop.grammars import GrammarDriver, Grammars, warm_up
@@ -37,6 +38,7 @@ class Scripted:
         self.bit, self.refuses, self.error = bit, refuses, error
         self.compiled: list[str] = []
         self.calls = 0
+        self.closed = 0
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         text = str(getattr(constraint, constraint.kinds[0]))
@@ -50,6 +52,9 @@ class Scripted:
         assert all(matcher.bit == self.bit for matcher in matchers)
         out[rows] = self.bit
 
+    def close(self) -> None:
+        self.closed += 1
+
 
 class Picky(GrammarCard):
     constraints = frozenset({"regex", "json"})
@@ -61,7 +66,7 @@ class Picky(GrammarCard):
 
 
 def grammars(*drivers: Scripted) -> Grammars:
-    made = [GrammarDriver(f"d{driver.bit}", Picky, driver) for driver in drivers]
+    made = [GrammarDriver(candidate("grammar", f"d{driver.bit}"), Picky, driver) for driver in drivers]
     return Grammars({"regex": made, "json": made[1:]}, 32)
 
 
@@ -132,5 +137,11 @@ def test_where_nothing_can_begin_the_next_is_asked() -> None:
 
 def test_warming_up_passes_over_what_fails() -> None:
     drivers = [Scripted(1, refuses="a", error=EngineError), Scripted(2)]
-    warm_up([GrammarDriver(f"d{driver.bit}", Picky, driver) for driver in drivers], (3,))
+    warm_up([GrammarDriver(candidate("grammar", f"d{driver.bit}"), Picky, driver) for driver in drivers], (3,))
     assert [driver.compiled for driver in drivers] == [["a"], ["a"]]
+
+
+def test_each_driver_is_closed_once() -> None:
+    drivers = [Scripted(0), Scripted(1)]
+    grammars(*drivers).close()
+    assert [driver.closed for driver in drivers] == [1, 1]

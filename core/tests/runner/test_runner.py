@@ -142,11 +142,13 @@ def test_padded_rows_change_nothing() -> None:
 
 def test_a_model_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its card says so: the platform gets no step of it to capture, the start says why, and it computes the same."""
-    monkeypatch.setattr(Qwen2, "captured", False)
+    monkeypatch.setattr(Qwen2, "captured_by", frozenset())
     worker = Worker(start_message(platform="buckets", attention="capturable"), registry())
     ready = worker.start()
     assert ready.captured == () and ready.not_captured is not None
-    assert any("model 'Qwen2ForCausalLM'" in said and "captured = False" in said for said in ready.not_captured)
+    assert any(
+        "model 'Qwen2ForCausalLM'" in said and "captured_by = frozenset()" in said for said in ready.not_captured
+    )
     runner = worker._runner
     assert runner is not None and not any(runner._platform.captures.values())  # type: ignore[attr-defined]
     request = Request(prompt(6), params(), slot=0)

@@ -31,6 +31,7 @@ from engine.types.errors import (
     ManifestError,
     UnfitDriverError,
 )
+from engine.types.parallel import Parallel, places
 from engine.types.plan import StepPlan
 from engine.types.start import WorkerReady
 from engine_kit.dispatch_guard import DispatchGuard
@@ -156,7 +157,7 @@ def test_needs_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_without_a_communicator_are_refused() -> None:
     with pytest.raises(ConfigError, match="0 communicators"):
-        ready(size=2)
+        ready(parallel=Parallel(tp=2), place=places(Parallel(tp=2), 2)[0])
 
 
 # -- assembly --------------------------------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ def test_the_driver_that_breaks_its_contract_is_named(monkeypatch: pytest.Monkey
     for method in ("execute", "sample", "drafts"):
         monkeypatch.setattr(worker._runner, method, fail)
     with pytest.raises(ContractError, match=named):
-        worker.execute(SimpleNamespace(kv_metadata=None))  # type: ignore[arg-type]
+        worker.execute(SimpleNamespace(sections=None))  # type: ignore[arg-type]
     with pytest.raises(ContractError, match=named):
         worker.sample(1, None)  # type: ignore[arg-type]
     with pytest.raises(ContractError, match=named):

@@ -12,9 +12,10 @@ import torch
 
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsRows
 from engine.plugin import load_body
+from engine.plugin.candidate import Candidate
 from engine.sampling.processors import Processor, ProcessorChain
 from engine.types.params import SamplingParams
-from engine.types.plan import HostTokens, NewSlot
+from engine.types.plan import KnownTokens, NewSlot
 from engine_reference.logits_processors.card import AllowedTokenIdsProcessor, BadWordsProcessor, LogitBiasProcessor
 from engine_reference.platform_host.platform import HostPlatformBody
 
@@ -46,16 +47,21 @@ class RecorderBody:
         self.calls.append(rows)
 
 
+def candidate(name: str) -> Candidate:
+    return Candidate("logits_processor", name, 0, "tests", "1.0", "tests:Driver")
+
+
 class Bench:
     def __init__(self) -> None:
         self.tokens = torch.zeros(SLOTS + 1, LENGTH, dtype=torch.int32)
         self.recorder = RecorderBody()
         builtin = [
-            Processor(card, load_body(card)(context()))
+            Processor(candidate(card.__name__), card, load_body(card)(context()))
             for card in (AllowedTokenIdsProcessor, BadWordsProcessor, LogitBiasProcessor)
         ]
         self.platform = HostPlatformBody(context())
-        self.chain = ProcessorChain([*builtin, Processor(Recorder, self.recorder)], self.platform, self.tokens)
+        recorder = Processor(candidate("recorder"), Recorder, self.recorder)
+        self.chain = ProcessorChain([*builtin, recorder], self.platform, self.tokens)
         self.prompts = np.zeros(SLOTS, np.int64)
         self.params: dict[int, SamplingParams] = {}
 
@@ -155,7 +161,7 @@ def test_what_nobody_uses_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_host_tokens_come_with_the_slot_and_then_one_by_one() -> None:
     bench = Bench()
     bench.enter(2, [4, 5, 6], 2, extra_args={"note": 1})
-    bench.chain.take_host_tokens(HostTokens(slot=np.array([2]), position=np.array([3]), token=np.array([9])))
+    bench.chain.take_host_tokens(KnownTokens(slot=np.array([2]), position=np.array([3]), token=np.array([9])))
     bench.apply([2], [4], torch.zeros(1, VOCAB))
     (call,) = bench.recorder.calls
     assert call.host_tokens is not None and call.host_tokens[2, :4].tolist() == [4, 5, 6, 9]

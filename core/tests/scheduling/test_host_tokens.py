@@ -15,13 +15,13 @@ def test_a_waiting_row_is_planned_when_its_token_is_known() -> None:
     scheduler.add(waiting("a", [1, 2]))
     scheduler.add(request("b", [3]))
     first = plan(scheduler)
-    assert first.num_rows == 2 and first.host_tokens is None, "a slot brings the tokens it has"
+    assert first.num_rows == 2 and first.known is None, "a slot brings the tokens it has"
     second = plan(scheduler)
-    assert rows(second) == [(1, 1, 1, True)] and second.host_tokens is None
+    assert rows(second) == [(1, 1, 1, True)] and second.known is None
     finish(scheduler, token=42)
     third = plan(scheduler)
     assert rows(third) == [(0, 2, 1, True), (1, 2, 1, True)]
-    news = third.host_tokens
+    news = third.known
     assert news is not None
     assert (news.slot.tolist(), news.position.tolist(), news.token.tolist()) == ([0], [2], [42])
 

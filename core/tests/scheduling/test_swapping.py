@@ -17,9 +17,9 @@ from engine_reference.connector_host.scheduler_half import Copies
 
 
 def copies(made: StepPlan) -> Copies | None:
-    if made.kv_metadata is None:
+    if made.sections is None:
         return None
-    decoded: Copies = wire.decoder(Copies).decode(made.kv_metadata["host"])
+    decoded: Copies = wire.decoder(Copies).decode(made.sections["host"])
     return decoded
 
 

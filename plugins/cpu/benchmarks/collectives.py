@@ -33,7 +33,7 @@ def measure(driver: str, rank: int, ranks: int, folder: str) -> dict[str, float]
     registry = Registry.discover()
     candidate = registry.find("communicator", driver)
     body = load_body(registry.card(candidate), candidate=candidate)
-    communicator = body(SimpleNamespace(start=SimpleNamespace(rank=rank, size=ranks, rendezvous=folder)))
+    communicator = body(SimpleNamespace(group=SimpleNamespace(rank=rank, size=ranks, rendezvous=folder)))
     found = {}
     for size in SIZES:
         x = torch.ones(size // 2, dtype=getattr(torch, DTYPE))

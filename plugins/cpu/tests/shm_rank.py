@@ -71,7 +71,7 @@ def forked(rank: int, size: int, folder: str, work: str) -> tuple[int, int]:
     try:
         torch.set_num_threads(1)
         place = SimpleNamespace(rank=rank, size=size, rendezvous=folder)
-        communicator = Shm(SimpleNamespace(start=place))  # type: ignore[arg-type]
+        communicator = Shm(SimpleNamespace(group=place))  # type: ignore[arg-type]
         works = {"rounds": rounds, "killed": killed, "mapped": mapped}
         os.write(said, works[work](rank, size, communicator).encode())
         code = 0

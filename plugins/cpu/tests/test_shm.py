@@ -41,7 +41,7 @@ def on_threads(shm: type, size: int, work) -> list:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(size) as threads:
 
         def rank(number: int):
-            return work(number, shm(SimpleNamespace(start=SimpleNamespace(rank=number, size=size, rendezvous=folder))))
+            return work(number, shm(SimpleNamespace(group=SimpleNamespace(rank=number, size=size, rendezvous=folder))))
 
         return [future.result(60) for future in [threads.submit(rank, r) for r in range(size)]]
 

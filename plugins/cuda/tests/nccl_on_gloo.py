@@ -154,11 +154,11 @@ class PyNcclOnGloo(PyNcclBody):
     """The body without a device."""
 
     def __init__(self, context: Any) -> None:
-        self._start = context.start
+        self._place = context.group
         super().__init__(context)
 
     def _bindings(self) -> Bindings:
-        return Bindings(self._start.rendezvous, self._start.rank, self._start.size)
+        return Bindings(self._place.rendezvous, self._place.rank, self._place.size)
 
     def _make_current(self) -> None: ...
 

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionNeed, LayerCache
+from engine.types.parallel import Parallel
 from engine_cuda import attention_reasons
 from engine_cuda.attention_mla.card import TritonLatentAttention
 from engine_cuda.attention_triton.body import TritonAttentionBody
@@ -39,7 +40,7 @@ MIXED = [[50], [3], range(5, 8), range(12), range(40, 60)]
 
 def driver(dtype: str = "float32", split_kv: bool = True, num_q_heads: int = 4) -> TritonAttentionBody:
     """The driver, as the engine builds it; `num_q_heads` of its model."""
-    start = SimpleNamespace(model=SimpleNamespace(num_q_heads=num_q_heads), size=1, kv_cache_dtype=None)
+    start = SimpleNamespace(model=SimpleNamespace(num_q_heads=num_q_heads), parallel=Parallel(), kv_cache_dtype=None)
     options = TritonAttentionOptions(split_kv=split_kv)
     device = torch.device(DEVICE)
     context: Any = SimpleNamespace(options=options, device=device, dtype=getattr(torch, dtype), start=start)
@@ -275,7 +276,7 @@ def test_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TritonAttention.unsupported(need(kind="sliding", sliding_window=5, kv_dtype="float8_e4m3fn")) == []
     assert TritonAttention.unsupported(need(kind="encoder", head_size=7, block_size=1)) == []
     for word, changes in (
-        ("mla", {"kind": "mla"}), ("xpu", {"device": "xpu:0"}), ("jax", {"framework": "jax"}),
+        ("mla", {"kind": "mla"}), ("xpu", {"device": "xpu:0"}),
         ("float64", {"dtype": "float64"}), ("float8_e5m2", {"kv_dtype": "float8_e5m2"}),
         ("saves no memory", {"kv_dtype": "float32"}), ("up to 256", {"head_size": 512}),
         ("tree_mask", {"features": frozenset({"tree_mask"})}),

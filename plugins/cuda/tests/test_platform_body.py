@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.types.errors import ConfigError, ContractError, UnfitDriverError
+from engine.types.parallel import Parallel, Place
 from engine_cuda.platform_cuda.body import CudaPlatformBody, device_index, most_drafts
 from engine_cuda.platform_cuda.buckets import row_buckets
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
@@ -33,7 +34,9 @@ def test_buckets() -> None:
 
 def test_places_of_ranks() -> None:
     def place(rank: int, size: int, per_device: int, devices: int, of: tuple[int, int] = (0, 1)) -> tuple[int, int]:
-        start = SimpleNamespace(rank=rank, size=size, data_parallel_rank=of[0], data_parallel_size=of[1])
+        start = SimpleNamespace(
+            parallel=Parallel(tp=size), place=Place(rank=rank), data_parallel_rank=of[0], data_parallel_size=of[1]
+        )
         return device_index(start, per_device, devices)  # type: ignore[arg-type]
 
     assert [place(rank, 4, 1, 8) for rank in range(4)] == [(0, 1), (1, 1), (2, 1), (3, 1)]
@@ -262,7 +265,13 @@ def test_memory_is_asked_for_when_an_earlier_engine_has_given_back_its_own(monke
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(str(device)))
     monkeypatch.setattr(torch.cuda, "mem_get_info", asked)
     start = SimpleNamespace(
-        rank=0, size=1, data_parallel_rank=0, data_parallel_size=1, max_num_seqs=1, choices=(), device="cuda"
+        parallel=Parallel(),
+        place=Place(),
+        data_parallel_rank=0,
+        data_parallel_size=1,
+        max_num_seqs=1,
+        choices=(),
+        device="cuda",
     )
     with pytest.raises(UnfitDriverError, match="no more of this"):
         CudaPlatformBody(SimpleNamespace(options=CudaPlatformOptions(), start=start))  # type: ignore[arg-type]

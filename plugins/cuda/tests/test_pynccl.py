@@ -107,8 +107,8 @@ def test_starts_that_fail() -> None:
 def test_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is missing, with the line that helps; how many GPUs it takes."""
 
-    def reasons(device: str = "cuda", world_size: int = 2, framework: str = "torch") -> list[str]:
-        return PyNccl.unsupported(CommunicatorNeed(world_size=world_size, device=device, framework=framework))
+    def reasons(device: str = "cuda", world_size: int = 2) -> list[str]:
+        return PyNccl.unsupported(CommunicatorNeed(world_size=world_size, device=device))
 
     monkeypatch.setattr(card, "wrong_gpu", lambda device: [])
     monkeypatch.setattr(card, "visible_gpus", lambda: 2)
@@ -116,7 +116,6 @@ def test_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reasons() == []
     assert reasons(world_size=4) == ["NCCL takes a GPU for each rank: 4 ranks, 2 visible"]
     assert "not cpu's" in reasons("cpu")[0] and "nobody" in reasons(world_size=1)[0]
-    assert "jax" in reasons(framework="jax")[0]
     monkeypatch.setattr(card, "version", lambda name: "0.5.3")
     assert reasons() == ['nccl4py 0.5.3 is too old: pip install "nccl4py>=0.6,<0.7"']
 
@@ -129,8 +128,8 @@ def test_one_rank_on_a_gpu() -> None:
 
     device = torch.device("cuda", 0)
     with tempfile.TemporaryDirectory() as folder, torch.cuda.device(device):
-        start = SimpleNamespace(rank=0, size=1, rendezvous=folder)
-        body = PyNcclBody(SimpleNamespace(start=start, device=device, options=PyNcclOptions()))  # type: ignore[arg-type]
+        group = SimpleNamespace(rank=0, size=1, rendezvous=folder)
+        body = PyNcclBody(SimpleNamespace(group=group, device=device, options=PyNcclOptions()))  # type: ignore[arg-type]
         for dtype in (torch.bfloat16, torch.float32, torch.int64):
             x = torch.arange(24, device=device).to(dtype).view(2, 3, 4)
             assert torch.equal(body.all_reduce(x.clone()), x)

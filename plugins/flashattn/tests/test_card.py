@@ -76,7 +76,6 @@ def test_who_is_taken(machine: Machine, capability: Any, versions: Any, changes:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"framework": "jax"}, "not with jax"),
         ({"kind": "mla"}, "mla"),
         ({"dtype": "float32", "kv_dtype": "float32"}, "dtype float32"),
         ({"kv_dtype": "float16"}, "must be the same"),

@@ -64,7 +64,6 @@ def test_what_is_served(machine: Callable[..., None], changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"framework": "jax"}, "not with jax"),
         ({"kind": "encoder"}, "encoder"),
         ({"dtype": "float32", "kv_dtype": "float32"}, "dtype float32"),
         ({"kv_dtype": "float16"}, "only of that or float8_e4m3fn"),

@@ -7,7 +7,7 @@ import pytest
 from engine.config.declaration import EngineSettings
 from engine.config.names import Key, resolve
 from engine.config.settings import EngineConfig
-from engine.config.sources import flag_of, gather
+from engine.config.sources import gather
 from engine.plugin.points import POINTS
 from engine.types.errors import ConfigError
 from engine_server.config import ServerConfig
@@ -28,18 +28,18 @@ def test_precedence_with_provenance(tmp_path):
     assert (config.host, config.port, config.shutdown_timeout, config.api_key) == ("h", 3, 0.5, ("k",))
     assert merged.origins == {
         Key("settings", "max_num_seqs"): f"file {path}:1",
-        Key("server", "host"): f"file {path}:3",
-        Key("server", "port"): "flag --port",
-        Key("server", "shutdown_timeout"): f"file {path}:5",
-        Key("server", "api_key"): "environment ENGINE_API_KEY",
+        Key("settings", "host"): f"file {path}:3",
+        Key("settings", "port"): "flag --port",
+        Key("settings", "shutdown_timeout"): f"file {path}:5",
+        Key("settings", "api_key"): "environment ENGINE_API_KEY",
     }
     assert EngineConfig.from_merged(merged) == EngineConfig(max_num_seqs=2)
 
 
 def test_flat_keys_and_spellings():
-    assert resolve("host") == resolve("server.host") == Key("server", "host")
-    assert flag_of(resolve("shutdown_timeout")) == "--shutdown-timeout"
-    assert gather({}, None, {"ENGINE_HOST": "a"}).section("server") == {"host": "a"}
+    assert resolve("host") == resolve("server.host") == Key("settings", "host")
+    assert resolve("shutdown_timeout").flag == "--shutdown-timeout"
+    assert gather({}, None, {"ENGINE_HOST": "a"}).section("settings") == {"host": "a"}
     assert ServerConfig(host="a", **{"shutdown-timeout": 3}) == ServerConfig(
         server={"host": "a", "shutdown_timeout": 3}
     )
@@ -85,7 +85,7 @@ def test_a_secret_is_not_shown_in_an_error():
 
 
 def test_an_engine_takes_no_setting_of_the_server():
-    with pytest.raises(ConfigError, match="set 'host' for an engine; it is a setting of `engine serve`"):
+    with pytest.raises(ConfigError, match="set 'host' with EngineConfig; it is a setting of the server; leave it out"):
         EngineConfig(host="x")
 
 

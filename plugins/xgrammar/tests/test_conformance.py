@@ -8,8 +8,8 @@ from engine_sdk.conformance import GrammarConformance
 
 
 class TestXGrammar(GrammarConformance):
-    driver = "xgrammar"
+    driver, options = "xgrammar", {"compile_processes": 0}
 
 
 class TestThreads(GrammarConformance):
-    driver, options = "xgrammar", {"threads": 2, "cache_size": 0, "max_whitespace": 0}
+    driver, options = "xgrammar", {"compile_processes": 0, "threads": 2, "cache_size": 0, "max_whitespace": 0}

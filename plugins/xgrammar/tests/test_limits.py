@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from engine.interfaces.context import GrammarContext
-from engine.interfaces.grammar import CompileOptions
-from engine.loop.compiler_processes import CompilerProcesses
 from engine.types.errors import InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine_xgrammar.body import XGrammar
-from engine_xgrammar.card import XGrammarCard, XGrammarOptions
+from engine_xgrammar.card import XGrammarOptions
 from engine_xgrammar.matcher import SLOW_SECONDS, STRIKES
 from engine_xgrammar.tags import with_whitespace
 
@@ -23,19 +21,15 @@ PIECES: list[bytes | None] = [*(bytes([byte]) for byte in range(256)), None, *(w
 SIZE, END = len(PIECES), 256
 
 
-def make(compile_apart: Any = None, **options: Any) -> XGrammar:
-    context = GrammarContext(
-        vocab_size=SIZE, vocabulary=lambda: PIECES, options=XGrammarOptions(**options), compile_apart=compile_apart
-    )
-    return XGrammar(context)
+def make(**options: Any) -> XGrammar:
+    given = XGrammarOptions(**{"compile_processes": 0, **options})
+    return XGrammar(GrammarContext(vocab_size=SIZE, vocabulary=lambda: PIECES, options=given))
 
 
 def test_in_a_process_with_limits() -> None:
     """What compiles gives the same masks as here; what takes too much memory or time ends its request alone."""
-    limits = CompileOptions(compile_memory=512, compile_timeout=20.0)
-    apart = CompilerProcesses(XGrammarCard.compiler, limits, SIZE, lambda: PIECES)
+    grammar, plain = make(compile_processes=1, compile_memory=512, compile_timeout=20.0), make()
     try:
-        grammar, plain = make(apart), make()
         good = StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}})
         wide = {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(499)}}
         rows = np.zeros((2, -(-SIZE // 32)), np.int32)
@@ -50,7 +44,7 @@ def test_in_a_process_with_limits() -> None:
             grammar.compile(StructuredOutputsParams(grammar="root ::= "), (END,))
         assert grammar.compile(StructuredOutputsParams(regex="a+"), (END,)).accept([97]) == 1
     finally:
-        apart.close()
+        grammar.close()
 
 
 def test_what_is_too_slow_is_refused() -> None:

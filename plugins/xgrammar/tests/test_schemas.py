@@ -34,7 +34,7 @@ WEIGHTS[END] = 20
 
 @pytest.fixture(scope="module")
 def grammar() -> XGrammar:
-    options = XGrammarOptions(max_whitespace=4)
+    options = XGrammarOptions(max_whitespace=4, compile_processes=0)
     return XGrammar(GrammarContext(vocab_size=257, vocabulary=lambda: PIECES, options=options))
 
 

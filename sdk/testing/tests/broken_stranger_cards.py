@@ -35,7 +35,7 @@ class SeesNoWindow(MixtralCard):
 class SaysItIsCaptured(MixtralCard):
     """the card does not say that its experts, in plain torch, cannot be captured"""
 
-    captured = True
+    captured_by = None
 
 
 GPT2_CARDS = [TakesAnyActivation]

@@ -194,7 +194,7 @@ class AveragesMemory(Process):
 
     def start(self, message: Any) -> Any:
         ready = super().start(message)
-        return msgspec.structs.replace(ready, weight_bytes=ready.weight_bytes // message.size)
+        return msgspec.structs.replace(ready, weight_bytes=ready.weight_bytes // message.parallel.world)
 
 
 class IgnoresDeath(Process):

@@ -325,6 +325,13 @@ class ForcingMoves(WithMatcher):
     matcher = Moves
 
 
+class ClosesOnce(ChoiceBody):
+    """what is closed is closed a second time, which fails"""
+
+    def close(self) -> None:
+        del self._tree
+
+
 PLAIN_MUTANTS = [
     *map(dropping, (*KEYWORDS, *MORE_KEYWORDS)), *SCHEMA_MUTANTS, OneRepeatLess, FirstBranch, ArraysAreObjects,
     RefusesWithoutName,
@@ -332,7 +339,7 @@ PLAIN_MUTANTS = [
 CHOICE_MUTANTS = [
     EveryToken, NoEnd, EndsAnywhere, OneSpelling, RowsInOrder, ClearsOthers, OnlyAdds, ReadsEarly, LosesTheLast,
     AcceptsAnything, LeavesTraces, NotFinished, FinishedTooEarly, EndsForGood, RollsBackLess, RollsBackNear,
-    RollsBackAll, ForcesTheFirst, ForcesPastEnds, ForcingMoves,
+    RollsBackAll, ForcesTheFirst, ForcesPastEnds, ForcingMoves, ClosesOnce,
 ]  # fmt: skip
 MUTANTS = [*PLAIN_MUTANTS, *CHOICE_MUTANTS]
 

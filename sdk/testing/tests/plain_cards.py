@@ -20,8 +20,6 @@ class PlainAttention(AttentionCard):
             reasons.append(f"layers of kind {need.kind} are not served")
         if need.dtype not in ("float64", "float32", "bfloat16", "float16"):
             reasons.append(f"dtype {need.dtype} is not served")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         reasons += [f"feature {feature} is not served" for feature in sorted(need.features - cls.features)]
         return reasons
 

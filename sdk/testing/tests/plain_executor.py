@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from engine.interfaces.executor import merge_ready, rank_starts
 from engine.process.importing import import_object
 from engine.types.errors import EngineDeadError
 
@@ -41,17 +40,8 @@ class Plain:
 
     def start(self, message: WorkerStart) -> WorkerReady:
         """One rank after the other."""
-        ranks = range(message.size)
-        self._workers = [self._class(msgspec.structs.replace(message, rank=rank)) for rank in ranks]
-        ready: list[WorkerReady] = [worker.start() for worker in self._workers]
-        return msgspec.structs.replace(
-            ready[0],
-            num_pages=min(one.num_pages for one in ready),
-            weight_bytes=sum(one.weight_bytes for one in ready),
-            cache_bytes=sum(one.cache_bytes for one in ready),
-            num_parameters=sum(one.num_parameters for one in ready),
-            load_seconds=max(one.load_seconds for one in ready),
-        )
+        self._workers = [self._class(one) for one in rank_starts(message)]
+        return merge_ready([worker.start() for worker in self._workers])
 
     def execute(self, plan: StepPlan) -> Any:
         """On every rank."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -13,9 +12,10 @@ from outlines_core import Index
 
 from engine.types.errors import InvalidRequestError
 from engine_kit.bounded_cache import BoundedCache
+from engine_kit.compiling.processes import CompilerProcesses
 from engine_kit.schemas.normal import in_normal_form
 from engine_kit.spelling import unspeakable
-from engine_outlines.compiler import Compiler, Source
+from engine_outlines.compiler import Source
 from engine_outlines.matcher import OutlinesMatcher
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class Outlines:
         self._context = context
         self._options = cast("OutlinesOptions", context.options)
         self._cache: BoundedCache[bytes, Index] = BoundedCache(self._options.cache_size << 20)
-        self._lock = threading.Lock()
-        self._here: Compiler | None = None
+        self._compilers = CompilerProcesses("engine_outlines.compiler:Compiler", context)
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         with in_normal_form(constraint) as normal:
@@ -57,6 +56,9 @@ class Outlines:
         for matcher, row in zip(cast("Sequence[OutlinesMatcher]", matchers), rows.tolist(), strict=True):
             out[row] = matcher.mask()
 
+    def close(self) -> None:
+        self._compilers.close()
+
     def _compile(self, source: bytes, constraint: StructuredOutputsParams) -> tuple[Index, int]:
         if constraint.choice is not None:
             pieces = self._context.vocabulary()[: self._context.vocab_size]
@@ -66,19 +68,11 @@ class Outlines:
                     "the model's vocabulary cannot spell it",
                     "leave it out, or write it differently",
                 )
-        apart = self._context.compile_apart
         try:
-            data = self._compiler().compile(source) if apart is None else apart(source)
+            data = self._compilers.compile(source)
         except InvalidRequestError as error:
             raise InvalidRequestError(constraint.asked, error.found, error.remedy) from error
         return Index.from_binary(data), EXPANDED * len(data)
-
-    def _compiler(self) -> Compiler:
-        """In this process, which has no limits: for suites."""
-        with self._lock:
-            if self._here is None:
-                self._here = Compiler(self._context)
-            return self._here
 
 
 def _source(constraint: StructuredOutputsParams) -> tuple[str, str]:

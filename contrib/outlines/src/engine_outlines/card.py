@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from engine.interfaces.grammar import CompileOptions, GrammarCard
+from engine.interfaces.grammar import GrammarCard
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.compiling import CompileOptions
 
 
 class OutlinesOptions(CompileOptions):
@@ -22,7 +23,6 @@ class OutlinesCard(GrammarCard):
     constraints = frozenset({"choice", "regex", "json"})
     Options = OutlinesOptions
     body = "engine_outlines.body:Outlines"
-    compiler = "engine_outlines.compiler:Compiler"
 
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:

@@ -45,7 +45,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Compiler:
-    """See `engine.interfaces.grammar.GrammarCompiler`."""
+    """See `engine_kit.compiling.GrammarCompiler`."""
 
     def __init__(self, context: GrammarContext) -> None:
         self._vocabulary = vocabulary(context.vocabulary(), context.vocab_size)

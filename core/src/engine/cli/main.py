@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.cli.other_names import instead_of, other_names, translate
+from engine.cli.other_names import instead_of, translate
 from engine.plugin.hints import did_you_mean
 from engine.types.errors import ConfigError, ContractError, EngineError
 
@@ -151,7 +151,7 @@ def _find(name: str, arguments: Sequence[str] = ()) -> Command:
     if not known and not registry.denies("commands", name):
         offers = ours or distribution_of("commands", name)
         hint = f"pip install {offers}" if offers else did_you_mean(name, names)
-        hint = other_names().commands.get(name) or hint or f"the commands are: {', '.join(names)}"
+        hint = instead_of(name) or hint or f"the commands are: {', '.join(names)}"
         found = "no installed distribution offers this command" if offers else "there is no such command"
         raise ConfigError(f"engine {name}", found, hint)
     candidate = registry.find("commands", name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import ValidationError
 
+from engine.config.declaration import EngineSettings, command_settings
 from engine.config.names import Key, resolve
 from engine.plugin.options import plain
 from engine.plugin.points import HOOKS, POINTS
@@ -17,36 +18,31 @@ _NAMED = re.compile(r"(?:\A|\bwith )(?:--)?([a-z][\w.-]*)=|\A(?:set|open) (?:an 
 drafter.depth to 3", "open model 'x'"."""
 
 
-def config_error(error: ValidationError, section: str, origins: Mapping[Key, str]) -> ConfigError:
+def config_error(error: ValidationError, origins: Mapping[Key, str]) -> ConfigError:
     """The first bad setting with where it was set, and what is wrong with all.
 
     Args:
         error: pydantic's.
-        section: "settings" or "server": what the model's own fields are.
         origins: where each setting was set.
     """
     faults = error.errors()
-    keys = [_key(section, fault["loc"]) for fault in faults]
+    keys = []
     texts = []
     for fault in faults:
+        name, *rest = map(str, fault["loc"])
+        keys.append(Key("points", rest[0]) if name == "points" and rest else Key("settings", name))
         cause = fault.get("ctx", {}).get("error")
         texts.append(cause.found if isinstance(cause, ConfigError) else fault["msg"])
     first = keys[0]
     origin = origins.get(first, "")
-    setting = first.setting
+    declared = {**command_settings(), **EngineSettings.declared} if first.section == "settings" else {}
+    setting = declared.get(first.name)
     shown = "a value" if setting is not None and setting.secret else repr(faults[0]["input"])
     return ConfigError(
-        f"set {first.name} to {shown}" + (f" ({origin})" if origin else ""),
-        texts[0] if len(texts) == 1 else "; ".join(f"{k.name}: {text}" for k, text in zip(keys, texts, strict=True)),
-        f"{first.name} is: {setting.help}" if setting else "name an installed driver; `engine plugins` lists them",
+        f"set {first} to {shown}" + (f" ({origin})" if origin else ""),
+        texts[0] if len(texts) == 1 else "; ".join(f"{key}: {text}" for key, text in zip(keys, texts, strict=True)),
+        f"{first} is: {setting.help}" if setting else "name an installed driver; `engine plugins` lists them",
     )
-
-
-def _key(section: str, location: tuple[int | str, ...]) -> Key:
-    name, *rest = (str(part) for part in location)
-    if name == "points" and rest:
-        return Key("points", rest[0])
-    return Key("server", name) if section == "server" else Key("settings", name)
 
 
 def add_place(error: EngineError, origins: Mapping[Key, str]) -> None:
@@ -61,7 +57,7 @@ def add_place(error: EngineError, origins: Mapping[Key, str]) -> None:
     for key in _about(error, origins):
         origin = origins[key]
         if origin.startswith("file "):
-            places[f"{_name(key)} in {origin}"] = None
+            places[f"{key} in {origin}"] = None
         elif origin.startswith("environment "):
             places[origin] = None
     if places:
@@ -85,10 +81,3 @@ def _about(error: EngineError, origins: Mapping[Key, str]) -> Iterator[Key]:
         if not any(key in origins for key in keys):
             keys.append(Key("points", point))
     return (key for key in keys if key in origins)
-
-
-def _name(key: Key) -> str:
-    """As a config file has it."""
-    if key.section == "options":
-        return f"{key.name}.{key.option}"
-    return POINTS[key.name].keyword if key.section == "points" else key.name

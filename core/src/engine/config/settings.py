@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_type_hints
 
 from pydantic import (
@@ -16,16 +18,17 @@ from pydantic import (
     field_validator,
 )
 
-from engine.config.declaration import EngineSettings, Setting, Settings
+from engine.config.declaration import EngineSettings, Setting, Settings, of_commands
 from engine.config.faults import add_place, config_error
 from engine.config.names import Key, fold
-from engine.config.sizes import parse_bytes
 from engine.config.sources import Merged
 from engine.plugin.plugin_list import PluginList
 from engine.plugin.points import HOOKS
 from engine.types.errors import ConfigError, EngineError
 
 DeclaredT = TypeVar("DeclaredT", bound=Settings)
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(?:([kmgt])(i)?)?b)?\s*", re.IGNORECASE)
 
 
 class Config(BaseModel):
@@ -40,13 +43,13 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     declared: ClassVar[Mapping[str, Setting]] = {}
-    section: ClassVar[Literal["settings", "server"]] = "server"
 
     def __init__(self, /, **keywords: Any) -> None:
-        values = fold(keywords)
-        for key in values:
+        merged = Merged()
+        for key, (value, _) in fold(keywords).items():
             self._check_owner(key)
-        self._build(Merged(values, dict.fromkeys(values, "")))
+            merged.set(key, value)
+        self._build(merged)
 
     @classmethod
     def from_merged(cls, merged: Merged) -> Self:
@@ -56,19 +59,21 @@ class Config(BaseModel):
         return config
 
     def _build(self, merged: Merged) -> None:
+        values = {name: value for name, value in merged.section("settings").items() if name in self.declared}
+        if "points" in type(self).model_fields:
+            values |= {"points": merged.section("points"), "options": merged.options()}
         try:
-            super().__init__(**self._values(merged))
+            super().__init__(**values)
         except ValidationError as error:
-            raise config_error(error, self.section, merged.origins) from error
-
-    def _values(self, merged: Merged) -> dict[str, Any]:
-        return {name: value for name, value in merged.section("server").items() if name in self.declared}
+            raise config_error(error, merged.origins) from error
 
     def _check_owner(self, key: Key) -> None:
-        if key.section != "server" or key.name not in self.declared:
-            raise ConfigError(
-                f"set {key.name!r} for a server", "it is a setting of the engine", "pass it to EngineConfig"
-            )
+        """Raise ConfigError for a setting of another than this model's."""
+        if key.name in self.declared if key.section == "settings" else "points" in type(self).model_fields:
+            return
+        owner = next((name for name, one in of_commands().items() if key.name in one.declared), "engine")
+        remedy = "pass it to EngineConfig" if owner == "engine" else "leave it out"
+        raise ConfigError(f"set {key.name!r} with {type(self).__name__}", f"it is a setting of the {owner}", remedy)
 
 
 def model_of(declared: type[Settings]) -> type[Config]:
@@ -95,7 +100,7 @@ def _annotated(setting: Setting, hint: Any) -> Any:
     if setting.choices:
         base = Literal[setting.choices]
     elif setting.type == "bytes":
-        base = Annotated[int, BeforeValidator(_bytes_or_none if setting.least == 0 else _bytes)]
+        base = Annotated[int, BeforeValidator(_bytes_or_none if setting.least == 0 else parse_bytes)]
     elif setting.type == "integer":
         base = Annotated[int, bounds]
     elif setting.type == "number":
@@ -111,8 +116,21 @@ def _annotated(setting: Setting, hint: Any) -> Any:
     return base | None if setting.default is None else base
 
 
-def _bytes(value: Any) -> int:
-    return parse_bytes(value)
+def parse_bytes(value: str | int) -> int:
+    """Bytes from a number, or from text such as "512MiB" (1024s), "4GB" (1000s) or "0.5 GiB".
+
+    Raises:
+        ConfigError: the text is not of this form, or the amount is not positive.
+    """
+    amount = -1
+    if isinstance(value, int) and not isinstance(value, bool):
+        amount = value
+    elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        amount = int(float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index((match[2] or " ").lower()))
+    if amount <= 0:
+        asked, remedy = f"use {value!r} as an amount of memory", "write bytes, or e.g. 512MiB, 4GiB, 4GB"
+        raise ConfigError(asked, "it is not an amount of memory", remedy)
+    return amount
 
 
 def _bytes_or_none(value: Any) -> int:
@@ -134,13 +152,11 @@ def _path(value: Any) -> Any:
     return str(value) if hasattr(value, "__fspath__") else value
 
 
-class _Origins(dict[Key, str]):
+@dataclass
+class _Origins:
     """Where each setting was set; it does not count where two configs are compared."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Origins)
-
-    __hash__ = None
+    of: Mapping[Key, str] = field(default_factory=dict, compare=False)
 
 
 if TYPE_CHECKING:
@@ -164,29 +180,22 @@ class EngineConfig(_Model):
         ConfigError: a keyword is unknown (with near matches), or a value is of the wrong type or out of range.
     """
 
-    section: ClassVar[Literal["settings", "server"]] = "settings"
-
     points: dict[str, str] = Field(default_factory=dict)
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
-    _origins: _Origins = PrivateAttr(default_factory=lambda: _Origins())
+    _origins: _Origins = PrivateAttr(default_factory=_Origins)
 
     def __init__(self, /, **keywords: Any) -> None:
         super().__init__(**keywords)
 
-    @classmethod
-    def from_kwargs(cls, **keywords: Any) -> Self:
-        """The same as the constructor, for callers who pass on what they were given."""
-        return cls(**keywords)
-
     @property
     def plugin_list(self) -> PluginList:
         """Which of the installed plugins may be used."""
-        return PluginList(self.plugins or "", self._origins.get(Key("settings", "plugins"), ""))
+        return PluginList(self.plugins or "", self._origins.of.get(Key("settings", "plugins"), ""))
 
     def add_place(self, error: EngineError) -> None:
         """Say in an error about these settings where it was set what it is about, by a file or by the environment."""
-        add_place(error, self._origins)
+        add_place(error, self._origins.of)
 
     def asked(self, point: str) -> str | None:
         """The driver (or list, or kinds) that the user named for a point; None where it is left to the cards."""
@@ -210,15 +219,7 @@ class EngineConfig(_Model):
 
     def _build(self, merged: Merged) -> None:
         super()._build(merged)
-        self._origins = _Origins(merged.origins)
-
-    def _values(self, merged: Merged) -> dict[str, Any]:
-        return merged.section("settings") | {"points": merged.section("points"), "options": merged.options()}
-
-    def _check_owner(self, key: Key) -> None:
-        if key.section == "server":
-            found = "it is a setting of `engine serve`"
-            raise ConfigError(f"set {key.name!r} for an engine", found, "leave it out")
+        self._origins.of = merged.origins
 
 
 EngineArgs = EngineConfig

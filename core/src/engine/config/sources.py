@@ -1,7 +1,7 @@
 """Where settings come from: flags go before the config file, the file before the environment.
 
 The result is plain strings and values with the place that each came from; nothing is validated but the names, and
-pydantic is not imported. The environment is read here and nowhere else.
+pydantic is not imported; yaml is, where there is a file. The environment is read here and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.config.file import read_config_file
-from engine.config.names import Key, Path, fold, fold_paths, known_names, resolve
+from engine.config.names import Key, Path, fold, known_names, resolve
 from engine.plugin.hints import did_you_mean
 from engine.plugin.plugin_list import PluginList
-from engine.plugin.points import HOOKS, POINTS
+from engine.plugin.points import HOOKS
 from engine.types.errors import ConfigError
 
 PREFIX = "ENGINE_"
 CONFIG_VARIABLE = "ENGINE_CONFIG"
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+_DEEPEST = 4
+"""options, hooks, plugin, option: what lies deeper in a file is a value."""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Merged:
     warnings: list[str] = field(default_factory=list)
 
     def section(self, section: str) -> dict[str, Any]:
-        """The engine's settings, the server's, or the chosen drivers by point."""
+        """The settings by name, or the chosen drivers by point."""
         return {key.name: value for key, value in self.values.items() if key.section == section}
 
     def options(self) -> dict[str, dict[str, Any]]:
@@ -64,9 +65,10 @@ class Merged:
         text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         return PluginList(text, self.origins.get(key, ""))
 
-    def _lay(self, values: Mapping[Key, Any], origins: Mapping[Key, str]) -> None:
-        self.values.update(values)
-        self.origins.update(origins)
+    def set(self, key: Key, value: Any, origin: str = "") -> None:
+        """Set it, whatever it was before."""
+        self.values[key] = value
+        self.origins[key] = origin
 
 
 def gather(
@@ -86,42 +88,28 @@ def gather(
     """
     environ = os.environ if environ is None else environ
     merged = Merged()
-    merged._lay(*_from_environment(environ, merged.warnings))
-    path = config_file or environ.get(CONFIG_VARIABLE)
-    if path:
-        content, lines = read_config_file(path)
-
-        def place(where: Path) -> str:
-            line = lines.get(where)  # none for what comes by an anchor, and for keys that YAML reads as no text
-            return f"file {path}" if line is None else f"file {path}:{line}"
-
-        found = fold_paths(content, place)
-        merged._lay({key: value for key, (value, _) in found.items()}, {k: place(at) for k, (_, at) in found.items()})
-    values = fold(flags or {})
-    merged._lay(values, {key: f"flag {flag_of(key)}" for key in values})
+    _set_from_environment(merged, environ)
+    if path := config_file or environ.get(CONFIG_VARIABLE):
+        content, lines = _read(path)
+        # There is no line for what comes by an anchor, and for keys that YAML reads as no text.
+        found = fold(content, lambda at: f"file {path}:{lines[at]}" if at in lines else f"file {path}")
+        for key, (value, place) in found.items():
+            merged.set(key, value, place)
+    for key, (value, _) in fold(flags or {}).items():
+        merged.set(key, value, f"flag {key.flag}")
     return merged
 
 
+# -- the environment ---------------------------------------------------------------------------------------------------
 def name_of(variable: str) -> str:
     """What a variable of the environment names, e.g. "attention.num_splits" for ENGINE_ATTENTION__NUM_SPLITS."""
     name = variable.removeprefix(PREFIX).lower()
     return name.replace("__", ".", 2 if name.startswith(f"{HOOKS}__") else 1)
 
 
-def flag_of(key: Key) -> str:
-    """The flag that sets this, as typed: "--load-format", "--attention.num_splits"."""
-    if key.section in ("settings", "server"):
-        return "--" + key.name.replace("_", "-")
-    if key.section == "points":
-        return POINTS[key.name].option_flag
-    return f"--{key.name.replace('_', '-')}.{key.option}"
-
-
-def _from_environment(environ: Mapping[str, str], warnings: list[str]) -> tuple[dict[Key, Any], dict[Key, str]]:
+def _set_from_environment(merged: Merged, environ: Mapping[str, str]) -> None:
     """ENGINE_MAX_NUM_SEQS is a setting, ENGINE_ATTENTION a point, ENGINE_ATTENTION__NUM_SPLITS an option, and
     ENGINE_HOOKS__RATE_LIMIT__MOST one of a hook plugin."""
-    values: dict[Key, Any] = {}
-    origins: dict[Key, str] = {}
     for variable in sorted(environ):
         text = environ[variable]
         if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or not text:
@@ -133,11 +121,49 @@ def _from_environment(environ: Mapping[str, str], warnings: list[str]) -> tuple[
             # Other programs have variables with this prefix too: only what looks like a slip is worth a word.
             hint = did_you_mean(name.partition(".")[0], known_names())
             if hint:
-                warnings.append(f"environment variable {variable} sets nothing: {hint}")
+                merged.warnings.append(f"environment variable {variable} sets nothing: {hint}")
             continue
         if _SERVICE_LINK.match(text):
             # Kubernetes puts ENGINE_PORT=tcp://10.0.0.7:8000 into every pod beside a service called "engine".
-            warnings.append(f"environment variable {variable} sets nothing: {text!r} is a Kubernetes service link")
+            found = f"{text!r} is a Kubernetes service link"
+            merged.warnings.append(f"environment variable {variable} sets nothing: {found}")
             continue
-        values[key], origins[key] = text, f"environment {variable}"
-    return values, origins
+        merged.set(key, text, f"environment {variable}")
+
+
+# -- the config file ---------------------------------------------------------------------------------------------------
+def _read(path: str) -> tuple[Mapping[str, Any], dict[Path, int]]:
+    """What a config file holds, and for the path of each key the line that it stands on, from 1.
+
+    Raises ConfigError: it cannot be read, is not valid YAML, holds no mapping, or a key twice.
+    """
+    import yaml
+
+    asked = f"read the config file {path!r}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        content = yaml.safe_load(text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ConfigError(asked, error.strerror or str(error), "check the path given with --config") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(asked, f"it is not valid YAML: {' '.join(str(error).split())}", "mend the file") from error
+    if content is None:
+        return {}, {}
+    if not isinstance(content, Mapping):
+        raise ConfigError(asked, f"it holds a {type(content).__name__}", "write one 'setting: value' a line")
+    lines: dict[Path, int] = {}
+    _note_lines(root, (), lines, asked)
+    return content, lines
+
+
+def _note_lines(node: Any, above: Path, lines: dict[Path, int], asked: str) -> None:
+    for key, value in node.value:
+        path, line = (*above, str(key.value)), key.start_mark.line + 1
+        if path in lines:
+            found = f"{'.'.join(path)!r} stands on line {lines[path]} and on line {line}"
+            raise ConfigError(asked, found, "set it once")
+        lines[path] = line
+        if len(path) < _DEEPEST and isinstance(value.value, list) and value.id == "mapping":
+            _note_lines(value, path, lines, asked)

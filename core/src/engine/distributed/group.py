@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.interfaces.communicator import ANY_LENGTH, Collective, Communicator
+from engine.interfaces.communicator import ANY_LENGTH, Collective, Communicator, Sending
 from engine.types.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -87,6 +87,15 @@ class ProcessGroup:
     def send(self, x: torch.Tensor, to: int) -> None:
         """Send `x` to another rank."""
         self._taker("send", tuple(x.shape), x.dtype).send(x, self._other(to))
+
+    def isend(self, x: torch.Tensor, to: int) -> Sending | None:
+        """Send `x` without waiting for the other rank, where the driver can; None where it has been sent."""
+        taker = self._taker("send", tuple(x.shape), x.dtype)
+        isend: Callable[[torch.Tensor, int], Sending] | None = getattr(taker, "isend", None)
+        if isend is None:
+            taker.send(x, self._other(to))
+            return None
+        return isend(x, self._other(to))
 
     def recv(self, x: torch.Tensor, source: int) -> None:
         """Fill `x` with what another rank sends."""

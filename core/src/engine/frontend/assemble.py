@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from engine.frontend.banner import capacity
+from engine.frontend.capacity import capacity
 from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.client import Attached, InProcessClient, client_of_several
 from engine.frontend.input_processor import InputProcessor

@@ -49,6 +49,7 @@ from engine.plugin.points import (
 )
 from engine.types.errors import ConfigError, EngineError, ManifestError, ModelNotFoundError
 from engine.types.model import CheckpointFiles, ModelDescription
+from engine.types.parallel import Parallel
 from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
@@ -204,8 +205,18 @@ class _Choices:
     def choose(
         self, point: Point[CardT, NeedT], asks: Mapping[str, NeedT], together: tuple[tuple[str, ...], ...] = ()
     ) -> list[Selection[CardT]]:
-        """The drivers of a point, which `made` has from then on."""
+        """The drivers of a point, which `made` has from then on; none of a point that is the platform's own."""
         asked, options = self._config.asked(point.name), self._config.options_for(point.name)
+        platform = next(iter(self.made.get(PLATFORM.name, ())), None)
+        if platform is not None and point.name in platform.card.own_points:
+            if asked is not None or options:
+                raise ConfigError(
+                    f"{point.name}={asked}" if asked is not None else f"set an option of {point.name} to {options}",
+                    f"platform '{platform.candidate.name}' ({platform.candidate.provenance}) brings its own",
+                    f"leave {point.option_flag} and its options out, or name another platform",
+                )
+            self.made[point.name] = []
+            return []
         chosen = choose(self._registry, point, asks, asked, options, together)
         self.made[point.name] = chosen
         return chosen
@@ -233,6 +244,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     sampling = sampling_defaults(config, generation_config, model.generates)
     model = msgspec.structs.replace(model, sampling=sampling)
     max_model_len = _max_model_len(config, model)
+    parallel = parallel_of(config)
 
     needs = attention_needs(
         model,
@@ -240,19 +252,22 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         dtype=dtype,
         kv_dtype=kv_dtype,
         facts=device,
-        size=config.tensor_parallel_size,
+        size=parallel.tp,
     )
-    attention = choices.choose(ATTENTION, needs)
+    pages = {
+        one.kind: lcm(*(one.card.tokens_per_page(need) for need in needs[one.kind]))
+        for one in choices.choose(ATTENTION, needs)
+    }
+    if ATTENTION.name in platform.card.own_points:
+        pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in needs}
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     (tokenizer,) = choices.choose(TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
     layout = make_layout(
         model.sites,
         block_size=config.block_size,
         kv_itemsize=_ITEM_SIZES[kv_dtype],
-        tokens_per_page={
-            one.kind: lcm(*(one.card.tokens_per_page(need) for need in needs[one.kind])) for one in attention
-        },
-        size=config.tensor_parallel_size,
+        tokens_per_page=pages,
+        size=parallel.tp,
     )
     facts = Facts(
         config=config,
@@ -260,6 +275,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         implementation=implementation,
         model=model,
         dtype=dtype,
+        parallel=parallel,
         layout=layout,
         tokenizer=tokenizer,
         tokenizer_folder=tokenizer_folder,
@@ -268,7 +284,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     for row in TABLE:
         asks = row.asks(facts)
         if not (row.used(facts, asks) and choices.choose(row.point, asks, row.together)):
-            choices.idle[row.point.name] = asks
+            choices.idle[row.point.name] = {} if row.point.name in platform.card.own_points else asks
     check_processors(choices.made[LOGITS_PROCESSOR.name])
     selections = tuple(selection for point in POINTS for selection in choices.made.get(point, ()))
     manifest = Manifest.of(selections)
@@ -284,7 +300,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_cache_memory=config.kv_cache_memory,
         num_kv_pages=config.num_kv_pages,
-        size=config.tensor_parallel_size,
+        parallel=parallel,
         swap_space=config.swap_space,
         kv_cache_dtype=kv_dtype,
         memory_utilization=config.memory_utilization,
@@ -352,10 +368,15 @@ def _model_needs(config: EngineConfig, files: CheckpointFiles, device: PlatformF
             architecture=architecture,
             config=files.config,
             framework=device.framework,
-            world_size=config.tensor_parallel_size,
+            parallel=parallel_of(config),
         )
         for architecture in architectures or [""]
     }
+
+
+def parallel_of(config: EngineConfig) -> Parallel:
+    """Over how many workers the settings divide the model."""
+    return Parallel(tp=config.tensor_parallel_size)
 
 
 def _described(

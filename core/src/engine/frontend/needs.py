@@ -24,6 +24,7 @@ from engine.plugin.points import CardT, NeedT, Point
 from engine.types.errors import ConfigError, TokenizerError, UnsupportedModelError
 from engine.types.kv import KVLayout
 from engine.types.model import ModelDescription
+from engine.types.parallel import Parallel
 from engine.types.structured_outputs import KINDS as CONSTRAINTS
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Facts:
         implementation: the model's driver.
         model: as this engine is to run it.
         dtype: of activations.
+        parallel: over how many workers the model is divided.
         layout: of the KV cache.
         tokenizer: the tokenizer's driver.
         tokenizer_folder: where its files lie.
@@ -66,6 +68,7 @@ class Facts:
     implementation: Selection[ModelCard]
     model: ModelDescription
     dtype: str
+    parallel: Parallel
     layout: KVLayout
     tokenizer: Selection[TokenizerCard]
     tokenizer_folder: str
@@ -237,10 +240,10 @@ TABLE: tuple[Row[Any, Any], ...] = (
     ),
     Row(
         points.COMMUNICATOR,
-        lambda facts: {"": CommunicatorNeed(world_size=facts.config.tensor_parallel_size, **facts.place)},
+        lambda facts: {"": CommunicatorNeed(world_size=max(facts.parallel.tp, facts.parallel.pp), **facts.place)},
         _several_ranks,
     ),
-    Row(points.EXECUTOR, lambda facts: {"": ExecutorNeed(world_size=facts.config.tensor_parallel_size)}),
+    Row(points.EXECUTOR, lambda facts: {"": ExecutorNeed(parallel=facts.parallel)}),
     Row(points.EVICTOR, lambda facts: {"": None}),
     Row(points.QUANTIZATION, _quantization, _has_layers),
     Row(points.SCHEDULING_POLICY, lambda facts: {"": None}),
@@ -250,7 +253,7 @@ TABLE: tuple[Row[Any, Any], ...] = (
             "": KVConnectorNeed(
                 page_bytes=facts.layout.page_bytes,
                 swap_space=facts.config.swap_space,
-                world_size=facts.config.tensor_parallel_size,
+                parallel=facts.parallel,
                 **facts.place,
             )
         },

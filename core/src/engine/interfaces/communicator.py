@@ -28,7 +28,7 @@ class CommunicatorNeed:
     """What the engine asks of a communicator.
 
     Args:
-        world_size: ranks.
+        world_size: ranks of the group; of several groups, of the largest.
         device: torch's device string, where tensors lie.
         framework: "torch" or "jax".
     """
@@ -44,11 +44,21 @@ class CommunicatorCard(Card):
     captured_by: frozenset[str] = STREAM
 
 
-class Communicator(Protocol):
-    """Collectives between all ranks of a worker's group, at work.
+class Sending(Protocol):
+    """A tensor on its way to another rank; it is kept alive until then."""
 
-    Built with a `WorkerContext`, on every rank at once: its `start` says which rank this is (`rank`, `size`), and
-    `start.rendezvous` is a private directory, empty at first, that the ranks of one machine share to find each other.
+    def wait(self) -> object:
+        """Return when the other rank has it, and the tensor may change. Raises RuntimeError where that rank has
+        gone."""
+        ...
+
+
+class Communicator(Protocol):
+    """Collectives between all ranks of a group, at work.
+
+    Built with a `WorkerContext`, on every rank of the group at once: its `group` says which rank this is, of how many,
+    and names a private directory, empty at first, that the ranks of this group alone share to find each other. A worker
+    may be in several groups; each has a body of its own.
 
     Every rank makes the same calls in the same order. Tensors are dense and on the group's device; a call may return
     before the work is done where the device has a queue, in order with what is queued after it. Results are equal on
@@ -92,7 +102,11 @@ class Communicator(Protocol):
         ...
 
     def send(self, x: torch.Tensor, to: int) -> None:
-        """Send `x`, which must not change until the other rank has it, to one rank, which calls `recv`."""
+        """Send `x`, which must not change until the other rank has it, to one rank, which calls `recv`.
+
+        A driver may have `isend(x, to) -> Sending` beside it, which returns at once, whether the other rank has called
+        `recv` or not. Without it `send` is called in its place.
+        """
         ...
 
     def recv(self, x: torch.Tensor, source: int) -> None:

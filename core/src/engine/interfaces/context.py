@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
+from engine.types.parallel import GroupPlace
 from engine.types.start import WorkerStart
 
 if TYPE_CHECKING:
@@ -88,16 +89,14 @@ class GrammarContext:
         vocabulary: the bytes that each id stands for, as `Tokenizer.vocabulary` has them. The first call builds the
             tokenizer, which takes a while: call it from `compile`, not when the body is built. Thread-safe; raises
             TokenizerError.
-        compile_apart: has the card's `compiler` compile these bytes in a process of its own and returns what it gives;
-            blocks, and takes calls from several threads. Raises InvalidRequestError, also where that takes longer or
-            more memory than the options allow. None where there is no such process (the card names no compiler, or a
-            suite runs the body): the body then compiles by itself.
+        prepare: begin at once, beside the loading of the model, with what a first `compile` waits for and another
+            process can do: to import a library there, say.
     """
 
     vocab_size: int
     vocabulary: Callable[[], Sequence[bytes | None]]
     options: Any = None
-    compile_apart: Callable[[bytes], bytes] | None = None
+    prepare: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +110,13 @@ class WorkerContext:
         start: the start message.
         options: the driver's validated `Options`, or None where its card declares none.
         device, dtype: where and in what the model computes; None while the platform itself is built.
+        group: for a communicator, whose ranks it connects; else None.
     """
 
     start: WorkerStart
     options: Any = None
     device: torch.device | None = None
     dtype: torch.dtype | None = None
+    group: GroupPlace | None = None
     platform: Platform | None = None
     ops: Ops | None = None

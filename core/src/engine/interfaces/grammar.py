@@ -5,7 +5,7 @@ in the engine core's process, on token ids and on the bytes that each id stands 
 What it says travels to the workers as bit masks, and tokens that are masked are not drawn.
 
     compile      off the hot path: in threads of the core's, while the request waits and others run; what may run away
-                 is done in a process of its own, which has limits and can be killed (`GrammarCard.compiler`)
+                 a driver does in processes of its own, which have limits and can be killed (`engine_kit.compiling`)
     fill_masks   once a step, for all constrained rows at once
     accept       once a step and row, with the tokens that came back
 
@@ -23,8 +23,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from engine.plugin import Card
 
 if TYPE_CHECKING:
@@ -38,29 +36,11 @@ MAX_ROLLBACK = 64
 """The most tokens that a matcher is asked to take back, counted from the furthest place at which it has stood."""
 
 
-class CompileOptions(BaseModel):
-    """What a driver whose card names a `compiler` can be told; its own `Options` add to it. The core reads them.
-
-    Set as `--grammar.compile_timeout 5`.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    compile_timeout: float = Field(10.0, gt=0, description="seconds after which a compilation is ended")
-    compile_memory: int = Field(1024, ge=64, description="MiB that a compilation may take")
-    compile_processes: int = Field(2, ge=1, le=64, description="most compilations at once")
-
-
 class GrammarCard(Card):
     """Describes a grammar driver, and refuses what it cannot enforce. `unsupported` gets None."""
 
     constraints: ClassVar[frozenset[str]] = frozenset()
     """The fields of `StructuredOutputsParams` that it enforces. Requests that set another are refused by its name."""
-
-    compiler: ClassVar[str] = ""
-    """"package.module:Class" of a `GrammarCompiler`, where compiling may take forever, or all memory, and cannot be
-    interrupted: `GrammarContext.compile_apart` then runs it in processes that have limits. `Options` is a
-    `CompileOptions` then."""
 
     rollback: ClassVar[bool] = False
     """Its matchers have `Matcher.rollback` and `Matcher.forced_bytes`. Without it requests under its constraints are
@@ -105,22 +85,6 @@ class Matcher(Protocol):
         ...
 
 
-class GrammarCompiler(Protocol):
-    """The half of a driver that compiles, in a process of its own: what goes in and comes out travels as bytes.
-
-    Built with a `GrammarContext` without options, whose `vocabulary` is at hand. It is killed without warning.
-    """
-
-    def __init__(self, context: GrammarContext) -> None: ...
-
-    def compile(self, source: bytes) -> bytes:
-        """What `Grammar.compile` handed to `GrammarContext.compile_apart`, compiled. One call at a time.
-
-        Raises InvalidRequestError, which reaches the caller of `compile_apart`.
-        """
-        ...
-
-
 class Grammar(Protocol):
     """A grammar driver at work, in the engine core's process. Built with a `GrammarContext`."""
 
@@ -147,4 +111,9 @@ class Grammar(Protocol):
             out: int32 [rows, ceil(vocab_size / 32)]; bit t % 32 of word t // 32 says that token t is allowed. The rows
                 named are written in full, others are left as they are; bits past the vocabulary are not read.
         """
+        ...
+
+    def close(self) -> None:
+        """The engine shuts down: end what compiles, and the processes that the driver has started. `compile` may be
+        under way, and raises. Idempotent; nothing else is asked afterwards."""
         ...

@@ -2,7 +2,7 @@
 
 A connector has two halves. The *scheduler half* lives in the engine core, knows requests and page ids, and never sees
 a tensor. The *worker half* lives in every worker, on the pool. What the first decides for a step travels in
-`StepPlan.kv_metadata`, as bytes that nobody else reads; the driver's two halves agree on their form
+`StepPlan.sections`, as bytes that nobody else reads; the driver's two halves agree on their form
 (`engine.process.wire` encodes structs with arrays).
 
 Today the core uses connectors as a swap tier: a request that is preempted leaves its pages' content there and
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from engine.plugin import Card
+from engine.types.parallel import Parallel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,14 +33,14 @@ class KVConnectorNeed:
     Args:
         page_bytes: bytes of one page on one rank.
         swap_space: bytes of host memory that each rank may take for swapped pages.
-        world_size: workers; each has its own pool, and its own worker half.
+        parallel: the workers; each has its own pool, and its own worker half.
         device: torch's device string, of the pool.
         framework: "torch" or "jax".
     """
 
     page_bytes: int
     swap_space: int
-    world_size: int
+    parallel: Parallel
     device: str
     framework: str = "torch"
 

@@ -1,13 +1,16 @@
-"""Point `model`: an architecture. The entry point's name is config.json's architecture string."""
+"""Point `model`: an architecture. The entry point's name is config.json's architecture string, or `*` for a driver that
+serves architectures which it does not name. Where several offer a name, the one that fits and has the highest priority
+is taken."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from engine.plugin import Card
 from engine.types.model import ModelDescription
+from engine.types.parallel import Parallel
 
 if TYPE_CHECKING:
     import torch
@@ -16,8 +19,12 @@ if TYPE_CHECKING:
     from engine.interfaces.ops import Ops
     from engine.interfaces.quantization import Quantization
 
-NOT_CAPTURED = "its steps are not captured: its card says captured = False"
+NOT_CAPTURED = "its steps are not captured: its card says captured_by = frozenset()"
 """What is said of a model whose card says so."""
+
+ModelFeature = Literal["listeners", "stages"]
+"""What a start may ask of a body beside the forward pass: that others look on between its layers, by the walk that it
+is given; that it can be a part of the model's layers, on a pipeline's stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +35,15 @@ class ModelNeed:
         architecture: config.json's string.
         config: config.json, decoded.
         framework: "torch" or "jax".
-        world_size: ranks that share the weights.
+        parallel: over how many workers the model is divided.
+        features: further demands.
     """
 
     architecture: str
     config: dict[str, Any] = field(default_factory=dict)
     framework: str = "torch"
-    world_size: int = 1
+    parallel: Parallel = field(default_factory=Parallel)
+    features: frozenset[ModelFeature] = frozenset()
 
 
 class ModelCard(Card):
@@ -43,10 +52,15 @@ class ModelCard(Card):
     quantized: ClassVar[frozenset[str]] = frozenset()
     """The kinds of layer (`interfaces.quantization.KINDS`) that the body packs by `ModelContext.quantization`."""
 
-    captured: ClassVar[bool] = True
-    """Whether a platform may record a step of the body and replay it on other inputs. False where the body computes
-    beside `ModelContext.ops` (plain torch), or does what depends on values, such as a mixture of experts that looks for
-    its tokens: every step is then launched as it is."""
+    captured_by: ClassVar[frozenset[str] | None] = None
+    """The recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see a whole step of the body. None: all
+    that see its operations and its attention, for it computes through these alone. A body that computes in plain torch
+    as well, always alike, says `STREAM`; one that does what depends on values, such as a mixture of experts that looks
+    for its tokens, says frozenset(): every step is then launched as it is."""
+
+    walks: ClassVar[bool] = True
+    """Whether the body iterates its layers by the walk that `forward` is given. False: nobody can look on between them,
+    and the model cannot be cut into stages."""
 
     @classmethod
     def describe(cls, config: dict[str, Any]) -> ModelDescription:
@@ -57,9 +71,21 @@ class ModelCard(Card):
         raise NotImplementedError
 
     @classmethod
+    def unsupported_features(cls) -> frozenset[ModelFeature]:
+        """The features that no config of it has. Those of a body that does not walk are `listeners` and `stages`."""
+        return frozenset() if cls.walks else frozenset({"listeners", "stages"})
+
+    @classmethod
+    def mismatches(cls, need: ModelNeed) -> list[str]:
+        """The framework's, and the features that the card does not have."""
+        lacking = sorted(need.features & cls.unsupported_features())
+        why = "" if cls.walks else ", for its body does not walk its layers"
+        return super().mismatches(need) + [f"it does not serve {feature}{why}" for feature in lacking]
+
+    @classmethod
     def remarks(cls, need: ModelNeed) -> list[str]:
         """That its steps are not captured, where the card says so."""
-        return [] if cls.captured else [NOT_CAPTURED]
+        return [NOT_CAPTURED] if cls.captured_by == frozenset() else []
 
 
 class State(dict[str, "torch.Tensor"]):

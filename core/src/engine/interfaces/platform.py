@@ -11,8 +11,6 @@ from engine.plugin import Card
 if TYPE_CHECKING:
     import torch
 
-    from engine.interfaces.context import WorkerContext
-
 
 class PlatformFacts(NamedTuple):
     """What a platform card knows without torch.
@@ -59,6 +57,8 @@ class PlatformCard(Card):
         captures_drafts: where it is not "never", the body's `buckets` takes the tokens of a row as well.
         step_timeout: seconds that no step takes on such a device, whatever the model: a core that says nothing for as
             long is taken for hung, where `--step-timeout` does not say otherwise.
+        own_points: points of which `worker` brings its own drivers, such as ops, attention and quantization: none is
+            chosen for them, and a user who names one is refused.
     """
 
     worker: str | None = None
@@ -66,11 +66,18 @@ class PlatformCard(Card):
     skips_padding: bool = False
     captures_drafts: CapturesDrafts = "never"
     step_timeout: float = 600.0
+    own_points: frozenset[str] = frozenset()
 
     @classmethod
     def describe(cls) -> PlatformFacts:
         """The facts of this machine. Cheap; called only when `unsupported` gave no reason."""
         raise NotImplementedError
+
+    @classmethod
+    def tokens_per_page(cls, kind: str, block_size: int) -> int:
+        """Tokens that a page is to have for layers of a kind, a multiple of the block size: what attention's cards say,
+        where attention is among `own_points`."""
+        return block_size
 
 
 STREAM = frozenset({"stream"})
@@ -107,9 +114,7 @@ class CacheMemory(NamedTuple):
 
 
 class Platform(Protocol):
-    """A device at work, in a worker. Built with a `WorkerContext`."""
-
-    def __init__(self, context: WorkerContext) -> None: ...
+    """A device at work, in a worker. Built with a `WorkerContext`, which names this class."""
 
     @property
     def device(self) -> torch.device:

@@ -10,14 +10,13 @@ import msgspec
 
 from engine.interfaces.context import CoreContext, GrammarContext
 from engine.interfaces.drafter import DrafterOptions
-from engine.interfaces.grammar import CompileOptions, GrammarCard
+from engine.interfaces.grammar import GrammarCard
 from engine.kv.manager import KVManager
-from engine.loop.compiler_processes import CompilerProcesses
 from engine.loop.engine_core import EngineCore
 from engine.loop.grammars import GrammarDriver, Grammars, warm_up
 from engine.loop.vocabulary import Vocabulary
 from engine.plugin import Candidate, HookRelay, Manifest, PluginList, Registry
-from engine.plugin.manifest import check_hooks, restore_choice
+from engine.plugin.manifest import Blame, check_hooks, restore_choice
 from engine.scheduling.jump_forward import JumpForward
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.scheduler import Scheduler
@@ -33,7 +32,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
     Args:
         start: the launcher's decisions.
         registry: what is installed; None looks.
-        prepare: begin to have grammars ready while the executor loads the model; `Constraints.warm_up` goes on with it.
+        prepare: have grammars begin to get ready while the executor loads the model; `Constraints.warm_up` goes on.
 
     Raises:
         ManifestError: the launcher chose drivers that are not installed here.
@@ -62,9 +61,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
     constraints: Constraints | None = None
     try:
         vocabulary = Vocabulary(start, registry)
-        constraints = _constraints(start, registry, vocabulary)
-        if prepare and constraints is not None:
-            constraints.prepare()
+        constraints = _constraints(start, registry, vocabulary, prepare)
         ready = executor.start(worker)
         if ready.num_pages < 2:
             raise KVCacheTooSmallError(
@@ -96,6 +93,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             jump_forward=_jump_forward(start, constraints, vocabulary),
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
+            blame=Blame(worker.choices),
         )
         hooks = HookRelay("core", registry, options=worker.hook_options)
         ready = msgspec.structs.replace(ready, broken=tuple(dict.fromkeys((*ready.broken, *registry.broken()))))
@@ -133,52 +131,43 @@ def _jump_forward(start: CoreStart, constraints: Constraints | None, vocabulary:
     return JumpForward(start.worker.max_num_seqs, vocabulary, vocabulary.encode)
 
 
-def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary) -> Constraints | None:
+def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary, prepare: bool) -> Constraints | None:
     """The grammar drivers at work; None where the manifest names none."""
-    choices = [choice for choice in start.worker.choices if choice.point == "grammar"]
-    if not choices:
+    chosen = [restore_choice(registry, choice) for choice in start.worker.choices if choice.point == "grammar"]
+    if not chosen:
         return None
-    chosen = [restore_choice(registry, choice) for choice in choices]
     model = start.worker.model
-    apart: dict[str, CompilerProcesses] = {}
+    ahead = {selection.kind: selection.candidate for selection in reversed(chosen)}.values()  # whose turn comes first
+    turns: dict[str, list[GrammarDriver]] = {}
     drivers: dict[Candidate, GrammarDriver] = {}
-    for selection in {selection.candidate: selection for selection in chosen}.values():
-        card = cast("type[GrammarCard]", selection.card)
-        context = GrammarContext(vocab_size=model.vocab_size, vocabulary=vocabulary, options=selection.options)
-        if card.compiler:
-            options = cast(CompileOptions, selection.options)
-            processes = CompilerProcesses(card.compiler, options, model.vocab_size, vocabulary)
-            apart[selection.candidate.name] = processes
-            context = replace(context, compile_apart=processes)
-        try:
-            drivers[selection.candidate] = GrammarDriver(selection.candidate.name, card, selection.build(context))
-        except PluginError as error:
-            if selection.asked:
-                raise
-            registry.quarantine[selection.candidate] = error
+    for selection in chosen:
+        candidate = selection.candidate
+        if candidate in registry.quarantine:
+            continue
+        turn = turns.setdefault(selection.kind, [])
+        if candidate not in drivers:
+            context = GrammarContext(
+                vocab_size=model.vocab_size,
+                vocabulary=vocabulary,
+                options=selection.options,
+                prepare=prepare and candidate in ahead,
+            )
+            card = cast("type[GrammarCard]", selection.card)
+            try:
+                drivers[candidate] = GrammarDriver(candidate, card, selection.build(context))
+            except PluginError as error:
+                if selection.asked:
+                    Grammars(turns, model.vocab_size).close()
+                    raise
+                registry.quarantine[candidate] = error
+                continue
+        turn.append(drivers[candidate])
     if not drivers:
         raise next(registry.quarantine[selection.candidate] for selection in chosen)
-    turns: dict[str, list[GrammarDriver]] = {}
-    for selection in chosen:
-        if selection.candidate in drivers:
-            turns.setdefault(selection.kind, []).append(drivers[selection.candidate])
-
-    def close() -> None:
-        for processes in apart.values():
-            processes.close()
-
-    first = list(dict.fromkeys(of_kind[0] for of_kind in turns.values()))
-
-    def prepare() -> None:
-        for driver in first:
-            if driver.name in apart:
-                apart[driver.name].prepare()
-
+    first = list(dict.fromkeys(of_kind[0] for of_kind in turns.values() if of_kind))
     return Constraints(
         Grammars(turns, model.vocab_size),
         model.vocab_size,
-        close=close,
-        prepare=prepare,
         warm_up=lambda: warm_up(first, tuple(sorted(model.eos_token_ids))),
         takes_drafts=all(driver.card.rollback for driver in drivers.values()),
     )
@@ -188,9 +177,10 @@ def _swapping(start: CoreStart, registry: Registry, context: CoreContext, kv: KV
     """Where preempted requests leave their pages; None where they are computed again."""
     if start.preemption_mode != "swap":
         return None
-    (name,) = (choice.driver for choice in start.worker.choices if choice.point == "kv_connector")
     connector = _build("kv_connector", start, registry, context, half="core")
-    return Swapping(kv, connector, name, _build("scheduling_policy", start, registry, context))
+    (name,) = (choice.driver for choice in start.worker.choices if choice.point == "kv_connector")
+    candidate = registry.find("kv_connector", name)
+    return Swapping(kv, connector, candidate, _build("scheduling_policy", start, registry, context))
 
 
 def _build(point: str, start: CoreStart, registry: Registry, context: CoreContext, half: str | None = None) -> Any:

@@ -40,6 +40,18 @@ class Card:
         raise TypeError(f"{cls.__qualname__} is a card: use the class itself, cards are never instantiated")
 
     @classmethod
+    def mismatches(cls, need: Any) -> list[str]:
+        """The reasons that follow from what the card declares: its framework and, at some points, more.
+
+        They stand before those of `unsupported`, so that no driver's `unsupported` has to state them. Interfaces
+        override this, drivers do not.
+        """
+        wanted = getattr(need, "framework", None)
+        if wanted is None or cls.framework in (None, wanted):
+            return []
+        return [f"it computes with {cls.framework}, the platform with {wanted}"]
+
+    @classmethod
     def unsupported(cls, need: Any) -> list[str]:
         """The reasons why this driver cannot serve `need`; an empty list means that it can.
 

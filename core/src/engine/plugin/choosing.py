@@ -11,11 +11,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.plugin.candidate import Candidate
-from engine.plugin.discovery import Registry
+from engine.plugin.discovery import Registry, duplicate
 from engine.plugin.hints import did_you_mean
 from engine.plugin.options import validate_options
 from engine.plugin.plugin_list import only
-from engine.plugin.points import NONE, PICKS, CardT, NeedT, Point
+from engine.plugin.points import ANY_ARCHITECTURE, NONE, PICKS, CardT, NeedT, Point
 from engine.plugin.selection import Selection, Verdict, answer
 from engine.types.errors import (
     ConfigError,
@@ -125,9 +125,11 @@ def default_model(registry: Registry, point: Point[CheckpointCard, str], asked: 
     return str(offers[0][1])
 
 
-def ranked(registry: Registry, point: str) -> tuple[list[tuple[Candidate, type[Card]]], list[Verdict]]:
+def ranked(
+    registry: Registry, point: str, name: str | None = None
+) -> tuple[list[tuple[Candidate, type[Card]]], list[Verdict]]:
     """The cards of a point as `auto` walks them: by priority, ties by name; and the verdicts on those that it passes
-    over, which are broken or denied.
+    over, which are broken or denied. With a `name`, those of that name alone: no other is imported.
 
     Broken candidates are put into quarantine, not raised. Two of one name are both there: the name is refused where it
     would be taken.
@@ -135,6 +137,8 @@ def ranked(registry: Registry, point: str) -> tuple[list[tuple[Candidate, type[C
     cards: list[tuple[Candidate, type[Card]]] = []
     passed_over: list[Verdict] = []
     for candidate in registry.candidates(point):
+        if name is not None and candidate.name != name:
+            continue
         if candidate not in registry.quarantine:
             try:
                 cards.append((candidate, registry.card(candidate)))
@@ -144,7 +148,8 @@ def ranked(registry: Registry, point: str) -> tuple[list[tuple[Candidate, type[C
         passed_over.append(_broken(registry, candidate))
     cards.sort(key=lambda pair: (-pair[1].priority, pair[0].name))
     for candidate in only(registry.denied, point):
-        passed_over.append(Verdict(candidate, False, (f"denied: {registry.why_denied(candidate)}",)))
+        if name is None or candidate.name == name:
+            passed_over.append(Verdict(candidate, False, (f"denied: {registry.why_denied(candidate)}",)))
     return cards, passed_over
 
 
@@ -193,7 +198,9 @@ class _Walk:
         self._asked = asked
         names, others = _names(point, asks, asked)
         self._others = others and not point.optional
-        self._named = [named for kind, name in names for named in self._find(kind, name)]
+        self._names = [name for _, name in names]
+        found = [] if self._pick.namesakes else names
+        self._named = [named for kind, name in found for named in self._find(kind, name)]
         self._refusals: dict[Candidate, list[str]] = {named.candidate: [] for named in self._named}
 
     @cached_property
@@ -215,10 +222,8 @@ class _Walk:
     def by_kind(self, together: Iterable[tuple[str, ...]]) -> list[_Chosen]:
         """Who serves each kind."""
         if self._point.pick == "by_architecture":
-            if not self._named:
-                return self._of_architecture()
-            groups = [{"": next(iter(self._asks.values()))}]
-        elif self._pick.takes == "first":
+            return self._of_architecture()
+        if self._pick.takes == "first":
             group_of = {kind: group for group in together for kind in group}
             kinds = dict.fromkeys(
                 tuple(k for k in group_of.get(kind, (kind,)) if k in self._asks) for kind in self._asks
@@ -270,7 +275,7 @@ class _Walk:
     def _ask_named(self, candidate: Candidate, card: type[Any], group: Mapping[str, Any]) -> Verdict:
         verdict = answer(self._pick, card, candidate, group, named=True)
         if not verdict.fit and not self._pick.tolerant:
-            raise self._unfit(verdict, group)
+            raise self._unfit(verdict, group=group)
         refused = self._refusals[candidate]
         refused += [reason for reason in verdict.reasons if reason not in refused]
         return verdict
@@ -288,30 +293,57 @@ class _Walk:
         return verdict
 
     def _of_architecture(self) -> list[_Chosen]:
-        """The driver that is called like an architecture. It is found by its name, so what is broken is an error."""
+        """The driver that the user named; else one that is called like an architecture, else one for any of them."""
         registry, point = self._registry, self._point.name
-        names = [candidate.name for candidate in registry.candidates(point)]
-        known = {*names, *(candidate.name for candidate in registry.outdated(point))}
-        verdicts: list[Verdict] = []
-        for architecture, need in self._asks.items():
-            if architecture not in known and not registry.denies(point, architecture):
-                continue
-            candidate = registry.find(point, architecture)
-            card = registry.card(candidate)
-            verdicts.append(answer(self._pick, card, candidate, {"": need}))
-            if verdicts[-1].fit:
-                return [_Chosen("", need, candidate, card, False, tuple(verdicts))]
+        asked, verdicts = bool(self._names), list[Verdict]()
+        if asked:
+            called = [(self._names[0], next(iter(self._asks.values())))]
+        else:
+            called = [*self._asks.items(), *((ANY_ARCHITECTURE, need) for need in self._asks.values())]
+        for name, need in called:
+            if taken := self._best_called(name, need, verdicts):
+                return [_Chosen("", need, *taken, asked, tuple(verdicts))]
+        broken = [registry.quarantine[v.candidate] for v in verdicts if v.candidate in registry.quarantine]
+        if broken and len(broken) == len(verdicts):
+            raise broken[0]
+        considered = [verdict for verdict in verdicts if verdict.candidate not in registry.denied]
+        if asked and considered:
+            raise self._unfit(*considered)
+        unserved = {c.name for c in (*registry.outdated(point), *only(registry.denied, point))}
+        for name, _ in called:
+            if not considered and (asked or name in unserved):
+                registry.find(point, name)  # raises: it is missing, outdated or denied
         stated = [architecture for architecture in self._asks if architecture]
-        asked = f"load {', '.join(stated) or 'a model whose config.json names no architecture'}"
-        if verdicts:
-            found = "its driver does not serve this model: " + " | ".join(map(str, verdicts))
-            raise UnsupportedModelError(asked, found, "install a driver that does, and name it with --model-impl")
+        attempt = f"load {', '.join(stated) or 'a model whose config.json names no architecture'}"
+        if considered:
+            found = "its driver does not serve this model: " + " | ".join(map(str, considered))
+            raise UnsupportedModelError(attempt, found, "install a driver that does, and name it with --model-impl")
+        names = list(dict.fromkeys(candidate.name for candidate in registry.candidates(point)))
         raise UnsupportedModelError(
-            asked,
+            attempt,
             f"no installed driver serves it; served are: {', '.join(names) or 'none'}",
             (did_you_mean(stated[0], names) if stated else "")
             or "install a distribution that offers the architecture, or name a driver with --model-impl",
         )
+
+    def _best_called(self, name: str, need: Any, verdicts: list[Verdict]) -> tuple[Candidate, type[Any]] | None:
+        """Of the drivers of one name, that which fits and has the highest priority; everybody's verdict is appended.
+
+        Raises DuplicateDriverError where two fit that have the same priority: nothing says which one is meant.
+        """
+        cards, passed_over = ranked(self._registry, self._point.name, name)
+        fitting: list[tuple[Candidate, type[Any]]] = []
+        for candidate, card in cards:
+            if fitting and card.priority < fitting[0][1].priority:
+                break
+            ask = partial(answer, self._pick, card, candidate, {"": need})
+            verdicts.append(or_quarantine(self._registry, candidate, ask))
+            if verdicts[-1].fit:
+                fitting.append((candidate, card))
+        verdicts += passed_over
+        if len(fitting) > 1:
+            raise duplicate(self._point.name, [candidate for candidate, _ in fitting])
+        return fitting[0] if fitting else None
 
     # -- many --------------------------------------------------------------------------------------------------------
     def jobs(self) -> list[_Chosen]:
@@ -360,12 +392,12 @@ class _Walk:
         kinds = ", ".join(group) if self._pick.takes == "first" else ""
         return f"{self._point.name} ({kinds})" if kinds else self._point.name
 
-    def _unfit(self, verdict: Verdict, group: Iterable[str] = ()) -> UnfitDriverError:
+    def _unfit(self, *verdicts: Verdict, group: Iterable[str] = ()) -> UnfitDriverError:
         """The error for a driver that was asked for by name and does not fit: nothing else is tried."""
-        candidate, point = verdict.candidate, self._point
+        candidate, point = verdicts[0].candidate, self._point
         return UnfitDriverError(
             f"use driver '{candidate.name}' for {self._label(group)}",
-            f"{candidate.provenance} says: {'; '.join(verdict.reasons)}",
+            " | ".join(f"{v.candidate.provenance} says: {'; '.join(v.reasons)}" for v in verdicts),
             f"name another driver, or leave {point.option_flag} out {point.unnamed}",
             **candidate.blame,
         )

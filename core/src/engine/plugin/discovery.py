@@ -16,7 +16,7 @@ from engine.plugin.card import Card
 from engine.plugin.hints import did_you_mean, distribution_of, known_drivers, near_matches
 from engine.plugin.loading import load_entry_point
 from engine.plugin.plugin_list import PluginList, normal, only
-from engine.plugin.points import CLIENT, COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, POINTS, Point
+from engine.plugin.points import CLIENT, COMMAND_MAJORS, HOOK_MAJORS, HOOK_PROCESSES, PICKS, POINTS, Point
 from engine.types.errors import (
     ContractError,
     DriverDeniedError,
@@ -108,8 +108,17 @@ class Registry:
         outside = (c for c in outside if c not in self.denied)
         return tuple(sorted((c for c in outside if (c.name, c.distribution) not in served), key=lambda c: c.name))
 
-    def find(self, point: str, name: str) -> Candidate:
+    def namesakes(self, candidate: Candidate) -> list[Candidate]:
+        """Those of its name, itself among them, where there are several and nothing says which one is meant."""
+        point = self.points.get(candidate.point)
+        same = [c for c in self.candidates(candidate.point) if c.name == candidate.name]
+        return same if len(same) > 1 and not (point and PICKS[point.pick].namesakes) else []
+
+    def find(self, point: str, name: str, distribution: str = "") -> Candidate:
         """The one candidate of this name.
+
+        Args:
+            distribution: whose it is, where several may offer the name (`Pick.namesakes`).
 
         Raises:
             DriverNotFoundError: nothing of this name is installed.
@@ -118,6 +127,8 @@ class Registry:
             IncompatibleDriverError: it is installed, but for majors outside the served range.
         """
         matches = [c for c in self.candidates(point) if c.name == name]
+        if distribution and point in self.points and PICKS[self.points[point].pick].namesakes:
+            matches = [c for c in matches if c.distribution == distribution] or matches
         if len(matches) == 1:
             return matches[0]
         if matches:
@@ -233,6 +244,12 @@ class Registry:
         """The reason, with the list and where it was set."""
         return f"{self.denied[candidate]}: {self.plugins.shown}"
 
+    def why_outdated(self, candidate: Candidate) -> str:
+        """The versions, e.g. "speaks v4, this core serves v0, v1"."""
+        return (
+            f"speaks v{candidate.major}, this core serves {', '.join(map('v{}'.format, self._majors(candidate.point)))}"
+        )
+
     def denies(self, point: str, name: str) -> bool:
         """Whether the list of plugins denies a driver of this name, and no other of that name is left."""
         return any(c.name == name for c in only(self.denied, point)) and all(
@@ -241,12 +258,10 @@ class Registry:
 
     def incompatible(self, candidate: Candidate) -> IncompatibleDriverError:
         """The error for a candidate of a major outside the served range."""
-        majors = self._majors(candidate.point)
-        served = ", ".join(f"v{major}" for major in majors)
-        stale = candidate.major < min(majors)
+        stale = candidate.major < min(self._majors(candidate.point))
         return IncompatibleDriverError(
             f"use driver '{candidate.name}' for {candidate.point}",
-            f"{candidate.provenance} speaks {candidate.group}, this core serves {served}",
+            f"{candidate.provenance} {self.why_outdated(candidate)}",
             f"pip install --upgrade {candidate.distribution if stale else 'engine'}",
             **candidate.blame,
         )
@@ -258,6 +273,8 @@ def duplicate(point: str, matches: Iterable[Candidate]) -> DuplicateDriverError:
     distributions = list(dict.fromkeys(c.distribution for c in matches))
     remedy = "uninstall one of them: " + " or ".join(f"pip uninstall {name}" for name in distributions)
     remedy += f"; or deny one: --plugins -{distributions[-1]}"
+    if point in POINTS and PICKS[POINTS[point].pick].namesakes:
+        remedy = f"one card has to have the higher priority; until then deny one: --plugins -{distributions[-1]}"
     if len(distributions) == 1:
         remedy = f"its author has to register the name once; until then: pip uninstall {distributions[0]}"
     return DuplicateDriverError(

@@ -10,7 +10,7 @@ from engine.plugin.card import Card
 from engine.plugin.choosing import or_quarantine
 from engine.plugin.discovery import Registry, duplicate
 from engine.plugin.plugin_list import only
-from engine.plugin.points import PICKS
+from engine.plugin.points import ANY_ARCHITECTURE, PICKS, POINTS
 from engine.plugin.selection import Selection, Verdict, answer
 from engine.types.errors import PluginError
 from engine.types.hooks import ChosenDriver
@@ -53,7 +53,8 @@ def why(served: Sequence[Selection[Any]]) -> str:
     """Why a driver is at work, and what speaks against others where the priority decides, e.g. "auto, priority 10;
     unfit: triton: there is no GPU"."""
     first = served[0]
-    others = list(refusals(served).items()) if first.reason.startswith("auto") else []
+    by_priority = not first.asked and PICKS[POINTS[first.point].pick].question == ""
+    others = list(refusals(served).items()) if by_priority else []
     if not others:
         return first.reason
     reasons = [f"{name}: {_short('; '.join(reasons))}" for name, reasons in others[:2]]
@@ -63,8 +64,9 @@ def why(served: Sequence[Selection[Any]]) -> str:
 
 def refusals(served: Sequence[Selection[Any]]) -> dict[str, tuple[str, ...]]:
     """By driver: why others that were asked before a driver at work do not fit."""
-    verdicts = {v.candidate.name: v for selection in served for v in selection.verdicts if not v.fit}
-    return {name: v.reasons for name, v in verdicts.items() if name != served[0].candidate.name}
+    chosen = served[0].candidate
+    verdicts = [v for selection in served for v in selection.verdicts if not v.fit and v.candidate != chosen]
+    return {c.provenance if c.name == chosen.name else c.name: v.reasons for v in verdicts for c in [v.candidate]}
 
 
 def _short(text: str) -> str:
@@ -105,10 +107,8 @@ def explain(
         needs: by kind, what a driver would be asked that none is at work for; None where it is not known.
     """
     outcomes: list[Outcome] = []
-    candidates = registry.candidates(point)
-    for candidate in candidates:
-        namesakes = [other for other in candidates if other.name == candidate.name]
-        if len(namesakes) > 1:
+    for candidate in registry.candidates(point):
+        if namesakes := registry.namesakes(candidate):
             outcomes.append(Outcome(candidate, None, "duplicate", (), (duplicate(point, namesakes).found,)))
             continue
         try:
@@ -132,9 +132,7 @@ def explain(
         for (verdict, reasons), named in said.items():
             outcomes.append(Outcome(candidate, card.priority, verdict, tuple(filter(None, named)), reasons))
     for candidate in registry.outdated(point):
-        served = ", ".join(f"v{major}" for major in registry.points[point].majors)
-        reason = f"it speaks v{candidate.major}, this core serves {served}"
-        outcomes.append(Outcome(candidate, None, "outdated", (), (reason,)))
+        outcomes.append(Outcome(candidate, None, "outdated", (), (f"it {registry.why_outdated(candidate)}",)))
     outcomes += [Outcome(c, None, "denied", (), (registry.why_denied(c),)) for c in only(registry.denied, point)]
     return sorted(outcomes, key=lambda o: (_ORDER.index(o.verdict), -(o.priority or 0), o.candidate.name))
 
@@ -159,7 +157,7 @@ def _said(
             before = _names(turns[:place]) + (" refuses" if place == 1 else " refuse")
             reason = f"gets what {before} ({reason})" if place else f"asked first ({reason})"
         return "chosen", (reason, *_remarks(card, turns[place].need))
-    if pick == "by_architecture":
+    if pick == "by_architecture" and candidate.name not in (first.need.architecture, ANY_ARCHITECTURE):
         return "unfit", ("it is for another architecture",)
     if pick in ("ordered", "per_kind") and not PICKS[pick].served(card, asks):
         return "unfit", ("not among what it serves",)
@@ -170,6 +168,10 @@ def _said(
         return "fits", (f"{_names(turns)} {'was' if len({s.candidate for s in turns}) == 1 else 'were'} asked for",)
     if first.asked:
         return "fits", (f"{_names([first])} was asked for",)
+    if candidate.name == ANY_ARCHITECTURE != first.candidate.name:
+        return "fits", (f"{_names([first])} is for this architecture alone, and comes before",)
+    if candidate.name == first.candidate.name:
+        return "fits", (f"that of {first.candidate.provenance} has priority {first.card.priority}",)
     same = " and comes first by name" if card.priority == first.card.priority else ""
     return "fits", (
         f"{_names([first])} has {'the same priority' if same else f'priority {first.card.priority}'}{same}",

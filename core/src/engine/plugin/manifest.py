@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from engine.plugin.points import HOOKS
 from engine.plugin.selection import Selection
 from engine.types.errors import ContractError, ManifestError, PluginError
 from engine.types.start import Choice
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -73,7 +75,7 @@ class Blame:
         if error is not None and (named := self.named(error)) is not error:
             raise named from error
 
-    def named(self, error: BaseException) -> BaseException:
+    def named(self, error: ErrorT) -> ErrorT | ContractError:
         """The error with driver and distribution; any that is no ContractError, or names them already, as it is."""
         if not isinstance(error, ContractError) or error.driver:
             return error
@@ -128,7 +130,7 @@ def check_hooks(registry: Registry, process: str, choices: Iterable[Choice] | No
 
 def restore_choice(registry: Registry, choice: Choice) -> Selection[Any]:
     """The selection that a choice was made from, as this process sees it; its card is imported, its body is not."""
-    candidate = registry.find(choice.point, choice.driver)
+    candidate = registry.find(choice.point, choice.driver, choice.distribution)
     card = registry.card(candidate)
     options = validate_options(choice.point, [(candidate, card)], choice.options)[candidate]
     return Selection(choice.point, choice.kind, candidate, card, options, asked=choice.asked)
@@ -146,7 +148,7 @@ def _difference(choice: Choice, registry: Registry) -> str:
     name = f"{choice.point} '{choice.driver}'"
     there = f"{choice.distribution} {choice.version}"
     try:
-        candidate = registry.find(choice.point, choice.driver)
+        candidate = registry.find(choice.point, choice.driver, choice.distribution)
     except PluginError as error:
         return f"{name} of {there} cannot be used here ({error.found})"
     if (candidate.distribution, candidate.version) != (choice.distribution, choice.version):

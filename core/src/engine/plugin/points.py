@@ -59,6 +59,8 @@ class Pick:
         helped: whether those that nobody named serve what the named ones do not.
         tolerant: whether a named driver may be unfit for some of what it serves.
         required: whether it is an error that nobody fits.
+        namesakes: whether drivers of one name by several distributions stand beside each other: the one that fits and
+            has the highest priority is taken.
     """
 
     unnamed: str
@@ -71,6 +73,7 @@ class Pick:
     helped: bool = False
     tolerant: bool = False
     required: bool = True
+    namesakes: bool = False
 
     def served(self, card: type[Card], kinds: Iterable[str]) -> list[str]:
         """Those of the kinds that a card serves; "" is what each card does."""
@@ -113,8 +116,9 @@ PICKS: Mapping[PickName, Pick] = MappingProxyType(
             lacks="it serves layers of kind {served}, not {asked}",
             helped=True,
         ),
-        # The entry point's name is the architecture string of the model's config.json.
-        "by_architecture": Pick("to have the one that is called like the model's architecture"),
+        # The entry point's name is the architecture string of the model's config.json, or `ANY_ARCHITECTURE`: those are
+        # asked where no driver of the architecture's own name fits.
+        "by_architecture": Pick("to have the one that is called like the model's architecture", namesakes=True),
         # The one card whose `claims(name)` is true.
         "claims": Pick(
             "to have the one that claims the model", question="claims", denies="does not claim {need!r}", takes="only"
@@ -317,6 +321,9 @@ _IN_ORDER: tuple[Point[Any, Any], ...] = (
 )
 POINTS: Mapping[str, Point[Any, Any]] = MappingProxyType({point.name: point for point in _IN_ORDER})
 """Every point, in the order in which they are listed."""
+
+ANY_ARCHITECTURE = "*"
+"""The name of a model's driver that may serve architectures which it does not name."""
 
 NONE = "none"
 """What a user names who wants no driver, of a point whose pick is `recognises`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from engine.plugin.candidate import Candidate
 from engine.plugin.loading import load_body
-from engine.plugin.points import POINTS, CardT, Pick
+from engine.plugin.points import ANY_ARCHITECTURE, POINTS, CardT, Pick
 from engine.types.errors import ContractError, EngineError
 
 if TYPE_CHECKING:
@@ -73,8 +73,14 @@ class Selection(Generic[CardT]):
     @property
     def reason(self) -> str:
         """Why it was chosen, e.g. "asked for", or "auto, priority 10"."""
-        found_by = _FOUND_BY.get(POINTS[self.point].pick)
-        return "asked for" if self.asked else found_by or f"auto, priority {self.card.priority}"
+        if self.asked:
+            return "asked for"
+        if self.candidate.name == ANY_ARCHITECTURE:
+            return f"it serves the architecture, which no driver at hand is for; priority {self.card.priority}"
+        found_by = _FOUND_BY.get(POINTS[self.point].pick, "")
+        if found_by and sum(v.candidate.name == self.candidate.name for v in self.verdicts) > 1:
+            found_by += f", priority {self.card.priority}"
+        return found_by or f"auto, priority {self.card.priority}"
 
     def load_body(self, half: str | None = None) -> type:
         """Import the driver's body; see `engine.plugin.loading.load_body`."""
@@ -120,9 +126,7 @@ class Selection(Generic[CardT]):
 
 
 def judge(card: type[Card], candidate: Candidate, need: Any) -> Verdict:
-    """Ask a card whether it can serve `need`, or all needs of a tuple.
-
-    The framework is compared here, so that no card has to.
+    """Ask a card whether it can serve `need`, or all needs of a tuple: first what it declares, then its `unsupported`.
 
     Raises:
         ContractError: `unsupported` raised, or answered something else than a list of strings.
@@ -130,10 +134,7 @@ def judge(card: type[Card], candidate: Candidate, need: Any) -> Verdict:
     if isinstance(need, tuple):
         found = [reason for each in need for reason in judge(card, candidate, each).reasons]
         return Verdict(candidate, fit=not found, reasons=tuple(dict.fromkeys(found)))
-    reasons: list[str] = []
-    wanted = getattr(need, "framework", None)
-    if wanted is not None and card.framework is not None and card.framework != wanted:
-        reasons.append(f"it computes with {card.framework}, the platform with {wanted}")
+    reasons = card.mismatches(need)
     remedy = "its author has to return a list of reasons, empty where it fits"
     try:
         answer: object = card.unsupported(need)

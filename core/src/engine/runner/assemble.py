@@ -6,10 +6,12 @@ that order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import msgspec
 import torch
 
 from engine.distributed.group import ProcessGroup
@@ -25,6 +27,7 @@ from engine.interfaces.ops import LATENT_OPERATIONS, MODEL_OPERATIONS, OPERATION
 from engine.interfaces.platform import CapturesDrafts, Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
 from engine.plugin import Manifest, Registry, Selection
+from engine.plugin.selection import judge
 from engine.runner.attention import AttentionLayers, Backend
 from engine.runner.capture import why_not_captured
 from engine.runner.drafting import ChosenDrafter
@@ -57,7 +60,7 @@ class Assembly:
     ops: Ops
     attention: AttentionLayers
     model: Model
-    group: ProcessGroup
+    groups: dict[str, ProcessGroup]
     drafter: ChosenDrafter | None = None
     processors: tuple[Processor, ...] = ()
     connectors: dict[str, KVConnectorWorker] = field(default_factory=dict)
@@ -84,20 +87,21 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
     platform: Platform = chosen.build("platform", "", PlatformNeed(dtype=start.dtype), context)
     dtype: torch.dtype = getattr(torch, start.dtype)
     context = replace(context, platform=platform, device=platform.device, dtype=dtype)
-    group = _group(start, chosen, context)
+    groups = _groups(start, chosen, context)
     try:
         context = replace(context, ops=_ops(start, chosen, context))
         attention = _attention(start, chosen, context)
         assert context.ops is not None
         quantization = _quantization(start, chosen, context)
-        model = _model(start, chosen, context.ops, attention, quantization, platform.device, dtype, group)
+        model = _model(start, chosen, context.ops, attention, quantization, platform.device, dtype, groups)
         checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
         model.load_weights(checkpoint.weights())
         drafter = _drafter(start, chosen, context)
         processors = _processors(start, chosen, context)
         connectors = _connectors(start, chosen, context)
     except BaseException:
-        group.close()
+        for group in groups.values():
+            group.close()
         raise
     card = cast("type[PlatformCard]", chosen.fit("platform", "", None).card)
     return Assembly(
@@ -105,7 +109,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         context.ops,
         attention,
         model,
-        group,
+        groups,
         drafter,
         processors,
         connectors,
@@ -121,15 +125,17 @@ def _not_captured(
     if card.recorder is None or not start.model.generates:
         return None
     # Of several communicators the first takes what it accepts: the sums of activations, in all likelihood.
-    communicators = chosen.communicators[:1] if start.size > 1 else []
+    communicators = chosen.communicators[:1] if start.parallel.tp > 1 else []
     latent = any(spec.kind == "mla" for spec in start.model.kv_specs)
     operations = MODEL_OPERATIONS + LATENT_OPERATIONS if latent else MODEL_OPERATIONS
     reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], operations)
     if not attention.can_capture_decodes():
         reasons.append("the attention's steps cannot be replayed")
     model = chosen.fit("model", "", None)
-    if not cast("type[ModelCard]", model.card).captured:
-        reasons.append(f"model '{model.candidate.name}': {NOT_CAPTURED}")
+    recorders = cast("type[ModelCard]", model.card).captured_by
+    if recorders is not None and card.recorder not in recorders:
+        why = NOT_CAPTURED if not recorders else f"it is not recorded by '{card.recorder}'"
+        reasons.append(f"model '{model.candidate.name}': {why}")
     return tuple(reasons)
 
 
@@ -165,7 +171,7 @@ class _ManifestChoices:
                 "start all processes of one engine with the same version",
                 point=point,
             )
-        reasons = selection.card.unsupported(need) if need is not None else []
+        reasons = judge(selection.card, selection.candidate, need).reasons if need is not None else ()
         if reasons:
             raise UnfitDriverError(
                 f"use driver '{selection.candidate.name}' for {what}",
@@ -186,16 +192,27 @@ class _ManifestChoices:
         return self._bodies[key]
 
 
-def _group(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> ProcessGroup:
-    """The group of all ranks. All of them build their communicators here, in the same order, and meet."""
-    if start.size == 1:
-        return ProcessGroup(0, 1)
-    need = CommunicatorNeed(world_size=start.size, device=start.device)
-    communicators: list[Communicator] = []
-    for selection in chosen.communicators:
-        asked = chosen.ask(selection, "communicator", "", need)
-        communicators.append(asked.build(replace(context, options=selection.options)))
-    return ProcessGroup(start.rank, start.size, communicators)
+def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> dict[str, ProcessGroup]:
+    """The groups that this worker is in. All members of one build its communicators here, in the same order, and meet
+    in a directory that the first of them makes."""
+    groups: dict[str, ProcessGroup] = {}
+    try:
+        for name, place in start.place.groups.items():
+            place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
+            os.makedirs(place.rendezvous, mode=0o700, exist_ok=True)
+            need = CommunicatorNeed(world_size=place.size, device=start.device)
+            # A driver was chosen for the largest group; one that cannot serve a smaller one leaves it to the others.
+            fit = [selection for selection in chosen.communicators if not selection.card.unsupported(need)]
+            communicators: list[Communicator] = []
+            for selection in fit or chosen.communicators:
+                asked = chosen.ask(selection, "communicator", "", need)
+                communicators.append(asked.build(replace(context, options=selection.options, group=place)))
+            groups[name] = ProcessGroup(place.rank, place.size, communicators)
+    except BaseException:
+        for group in groups.values():
+            group.close()
+        raise
+    return groups
 
 
 def _ops(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> Ops:
@@ -210,9 +227,10 @@ def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContex
     if not chosen.names("drafter"):
         return None
     need = DrafterNeed(dtype=start.dtype, device=start.device)
-    options = cast(DrafterOptions, chosen.fit("drafter", "", need).options)
+    selection = chosen.fit("drafter", "", need)
+    options = cast(DrafterOptions, selection.options)
     drafter: Drafter = chosen.build("drafter", "", need, context)
-    return ChosenDrafter(drafter, options.acceptance, options.num_tokens)
+    return ChosenDrafter(drafter, options.acceptance, options.num_tokens, selection.candidate)
 
 
 def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> AttentionLayers:
@@ -222,7 +240,7 @@ def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCont
     for group in start.layout.groups:
         need = AttentionNeed.of(
             sites[group.sites[0]],
-            size=start.size,
+            size=start.parallel.tp,
             dtype=start.dtype,
             kv_dtype=start.kv_cache_dtype or start.dtype,
             device=start.device,
@@ -251,6 +269,7 @@ def _processors(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCon
     need = LogitsProcessorNeed(vocab_size=start.model.vocab_size, device=start.device)
     return tuple(
         Processor(
+            selection.candidate,
             cast("type[LogitsProcessorCard]", chosen.ask(selection, selection.point, "", need).card),
             selection.build(replace(context, options=selection.options)),
         )
@@ -260,7 +279,7 @@ def _processors(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCon
 
 def _connectors(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> dict[str, KVConnectorWorker]:
     need = KVConnectorNeed(
-        page_bytes=start.layout.page_bytes, swap_space=start.swap_space, world_size=start.size, device=start.device
+        page_bytes=start.layout.page_bytes, swap_space=start.swap_space, parallel=start.parallel, device=start.device
     )
     return {
         selection.candidate.name: chosen.ask(selection, selection.point, "", need).build(
@@ -278,10 +297,10 @@ def _model(
     quantization: dict[str, Quantization],
     device: torch.device,
     dtype: torch.dtype,
-    group: ProcessGroup,
+    groups: dict[str, ProcessGroup],
 ) -> Model:
     description = start.model
-    need = ModelNeed(architecture=description.architecture, config=description.config, world_size=start.size)
+    need = ModelNeed(architecture=description.architecture, config=description.config, parallel=start.parallel)
     model: Model = chosen.fit("model", "", need).build(
         ModelContext(
             description=description,
@@ -290,9 +309,9 @@ def _model(
             dtype=dtype,
             device=device,
             max_model_len=start.max_model_len,
-            tp_rank=start.rank,
-            tp_size=start.size,
-            group=group if start.size > 1 else None,
+            tp_rank=start.place.tp_rank,
+            tp_size=start.parallel.tp,
+            group=groups.get("tp"),
             quantization=quantization,
             latent_attention=attention.latent,
         )

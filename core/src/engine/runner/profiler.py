@@ -59,7 +59,7 @@ class Profiler:
         if recorded is None:
             raise InvalidRequestError("stop a profile", "none is being taken", "start one first")
         start = self._start
-        rank = start.data_parallel_rank * start.size + start.rank
+        rank = start.data_parallel_rank * start.parallel.world + start.place.rank
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}-rank{rank}.json.gz"
         path = os.path.join(start.profile_dir or "", name)
         try:

@@ -40,7 +40,7 @@ class Worker:
         self._start = message
         self._registry = registry
         self._runner: ModelRunner | None = None
-        self._group: ProcessGroup | None = None
+        self._groups: dict[str, ProcessGroup] = {}
         self._transfers: Transfers | None = None
         self._stopping: Callable[[], None] | None = None
         self._profiler = Profiler(message)
@@ -69,7 +69,7 @@ class Worker:
             torch.set_num_threads(min(start.num_threads, torch.get_num_threads()))  # OMP_NUM_THREADS may ask for fewer
         relay = HookRelay("worker", registry, options=start.hook_options)
         parts = assemble(start, registry)
-        self._group = parts.group
+        self._groups = parts.groups
         memory = _profile(start, parts)
         num_pages, page_bytes = _num_pages(start, memory), start.layout.page_bytes
         pool = parts.platform.allocate_pool(num_pages, page_bytes)
@@ -112,7 +112,7 @@ class Worker:
         if self._runner is None:
             raise EngineDeadError("run a step", "the worker is not started, or shut down", "start an engine anew")
         with self._blame:
-            if plan.kv_metadata is not None:
+            if plan.sections is not None:
                 assert self._transfers is not None
                 return self._transfers.execute(plan, self._runner.execute)
             return self._runner.execute(plan)
@@ -146,8 +146,8 @@ class Worker:
         if stopping is not None:
             stopping()
         self._runner = self._transfers = None
-        if self._group is not None:
-            self._group.close()
+        for group in self._groups.values():
+            group.close()
 
 
 def _profile(start: WorkerStart, parts: Assembly) -> CacheMemory | None:

@@ -12,7 +12,7 @@ from engine.kv.reservation import Reservation
 from engine.kv.swap import SwapIn
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.slots import Request, SlotTable
-from engine.types.plan import ForcedDrafts, HostTokens, NewSlot, StepPlan
+from engine.types.plan import ForcedDrafts, KnownTokens, NewSlot, StepPlan
 
 _NO_SLOTS = np.empty(0, np.int32)
 
@@ -120,9 +120,9 @@ def build_plan(step_id: int, batch: Batch, slots: SlotTable, swapping: Swapping 
         num_drafts=num_drafts,
         forced_drafts=forced_drafts,
         left_slots=slots.take_left(),
-        host_tokens=_host_tokens(batch.decodes, slots),
+        known=_known(batch.decodes, slots),
         copies=pages.copies,
-        kv_metadata=None if swapping is None else swapping.plan_metadata(),
+        sections=None if swapping is None else swapping.plan_metadata(),
         masks_follow=masks_follow,
     )
 
@@ -142,12 +142,12 @@ def _forced(tokens: Mapping[int, list[int]]) -> ForcedDrafts:
     return ForcedDrafts(row=np.array(rows, np.int32), tokens=np.array(padded, np.int32))
 
 
-def _host_tokens(decodes: np.ndarray, slots: SlotTable) -> HostTokens | None:
+def _known(decodes: np.ndarray, slots: SlotTable) -> KnownTokens | None:
     """The token that each waiting slot has got back since its last step; a prompt's came with its slot."""
     if not slots.num_waits or not (waiting := decodes[slots.waits[decodes]]).size:
         return None
     position = slots.known[waiting] - 1
-    return HostTokens(slot=waiting, position=position, token=slots.tokens[waiting, position])
+    return KnownTokens(slot=waiting, position=position, token=slots.tokens[waiting, position])
 
 
 def _new_slot(request: Request, fills_encoder: bool) -> NewSlot:

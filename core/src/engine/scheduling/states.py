@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.kv.manager import KVManager
+from engine.plugin.manifest import Blame
 from engine.scheduling.drafts import Drafts
 from engine.scheduling.fast_path import DecodeFastPath
 from engine.scheduling.gates import Gates
-from engine.scheduling.preemption import Preemptions, Swapping, spoilt
+from engine.scheduling.preemption import Preemptions, Swapping
 from engine.scheduling.slots import EMPTY, Request, SlotTable, Status
 from engine.scheduling.structured import Constraints
-from engine.types.errors import EngineError, KVCacheTooSmallError, RequestTimeoutError
+from engine.types.errors import ContractError, EngineError, KVCacheTooSmallError, RequestTimeoutError
 from engine.types.outputs import CoreOutput
+from engine.types.plan import StepPlan
 from engine.types.request import FinishReason
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class States:
         swapping: where preempted requests leave their pages; None: they are computed again.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
         gates: what new requests wait for.
+        blame: names the driver that an error is about.
 
     Attributes:
         requests: all of them, by id.
@@ -66,6 +69,7 @@ class States:
         swapping: Swapping | None,
         constraints: Constraints | None,
         gates: Gates,
+        blame: Blame,
     ) -> None:
         self.kv = kv
         self.policy = policy
@@ -76,6 +80,7 @@ class States:
         self.constraints = constraints
         self.gates = gates
         self.preemptions = Preemptions()
+        self.blame = blame
         self.requests: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.prefilling: dict[str, Request] = {}
@@ -90,13 +95,22 @@ class States:
         """A new request that has all it needs waits for a slot, or for another of its group."""
         request.status = Status.HELD
         if not self.kv.enable_prefix_caching or self.groups.join(request):
-            request.status = Status.WAITING
-            self.policy.push(request)
+            self._queue(request, self.policy.push)
 
     def requeue(self, request: Request) -> None:
         """A request waits for a slot, before those that came after it."""
+        request.status = Status.HELD
+        self._queue(request, self.policy.push_front)
+
+    def _queue(self, request: Request, push: Callable[[Request], None]) -> None:
+        try:
+            push(request)
+        except Exception as error:
+            logger.exception("request %s could not be queued", request.request_id)
+            asked, found = f"queue request {request.request_id!r}", f"it raised {type(error).__name__}: {error}"
+            remedy = "name another driver, or report it to this one's author; the log has the traceback"
+            return self.fail(request, ContractError(asked, found, remedy, point="scheduling_policy"))
         request.status = Status.WAITING
-        self.policy.push_front(request)
 
     def take_ready(self) -> None:
         """Queue the requests that no longer wait at a gate."""
@@ -158,12 +172,20 @@ class States:
             self.fail_too_small(stuck)
         return stuck is not None
 
-    def compute_again(self, failed_pages: np.ndarray, step_id: int) -> None:
-        """Pages that this step should have found filled hold nothing. What they spoilt is dropped, also what steps
-        under way still return of it, and computed again from the tokens that are known."""
+    def compute_again(self, failed_pages: np.ndarray, plans: Sequence[StepPlan]) -> None:
+        """Pages that a step should have found filled hold nothing. What they spoilt is dropped, also what steps under
+        way still return of it, and computed again from the tokens that are known.
+
+        Rather too much than too little: all requests count that entered a slot in that step or since, and may have
+        shared or copied what was computed from these pages. Those that entered before read only what they held.
+
+        plans: of that step and of those after it.
+        """
         self.kv.reset_prefix_cache()  # blocks computed from these pages may have been committed by now
         self.fast_path.end()
-        found = spoilt(failed_pages, step_id, self.running.values(), self.draining, self.slots, self.kv)
+        entered = {new.slot for plan in plans for new in plan.new_slots}
+        found = [request for request in self.draining if self.slots.last_step[request.slot] >= plans[0].step_id]
+        found += [request for request in self.running.values() if request.slot in entered]
         logger.warning("%d pages could not be loaded: %d requests are computed again", failed_pages.size, len(found))
         for request in found:
             self.slots.accepts[request.slot] = False
@@ -213,8 +235,21 @@ class States:
 
     def fail(self, request: Request, error: EngineError) -> None:
         """End a request with an error."""
-        self.notices.append(_error_output(request.request_id, error))
+        self.notices.append(_error_output(request.request_id, self.blame.named(error)))
         self.end(request)
+
+    def fail_faulty(self) -> None:
+        """End the requests over which the swap tier's connector raised an error. What should have been loaded for one
+        that runs is not there: nothing of it stays in the prefix cache."""
+        if self.swapping is None:
+            return
+        while self.swapping.faults:
+            request, error = self.swapping.faults.pop()
+            if request.status is Status.RUNNING:
+                known = int(self.slots.known[request.slot])
+                self.kv.distrust(request.slot, request.sequence(self.slots.tokens[request.slot, :known]))
+            if request.status is not Status.FINISHED:
+                self.fail(request, error)
 
     def fail_too_small(self, request: Request) -> None:
         """End a request that the KV cache could not hold if it were alone."""

@@ -47,8 +47,6 @@ class Constraints:
     Args:
         grammar: at work.
         vocab_size: of the model.
-        close: ends what compiles outside of this process.
-        prepare: begins what `warm_up` needs and what costs this process nothing.
         warm_up: has the drivers ready for a first constraint; takes a while.
         takes_drafts: matchers can roll back, so that rows with one may have drafts.
     """
@@ -59,9 +57,7 @@ class Constraints:
         self,
         grammar: Grammar,
         vocab_size: int,
-        close: Callable[[], None] | None = None,
         *,
-        prepare: Callable[[], None] | None = None,
         warm_up: Callable[[], None] | None = None,
         takes_drafts: bool = False,
     ) -> None:
@@ -69,8 +65,6 @@ class Constraints:
         self._grammar = grammar
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
-        self._close = close
-        self._prepare = prepare
         self._warm_up = warm_up
         self._threads: ThreadPoolExecutor | None = None
         self._compiling: dict[str, tuple[Request, Future[Matcher]]] = {}
@@ -84,12 +78,6 @@ class Constraints:
         future.add_done_callback(lambda _: wake())
         self._compiling[request.request_id] = request, future
         return True
-
-    def prepare(self) -> None:
-        """Begin with what `warm_up` would wait for, where that is done by others: to be called before this process is
-        busy with a model."""
-        if self._prepare is not None:
-            self._prepare()
 
     def warm_up(self) -> None:
         """Begin to have the drivers ready, beside what else is done."""
@@ -126,8 +114,7 @@ class Constraints:
         self._compiling.clear()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._close is not None:
-            self._close()
+        self._grammar.close()
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:

@@ -87,8 +87,9 @@ class PageCopies(msgspec.Struct, kw_only=True):
     destination: Int32
 
 
-class HostTokens(msgspec.Struct, kw_only=True):
-    """Tokens that came back since the last step, of slots whose logits processors read tokens on the host.
+class KnownTokens(msgspec.Struct, kw_only=True):
+    """Tokens that came back since the last step, for those who have not seen them drawn: logits processors that read
+    tokens on the host, and workers that do not draw.
 
     Args:
         slot, position, token: int32 [m]; the token at this position of the slot. What a slot entered with is not
@@ -138,11 +139,11 @@ class StepPlan(msgspec.Struct, kw_only=True):
         new_blocks: one entry for each KV table.
         num_drafts: int32 [R]; the drafts among `num_tokens`; None where no row has any.
         forced_drafts: those that come with the plan; None where there are none.
-        host_tokens: None where no slot of this step needs them.
+        known: None where nobody needs them.
         copies: of pages; None where there are none. A source may be a page that a row of this step writes to: it is
             read before.
-        kv_metadata: what connectors' scheduler halves tell their worker halves, by driver; before anything is computed
-            each saves and loads the pages that it names. None where there is nothing to do.
+        sections: what parts of the core tell their halves in the workers, by driver. A connector's names pages, which
+            are saved and loaded before anything is computed. None where there is nothing to tell.
         masks_follow: rows are constrained by masks that may depend on tokens not seen yet. The forward pass runs at
             once; the step draws when `Executor.sample` brings the masks. Those of rows with drafts depend on the drafts
             too, which `Worker.drafts` tells.
@@ -159,9 +160,9 @@ class StepPlan(msgspec.Struct, kw_only=True):
     num_drafts: Int32 | None = None
     forced_drafts: ForcedDrafts | None = None
     left_slots: LeftSlots | None = None
-    host_tokens: HostTokens | None = None
+    known: KnownTokens | None = None
     copies: PageCopies | None = None
-    kv_metadata: dict[str, bytes] | None = None
+    sections: dict[str, bytes] | None = None
     masks_follow: bool = False
 
     @property
@@ -176,7 +177,10 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
 
 BROKEN = -2
-"""In place of a token: the logits that it would be drawn from are not numbers (NaN)."""
+"""In place of a token: the logits that it would be drawn from are not numbers (NaN), or a driver raised over it."""
+
+ErrorParts = tuple[str, str, str, str]
+"""An error as it travels; see `engine.types.errors.EngineError.parts`."""
 
 
 class Masks(msgspec.Struct, kw_only=True):
@@ -250,7 +254,8 @@ class StepResult(msgspec.Struct, kw_only=True):
         step_id: of the plan.
         tokens: int32 [R]; the drawn token of each row, -1 where the row does not sample. For a plan with drafts int32
             [R, 1 + k], k the most drafts of a row: the tokens that each row gives, in order, at least one where it
-            samples, then -1. `BROKEN` in place of a row's last token ends its request with an InvalidLogitsError.
+            samples, then -1. `BROKEN` in place of a row's last token ends its request: with the row's error, or else
+            with an InvalidLogitsError.
         logprobs: None where no row asked.
         num_drafts: int32 [R]; the drafts that the drafter found and the step computed, at most the plan's; None where
             the plan has none.
@@ -258,6 +263,7 @@ class StepResult(msgspec.Struct, kw_only=True):
         failed_pages: int32; pages that a connector should have filled for this step, and could not, on any rank; None
             where there are none.
         pooled: None where no row of this step has anything pooled.
+        errors: by row: what a driver raised over it; None where none did.
     """
 
     step_id: int
@@ -267,3 +273,4 @@ class StepResult(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobRows | None = None
     failed_pages: Int32 | None = None
     pooled: PooledRows | None = None
+    errors: dict[int, ErrorParts] | None = None

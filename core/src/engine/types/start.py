@@ -8,6 +8,7 @@ import msgspec
 
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
+from engine.types.parallel import Parallel, Place
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,13 +47,14 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         max_num_batched_tokens: most tokens of one step.
         kv_cache_memory: bytes for this rank's pool; None asks the platform's memory profile.
         num_kv_pages: overrides `kv_cache_memory`.
-        rank, size: this worker's place.
+        parallel: over how many workers the model is divided.
+        place: this worker's among them.
         rendezvous: a private directory where the ranks of one machine meet; the executor makes it. "" for one rank.
         num_threads: most processor threads that the worker may compute with; None leaves it to the framework. An
             executor of several ranks divides them.
         data_parallel_rank, data_parallel_size: this engine core's place among those that serve the same model from
             the same machine. What the machine has is shared by all; of several devices, this core's ranks are
-            those from data_parallel_rank * size on.
+            those from data_parallel_rank * parallel.world on.
         swap_space: bytes of host memory for swapped pages, on each rank.
         kv_cache_dtype: of the pool's elements; None: `dtype`.
         memory_utilization: the share of the device's memory that the engine may take, weights and all; what the profile
@@ -76,8 +78,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     kv_cache_memory: int | None = None
     num_kv_pages: int | None = None
-    rank: int = 0
-    size: int = 1
+    parallel: Parallel = Parallel()
+    place: Place = Place()
     rendezvous: str = ""
     num_threads: int | None = None
     data_parallel_rank: int = 0
@@ -146,7 +148,7 @@ class CoreStart(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine core needs to build itself: the launcher's decisions, and its workers' start message.
 
     Args:
-        worker: for rank 0; executors replace `rank` for the others.
+        worker: of no rank yet: executors make each rank's of it, see `engine.interfaces.executor.rank_starts`.
         worker_class: "pkg.mod:Class" of the worker.
         enable_prefix_caching: look prompts up in, and commit full blocks to, the prefix cache.
         enable_jump_forward: compute together what constraints force.

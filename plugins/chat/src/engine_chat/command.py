@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.embedding import (
@@ -64,11 +67,10 @@ def _talk(backend: Backend, arguments: argparse.Namespace, limited: bool, intera
 
     conversation = Conversation(getattr(arguments, "system", "").strip())
     if interactive:
-        from engine.embedding import state_folder
         from engine_chat.line_reader import LineReader
 
         try:
-            history = state_folder() / HISTORY
+            history = state_folder(os.environ) / HISTORY
         except RuntimeError:  # no home
             history = None
         print("Ask something; /help lists the commands.", flush=True)
@@ -114,7 +116,8 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
         engine.shutdown()
         raise
     if interactive and engine.plan is not None:
-        from engine.embedding import greeting, show, validated
+        from engine.embedding import validated
+        from engine_kit.banner import greeting, show
 
         verbose = validated(ChatSettings, merged).verbose
         show(greeting(engine.plan, engine.client.worker, None, verbose=verbose))
@@ -122,8 +125,8 @@ def _embedded(merged: Merged, keywords: dict[str, Any], interactive: bool) -> Ba
 
 
 def _remote(url: str, merged: Merged, keywords: dict[str, Any], interactive: bool) -> Backend:
-    names = {key.name for key in merged.values if key.section != "server"} - _OF_THE_CLIENT
-    _refuse_flags(merged, names | {"verbose"}, "that is the server's own affair when --url is given", "leave it out")
+    names = {key.name for key in merged.values} - _OF_THE_CLIENT
+    _refuse_flags(merged, names, "that is the server's own affair when --url is given", "leave it out")
     from engine.embedding import validated
     from engine_chat.remote import RemoteBackend
 
@@ -142,3 +145,14 @@ def _refuse_flags(merged: Merged, names: set[str], found: str, remedy: str) -> N
     for key, origin in merged.origins.items():
         if key.name in names and origin.startswith("flag "):
             raise ConfigError(f"engine chat with {origin.removeprefix('flag ')}", found, remedy)
+
+
+def state_folder(environ: Mapping[str, str]) -> Path:
+    """Where what outlives a program is kept (the XDG base directory for state). It is not created here.
+
+    Raises RuntimeError where the user has no home.
+    """
+    given = environ.get("XDG_STATE_HOME", "")
+    # The specification has relative paths ignored.
+    base = Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state"
+    return base / "engine"

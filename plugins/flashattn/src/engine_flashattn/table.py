@@ -118,8 +118,6 @@ def common_reasons(need: AttentionNeed) -> list[str]:
     found = []
     if need.kind not in KINDS:
         found.append(f"layers of kind '{need.kind}' are not served, only {', '.join(sorted(KINDS))}")
-    if need.framework != "torch":
-        found.append(f"it computes with torch, not with {need.framework}")
     if need.device.partition(":")[0] != "cuda":
         found.append(f"it needs an NVIDIA GPU, not device {need.device}")
     if need.dtype not in DTYPES:

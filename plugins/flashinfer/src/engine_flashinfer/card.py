@@ -56,8 +56,6 @@ def _layer_reasons(need: AttentionNeed) -> list[str]:
     found = []
     if need.kind not in KINDS:
         found.append(f"layers of kind '{need.kind}' are not served, only full and sliding")
-    if need.framework != "torch":
-        found.append(f"it computes with torch, not with {need.framework}")
     if need.dtype not in DTYPES:
         found.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
     if need.kv_dtype not in (need.dtype, FP8):

@@ -87,6 +87,9 @@ class LLGuidance:
             for handle, row in pending:
                 handle.unsafe_compute_mask_ptr(out.ctypes.data + row * width, width)
 
+    def close(self) -> None:
+        """What compiles has limits of its own, and ends by itself."""
+
     def _compile(self, text: str, ends: tuple[int, ...], constraint: StructuredOutputsParams) -> tuple[LLMatcher, int]:
         if constraint.choice is not None:
             self._check_spelling(constraint.choice)

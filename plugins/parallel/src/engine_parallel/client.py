@@ -31,7 +31,7 @@ from engine.types.messages import ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.request import EngineRequest, FinishReason
 from engine.types.start import CoreStart, WorkerReady
-from engine_parallel.merged import counters, merge_ready, merge_stats
+from engine_parallel.merged import counters, merge_cores, merge_stats
 from engine_parallel.question import Question
 from engine_parallel.restarts import Restarts
 
@@ -92,7 +92,7 @@ class ParallelClient:
         except BaseException:
             self.shutdown()
             raise
-        self._worker = merge_ready(ready)
+        self._worker = merge_cores(ready)
         return self._worker
 
     # -- what is sent --------------------------------------------------------------------------------------------------

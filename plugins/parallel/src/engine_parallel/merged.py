@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from engine.interfaces.executor import merge_ready
 from engine.plugin.hook_calls import sum_failures
 from engine.types.outputs import StepStats
 from engine.types.start import WorkerReady
@@ -36,13 +37,8 @@ def counters(stats: StepStats | None) -> StepStats | None:
     return None if stats is None else replace(stats, **dict.fromkeys(state + swap, 0))
 
 
-def merge_ready(several: Sequence[WorkerReady]) -> WorkerReady:
+def merge_cores(several: Sequence[WorkerReady]) -> WorkerReady:
     """The core with the smallest cache stands for all; they are ready when the slowest is, and what one of them found
     broken is broken."""
-    smallest = min(several, key=lambda ready: ready.num_pages)
-    return replace(
-        smallest,
-        load_seconds=max(ready.load_seconds for ready in several),
-        broken=tuple(dict.fromkeys(plugin for ready in several for plugin in ready.broken)),
-        hook_failures=sum_failures(ready.hook_failures for ready in several),
-    )
+    smallest, merged = min(several, key=lambda ready: ready.num_pages), merge_ready(several)
+    return replace(smallest, load_seconds=merged.load_seconds, broken=merged.broken, hook_failures=merged.hook_failures)

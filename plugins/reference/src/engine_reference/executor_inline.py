@@ -26,8 +26,8 @@ class InlineExecutor(ExecutorCard):
     @classmethod
     def unsupported(cls, need: ExecutorNeed) -> list[str]:
         """One worker is all it can start."""
-        if need.world_size != 1:
-            return [f"it runs one worker, {need.world_size} are needed"]
+        if need.parallel.world != 1:
+            return [f"it runs one worker, {need.parallel.world} are needed"]
         return []
 
 

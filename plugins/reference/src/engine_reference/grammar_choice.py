@@ -200,6 +200,9 @@ class ChoiceBody:
         for matcher, row in zip(cast("Sequence[ChoiceMatcher]", matchers), rows.tolist(), strict=True):
             matcher.node.write_mask(out[row])
 
+    def close(self) -> None:
+        """What compiles ends by itself."""
+
     def _build_tree(self, texts: tuple[str, ...], ends: tuple[int, ...]) -> Node:
         root, missing = build(texts, ends, self._vocabulary())
         if missing:

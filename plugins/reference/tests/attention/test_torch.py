@@ -142,9 +142,9 @@ def test_card() -> None:
     assert TorchAttention.unsupported(need(head_size=77, soft_cap=3.0, features=frozenset({"kv_index"}))) == []
     assert TorchAttention.unsupported(need(kind="sliding", sliding_window=5)) == []
     reasons = TorchAttention.unsupported(
-        need(kind="mla", framework="jax", dtype="int8", kv_dtype="fp8", features=frozenset({"tree_mask"}))
+        need(kind="mla", dtype="int8", kv_dtype="fp8", features=frozenset({"tree_mask"}))
     )
-    assert len(reasons) == 5
+    assert len(reasons) == 4
     assert TorchAttention.tokens_per_page(need()) == 16
     assert TorchAttention.unsupported(need(kv_dtype="bfloat16")) == []
     for dtype, kv_dtype in (("float32", "float64"), ("bfloat16", "float32"), ("bfloat16", "float16")):

@@ -36,7 +36,7 @@ class EchoWorker:
     """A row's token is the slot plus the number of computed tokens plus the sum of what entered the slot."""
 
     def __init__(self, message: WorkerStart) -> None:
-        self.start_message, self.rank = message, message.rank
+        self.start_message, self.rank = message, message.place.rank
         self.fate = message.files.name
         self.sums: dict[int, int] = {}
         self.launched: list[tuple[int, float]] = []
@@ -111,7 +111,7 @@ class EchoWorker:
 
     # -- calls --
     def who(self, *args: Any) -> list[Any]:
-        return [self.rank, self.start_message.size, self.start_message.num_threads, *args]
+        return [self.rank, self.start_message.parallel.world, self.start_message.num_threads, *args]
 
     def rendezvous(self) -> str:
         return self.start_message.rendezvous

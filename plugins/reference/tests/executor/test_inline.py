@@ -7,6 +7,7 @@ from schedules import Settings
 from engine.interfaces.context import CoreContext
 from engine.interfaces.executor import ExecutorNeed
 from engine.types.errors import EngineDeadError
+from engine.types.parallel import Parallel
 from engine_reference.executor_inline import Inline, InlineExecutor
 
 SETTINGS = Settings(
@@ -56,4 +57,4 @@ def test_a_worker_that_fails_to_start_is_shut_down() -> None:
 
 def test_it_runs_one_worker() -> None:
     assert InlineExecutor.unsupported(ExecutorNeed()) == []
-    assert InlineExecutor.unsupported(ExecutorNeed(world_size=2)) == ["it runs one worker, 2 are needed"]
+    assert InlineExecutor.unsupported(ExecutorNeed(parallel=Parallel(tp=2))) == ["it runs one worker, 2 are needed"]

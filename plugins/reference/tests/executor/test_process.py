@@ -23,9 +23,10 @@ from cores import LAYOUTS, worker_start
 from schedules import Settings
 
 from engine.interfaces.context import CoreContext
-from engine.interfaces.executor import ExecutorNeed
+from engine.interfaces.executor import ExecutorNeed, RankAnswer
 from engine.process import wire
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError
+from engine.types.parallel import Parallel
 from engine.types.params import SamplingParams
 from engine.types.plan import Masks, NewBlocks, NewSlot, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
@@ -41,7 +42,9 @@ SETTINGS = Settings(
 
 def message(fate: str = "", size: int = 2) -> WorkerStart:
     start = worker_start(LAYOUTS["full"], SETTINGS)
-    return msgspec.structs.replace(start, size=size, files=msgspec.structs.replace(start.files, name=fate))
+    return msgspec.structs.replace(
+        start, parallel=Parallel(tp=size), files=msgspec.structs.replace(start.files, name=fate)
+    )
 
 
 def make(worker: str = "rank_workers:EchoWorker", **options: float) -> Process:
@@ -276,8 +279,8 @@ def test_a_rank_that_raises_while_another_waits_for_it(start: Starter) -> None:
     ("said", "found"),
     [
         (b"\xff\x00 nonsense", "read what a rank sent"),
-        (wire.encode(Done(7, 0, 0)), "a message of rank 7, where 2 are"),
-        (wire.encode(Done(0, 99, 0)), "answered step 99, which nobody waits for"),
+        (wire.encode(Done(7, RankAnswer(step_id=0))), "a message of rank 7, where 2 are"),
+        (wire.encode(Done(0, RankAnswer(step_id=99))), "answered step 99, which nobody waits for"),
         (
             wire.encode(
                 {"type": "done", "rank": 0, "step_id": 0, "checksum": 0, "result": {"step_id": 0, "tokens": 5}}
@@ -304,8 +307,8 @@ def test_an_answer_without_a_result(start: Starter) -> None:
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.connect(f"ipc://{running.directory}/outputs")
         for rank in range(2):
-            socket.send(wire.encode(Done(rank, 0, 0)))
-        with pytest.raises(EngineDeadError, match="answered without a result"):
+            socket.send(wire.encode(Done(rank, RankAnswer(step_id=0))))
+        with pytest.raises(EngineDeadError, match="no rank answered with a result"):
             future.result()
     running.assert_nothing_left()
 
@@ -397,7 +400,7 @@ def eventually(call: Callable[[], None], seconds: float = 5) -> None:
 
 
 def test_card() -> None:
-    assert ProcessExecutor.unsupported(ExecutorNeed(world_size=4)) == []
+    assert ProcessExecutor.unsupported(ExecutorNeed(parallel=Parallel(tp=4))) == []
     assert ProcessExecutor.Options is ProcessOptions
     with pytest.raises(ValueError, match="step_timeout"):
         ProcessOptions(step_timeout=0)

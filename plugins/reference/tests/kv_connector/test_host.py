@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from engine.interfaces.kv_connector import KVConnectorNeed
 from engine.types.errors import KVCacheTooSmallError
+from engine.types.parallel import Parallel
 from engine_reference.connector_host.card import HostConnector
 from engine_reference.connector_host.scheduler_half import HostScheduler
 from engine_reference.connector_host.worker_half import HostWorker
@@ -81,5 +82,5 @@ def test_memory_that_is_not_there_is_refused_by_name() -> None:
 
 
 def test_a_space_that_holds_no_page() -> None:
-    need = KVConnectorNeed(page_bytes=4096, swap_space=4, world_size=1, device="cpu")
+    need = KVConnectorNeed(page_bytes=4096, swap_space=4, parallel=Parallel(), device="cpu")
     assert HostConnector.unsupported(need) == ["a swap space of 4 bytes holds no page of 4,096 bytes"]

@@ -15,6 +15,7 @@ from engine.frontend.launch import launch
 from engine.interfaces.model import ModelNeed
 from engine.types.errors import EngineError
 from engine.types.model import KVSpec
+from engine.types.parallel import Parallel
 
 V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
@@ -28,9 +29,9 @@ V3: dict[str, Any] = {
 """The published config, shortened."""
 
 
-def reasons(config: dict[str, Any], world_size: int = 1) -> list[str]:
+def reasons(config: dict[str, Any], tp: int = 1) -> list[str]:
     card = CARDS[config["architectures"][0]]
-    return card.unsupported(ModelNeed(architecture=config["architectures"][0], config=config, world_size=world_size))
+    return card.unsupported(ModelNeed(architecture=config["architectures"][0], config=config, parallel=Parallel(tp=tp)))
 
 
 def test_the_published_config() -> None:

@@ -10,8 +10,8 @@ import signal
 import socket
 from collections.abc import Callable
 
-from engine.embedding import show
 from engine.process.logs import logs_json, tell
+from engine_kit.banner import show
 from engine_server.config import ServerConfig
 from engine_server.keys import KeyRing
 

@@ -9,8 +9,9 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.embedding import AsyncLLM, EngineConfig, greeting
+from engine.embedding import AsyncLLM, EngineConfig
 from engine.types.errors import ConfigError, EngineError
+from engine_kit.banner import greeting
 from engine_server.certificate import CertificateWatch, check_certificate, tls_context
 from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey, KeyLimits, KeyRing

@@ -6,14 +6,11 @@ outputs, so the first request that wants them has it imported, in the thread tha
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from engine.types.errors import EngineError
+from engine_kit.compiling.processes import CompilerProcesses
 from engine_kit.schemas.normal import in_normal_form
 
 if TYPE_CHECKING:
@@ -31,16 +28,16 @@ class XGrammar:
     def __init__(self, context: GrammarContext) -> None:
         self._context = context
         self._lock = threading.Lock()
+        self._compilers = CompilerProcesses("engine_xgrammar.compiler:Compiler", context)
         self._work: Work | None = None
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         with self._lock:
             if self._work is None:
-                if self._context.compile_apart is not None:  # its process imports the library at the same time
-                    threading.Thread(target=_begin, args=(self._context.compile_apart,), daemon=True).start()
+                self._compilers.prepare()  # its process imports the library at the same time
                 from engine_xgrammar.work import Work
 
-                self._work = Work(self._context)
+                self._work = Work(self._context, self._compilers)
         with in_normal_form(constraint) as normal:
             return self._work.compile(normal, end_token_ids)
 
@@ -48,8 +45,5 @@ class XGrammar:
         assert self._work is not None, "whoever has a matcher has compiled"
         self._work.fill_masks(matchers, rows, out)
 
-
-def _begin(compile_apart: Callable[[bytes], bytes]) -> None:
-    """Have a process started, with the least that it can be asked."""
-    with contextlib.suppress(EngineError):
-        compile_apart(msgspec.msgpack.encode({"kind": "regex", "text": "[a]"}))
+    def close(self) -> None:
+        self._compilers.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from engine.interfaces.grammar import CompileOptions, GrammarCard
+from engine.interfaces.grammar import GrammarCard
 from engine.types.structured_outputs import StructuredOutputsParams
+from engine_kit.compiling import CompileOptions
 
 
 class XGrammarOptions(CompileOptions):
@@ -28,7 +29,6 @@ class XGrammarCard(GrammarCard):
     constraints = frozenset({"choice", "regex", "json", "json_object", "grammar", "structural_tag"})
     Options = XGrammarOptions
     body = "engine_xgrammar.body:XGrammar"
-    compiler = "engine_xgrammar.compiler:Compiler"
 
     @classmethod
     def verify(cls, constraint: StructuredOutputsParams) -> None:

@@ -16,7 +16,7 @@ from engine.types.errors import InvalidRequestError
 from engine_kit.bounded_cache import BoundedCache
 from engine_kit.schemas.pattern import parsed, whole
 from engine_kit.spelling import unspeakable
-from engine_xgrammar.compiler import Compiler, Source
+from engine_xgrammar.compiler import Source
 from engine_xgrammar.matcher import SLOW_SECONDS, XGrammarMatcher
 from engine_xgrammar.patterns import rule
 from engine_xgrammar.schemas import Rewriting
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from engine.interfaces.context import GrammarContext
     from engine.interfaces.grammar import Matcher
     from engine.types.structured_outputs import StructuredOutputsParams
+    from engine_kit.compiling.processes import CompilerProcesses
     from engine_xgrammar.card import XGrammarOptions
 
 FEW = 4
@@ -36,16 +37,16 @@ WATCHED_STEPS = 32
 
 
 class Work:
-    """See `engine.interfaces.grammar.Grammar`."""
+    """See `engine.interfaces.grammar.Grammar`; the compilers are who made it's to close."""
 
-    def __init__(self, context: GrammarContext) -> None:
+    def __init__(self, context: GrammarContext, compilers: CompilerProcesses) -> None:
         self._context = context
+        self._compilers = compilers
         self._options = cast("XGrammarOptions", context.options)
         self._cache: BoundedCache[bytes, xgr.CompiledGrammar] = BoundedCache(self._options.cache_size << 20)
         self._batch = xgr.BatchGrammarMatcher(self._options.threads)
         self._lock = threading.Lock()
         self._known: Vocabulary | None = None
-        self._here: Compiler | None = None
         self._watched = 0
 
     def compile(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
@@ -92,9 +93,8 @@ class Work:
         known, encoded = self._vocabulary(), msgspec.msgpack.encode(source)
         if constraint.choice is not None:
             self._check_spelling(constraint.choice)
-        apart = self._context.compile_apart
         try:
-            data = self._compiler().compile(encoded) if apart is None else apart(encoded)
+            data = self._compilers.compile(encoded)
         except InvalidRequestError as error:
             raise InvalidRequestError(constraint.asked, error.found, error.remedy) from error
         compiled = xgr.CompiledGrammar.deserialize_json(data.decode(), known.of(source.kind))
@@ -105,13 +105,6 @@ class Work:
             if self._known is None:
                 self._known = Vocabulary(self._context.vocabulary(), self._context.vocab_size)
             return self._known
-
-    def _compiler(self) -> Compiler:
-        """In this process, which has no limits: for suites."""
-        with self._lock:
-            if self._here is None:
-                self._here = Compiler(self._context)
-            return self._here
 
     def _check_spelling(self, texts: Sequence[str]) -> None:
         pieces = self._context.vocabulary()[: self._context.vocab_size]

@@ -1,1 +1,1 @@
-"""What several drivers build with: parsers' parts, facts of the host, random numbers, caches."""
+"""What several plugins build with: parsers' parts, facts of the host, random numbers, caches, processes, the banner."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from engine.embedding import add_plugin_flags, command_settings
 from engine.plugin import Candidate, Command, Registry
 from engine.plugin.discovery import duplicate
-from engine.plugin.points import HOOK_PROCESSES, POINTS
+from engine.plugin.points import HOOK_PROCESSES, PICKS, POINTS
 from engine_sdk.probe import Finding
 
 SLOW_SECONDS = 2.0
@@ -123,6 +123,8 @@ def _of_metadata(registry: Registry) -> list[Ailment]:
     for group in _groups():
         candidates = registry.candidates(group)
         names = [candidate.name for candidate in candidates]
+        if group in POINTS and PICKS[POINTS[group].pick].namesakes:
+            names = []  # their priorities decide
         for name in sorted({name for name in names if names.count(name) > 1}):
             twice = duplicate(group, [candidate for candidate in candidates if candidate.name == name])
             ailments.append(Ailment("duplicate", f"'{name}' of {group}", twice.found, twice.remedy))

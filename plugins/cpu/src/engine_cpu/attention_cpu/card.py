@@ -33,8 +33,6 @@ class CpuAttention(AttentionCard):
             reasons.append("this processor has neither AVX2 nor NEON, without which plain torch is faster")
         if need.kind not in cls.kinds:
             reasons.append(f"layers of kind '{need.kind}' are not served, only {', '.join(sorted(cls.kinds))}")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch's tensors, not with {need.framework}'s")
         if need.device.partition(":")[0] != "cpu":
             reasons.append(f"it computes on the processor, not on {need.device}")
         if need.dtype not in DTYPES:

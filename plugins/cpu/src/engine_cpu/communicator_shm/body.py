@@ -29,12 +29,13 @@ class Shm:
     """
 
     def __init__(self, context: WorkerContext) -> None:
-        start = context.start
-        self._rank = start.rank
-        self._size = start.size
-        memory, peers = meet(start.rendezvous, start.rank, start.size, shm_bytes(start.size), LONGEST_WAIT)
+        group = context.group
+        assert group is not None
+        self._rank = group.rank
+        self._size = group.size
+        memory, peers = meet(group.rendezvous, group.rank, group.size, shm_bytes(group.size), LONGEST_WAIT)
         try:
-            self._group = ShmGroup(memory, start.rank, start.size, peers, LONGEST_WAIT)
+            self._group = ShmGroup(memory, group.rank, group.size, peers, LONGEST_WAIT)
         finally:
             os.close(memory)
         self.barrier()

@@ -30,6 +30,4 @@ class ShmCommunicator(CommunicatorCard):
             reasons.append(f"{need.world_size} ranks are more than {MOST_RANKS}")
         if need.device.partition(":")[0] != "cpu":
             reasons.append(f"it moves host memory, not {need.device}'s")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         return reasons

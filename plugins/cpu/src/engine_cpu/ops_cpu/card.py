@@ -38,8 +38,6 @@ class CpuOps(OpsCard):
             reasons.append("this processor has neither AVX2 nor NEON, without which plain torch is faster")
         if need.operation not in cls.operations:
             reasons.append(f"operation '{need.operation}' is not one of its own")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch's tensors, not with {need.framework}'s")
         if need.device.partition(":")[0] != "cpu":
             reasons.append(f"it computes on the processor, not on {need.device}")
         if need.dtype not in DTYPES:

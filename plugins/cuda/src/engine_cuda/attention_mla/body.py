@@ -42,7 +42,7 @@ class TritonLatentAttentionBody:
         assert device is not None and dtype is not None
         self._device = device
         self._dtype = dtype
-        self._heads = max(1, start.model.num_q_heads // max(1, start.size))
+        self._heads = max(1, start.model.num_q_heads // start.parallel.tp)
         self._kv_bytes = dtype.itemsize
         self._interpreted = interpreted()
         self._target: Target = "interpreter"

@@ -29,8 +29,6 @@ class TritonLatentAttention(AttentionCard):
         reasons = wrong_device(need.device)
         if not reasons and find_spec("triton") is None:
             reasons.append("Triton is not installed (pip install triton)")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch's tensors, not with {need.framework}'s")
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
         if need.kv_dtype not in (*DTYPES, FP8):

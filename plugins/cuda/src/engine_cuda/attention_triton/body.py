@@ -111,7 +111,7 @@ class TritonAttentionBody:
         """What is known of a group before its layers are."""
         need = self._needs.get(group)
         if need is None:  # a layer that keeps nothing
-            heads = self._start.model.num_q_heads // max(1, self._start.size)
+            heads = self._start.model.num_q_heads // self._start.parallel.tp
             ratio, kv_bytes, more = max(1, heads // group.num_kv_heads), self._dtype.itemsize, False
         else:
             ratio = need.num_q_heads // need.num_kv_heads

@@ -45,8 +45,6 @@ class TritonAttention(AttentionCard):
             reasons.append("Triton is not installed (pip install triton)")
         if need.kind not in cls.kinds:
             reasons.append(f"layers of kind '{need.kind}' are not served, only {', '.join(sorted(cls.kinds))}")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch's tensors, not with {need.framework}'s")
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
         kv_dtype = need.dtype if need.kind == "encoder" else need.kv_dtype

@@ -46,10 +46,11 @@ class CustomAllReduceBody:
     """
 
     def __init__(self, context: WorkerContext) -> None:
-        start = context.start
+        start, group = context.start, context.group
+        assert group is not None
         options: CustomAllReduceOptions = context.options
-        self._rank = start.rank
-        self._size = start.size
+        self._rank = group.rank
+        self._size = group.size
         self._device = context.device or torch.device("cpu")
         self._max_bytes = options.max_bytes or MAX_BYTES[self._size]
         self._one_shot_bytes = options.one_shot_bytes or ONE_SHOT_BYTES[self._size]
@@ -57,7 +58,7 @@ class CustomAllReduceBody:
         self._gone = ""
         self._released = False
         self._memory: SharedMemory | None = None
-        self._peers = Peers(start.rendezvous, NAME, self._rank, self._size, options.timeout)
+        self._peers = Peers(group.rendezvous, NAME, self._rank, self._size, options.timeout)
         try:
             kind = DeviceMemory if self._device.type == "cuda" else HostMemory
             self._memory = kind(self._layout.nbytes, self._rank, self._peers.exchange)

@@ -47,8 +47,6 @@ class CustomAllReduce(CommunicatorCard):
             reasons.append(f"it is written for Linux, not for {sys.platform}")
         if need.world_size not in SIZES:
             reasons.append(f"{need.world_size} ranks are not one of {', '.join(map(str, SIZES))}")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if not reasons and not interpreted():
             reasons += not_linked(need.world_size)
         return reasons

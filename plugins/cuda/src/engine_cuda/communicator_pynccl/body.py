@@ -40,13 +40,14 @@ class PyNcclBody:
     """
 
     def __init__(self, context: WorkerContext) -> None:
-        start = context.start
+        group = context.group
+        assert group is not None
         options: PyNcclOptions = context.options
-        self._rank = start.rank
-        self._size = start.size
+        self._rank = group.rank
+        self._size = group.size
         self._gone = ""
         self._device = context.device or torch.device("cuda", torch.cuda.current_device())
-        self._peers = Peers(start.rendezvous, "nccl", self._rank, self._size, options.timeout)
+        self._peers = Peers(group.rendezvous, "nccl", self._rank, self._size, options.timeout)
         try:
             self._nccl = Nccl(
                 self._rank, self._size, self._peers.exchange, self._make_current, self._peers.gone, options.timeout,

@@ -41,8 +41,6 @@ class PyNccl(CommunicatorCard):
         reasons += _missing()
         if need.world_size < 2:
             reasons.append("one rank has nobody to speak to")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if not reasons and visible_gpus() < need.world_size:
             reasons.append(f"NCCL takes a GPU for each rank: {need.world_size} ranks, {visible_gpus()} visible")
         return reasons

@@ -35,8 +35,6 @@ class TritonOps(OpsCard):
             reasons.append("Triton is not installed (pip install triton)")
         if need.operation not in cls.operations:
             reasons.append(f"operation '{need.operation}' is not one of its own")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch's tensors, not with {need.framework}'s")
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(DTYPES)}")
         return reasons

@@ -28,12 +28,14 @@ logger = logging.getLogger(__name__)
 
 def device_index(start: WorkerStart, ranks_per_device: int, num_devices: int) -> tuple[int, int]:
     """The GPU of a rank, and how many ranks have it. Raises ConfigError where there are more ranks than places."""
-    rank, ranks = start.data_parallel_rank * start.size + start.rank, start.size * start.data_parallel_size
+    world = start.parallel.world
+    rank, ranks = start.data_parallel_rank * world + start.place.rank, world * start.data_parallel_size
     if ranks > num_devices * ranks_per_device:
         raise ConfigError(
             f"run {ranks} ranks on GPUs",
             f"{num_devices} visible, for {ranks_per_device} {'rank' if ranks_per_device == 1 else 'ranks'} each",
-            "lower --tensor-parallel-size or --data-parallel-size; tests may raise --platform.ranks_per_device",
+            "lower --tensor-parallel-size, or the number of stages or cores; tests may raise "
+            "--platform.ranks_per_device",
         )
     index = rank // ranks_per_device
     return index, min(ranks_per_device, ranks - index * ranks_per_device)

@@ -24,8 +24,6 @@ class TorchAttention(AttentionCard):
         reasons = []
         if need.kind not in cls.kinds:
             reasons.append(f"layers of kind '{need.kind}' are not served, only {', '.join(sorted(cls.kinds))}")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(sorted(DTYPES))}")
         if need.kv_dtype not in (*DTYPES, FP8):
@@ -49,8 +47,6 @@ class TorchLatentAttention(AttentionCard):
         if need.kind not in cls.kinds:
             return [f"layers of kind '{need.kind}' are not served, only mla"]
         reasons = []
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(sorted(DTYPES))}")
         if need.kv_dtype not in (*DTYPES, FP8):

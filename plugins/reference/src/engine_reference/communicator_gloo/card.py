@@ -18,6 +18,4 @@ class GlooCommunicator(CommunicatorCard):
             reasons.append("one rank has nobody to speak to")
         if need.device.partition(":")[0] != "cpu":
             reasons.append(f"it moves host memory, not {need.device}'s")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         return reasons

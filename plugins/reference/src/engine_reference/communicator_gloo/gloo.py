@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 
 if TYPE_CHECKING:
-    from engine.interfaces.communicator import Collective
+    from engine.interfaces.communicator import Collective, Sending
     from engine.interfaces.context import WorkerContext
 
 dist: Any = torch.distributed  # its stubs know neither gloo's options nor its collectives
@@ -37,13 +37,14 @@ class Gloo:
     """See `engine.interfaces.communicator.Communicator`. A call returns when its work is done."""
 
     def __init__(self, context: WorkerContext) -> None:
-        start = context.start
-        self._rank = start.rank
-        self._size = start.size
+        group = context.group
+        assert group is not None
+        self._rank = group.rank
+        self._size = group.size
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = LONGEST_WAIT
-        store = dist.FileStore(os.path.join(start.rendezvous, "gloo"), start.size)
+        store = dist.FileStore(os.path.join(group.rendezvous, "gloo"), group.size)
         store.set_timeout(LONGEST_WAIT)
         self._group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
         # A rank is connected before its peers are: one that left now would break their start.
@@ -94,7 +95,12 @@ class Gloo:
 
     def send(self, x: torch.Tensor, to: int) -> None:
         """Returns when the other rank has it."""
-        self._living.send([x.contiguous()], to, 0).wait()
+        self.isend(x, to).wait()
+
+    def isend(self, x: torch.Tensor, to: int) -> Sending:
+        """gloo's own, which keeps the tensor."""
+        sending: Sending = self._living.send([x.contiguous()], to, 0)
+        return sending
 
     def recv(self, x: torch.Tensor, source: int) -> None:
         """Through a contiguous copy where `x` is strided."""

@@ -1,9 +1,7 @@
 """The executor: plans out to every rank, answers back, and the end of all where one fails.
 
 Everything happens on the caller's thread: a future that is asked takes in what has come. A step is done when every
-rank has answered it: rank 0 with the result, the others with a checksum of the tokens that they drew. Ranks sample
-each for itself, from logits that are equal bit by bit and with random numbers that depend on nothing but the request,
-so that drawn tokens stand in every rank's table for the next step without another exchange; the checksum proves it.
+rank has answered it, see `engine.interfaces.executor.StepMerge`.
 """
 
 from __future__ import annotations
@@ -14,10 +12,9 @@ import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-import numpy as np
 
-from engine.plugin.hook_calls import sum_failures
-from engine.types.errors import EngineDeadError, EngineError, rebuild_error
+from engine.interfaces.executor import StepMerge, merge_ready, rank_starts
+from engine.types.errors import ContractError, EngineDeadError, EngineError, rebuild_error
 from engine.types.start import WorkerReady, WorkerStart
 from engine_reference.executor_process.messages import Answer, Call, Done, Failed, Ready, Sample, Step
 from engine_reference.executor_process.processes import Ranks
@@ -38,40 +35,22 @@ class StepUnderWay:
 
     def __init__(self, executor: Process, step_id: int, size: int) -> None:
         self._executor = executor
-        self.step_id = step_id
-        self._waiting = set(range(size))
-        self._checksums: set[int] = set()
+        self._merge = StepMerge(step_id, range(size))
         self._result: StepResult | None = None
-        self._failed_pages: list[np.ndarray] = []
 
     @property
     def complete(self) -> bool:
         """Every rank has answered."""
-        return not self._waiting
-
-    @property
-    def told(self) -> bool:
-        """Rank 0 has told the result."""
-        return self._result is not None
+        return self._merge.complete
 
     @property
     def waiting(self) -> list[int]:
         """The ranks that have not answered."""
-        return sorted(self._waiting)
-
-    @property
-    def agreed(self) -> bool:
-        """The ranks that have answered drew the same tokens."""
-        return len(self._checksums) < 2
+        return self._merge.waiting
 
     def take(self, done: Done) -> None:
-        """A rank's answer."""
-        self._waiting.discard(done.rank)
-        self._checksums.add(done.checksum)
-        if done.failed_pages is not None:
-            self._failed_pages.append(done.failed_pages)
-        if done.result is not None:
-            self._result = done.result
+        """A rank's answer. Raises ContractError, see `StepMerge`."""
+        self._merge.take(done.rank, done.answer)
 
     def done(self) -> bool:
         """True once `result` would not block: the result is there, or the engine is dead."""
@@ -79,13 +58,9 @@ class StepUnderWay:
 
     def result(self, timeout: float | None = None) -> StepResult:
         """Wait for every rank. Raises EngineDeadError, and TimeoutError after `timeout` seconds."""
-        self._executor.wait(self, timeout)
-        assert self._result is not None
-        if self._failed_pages:  # what one rank misses, the request has to compute again on all
-            mine = () if self._result.failed_pages is None else (self._result.failed_pages,)
-            failed = np.unique(np.concatenate([*self._failed_pages, *mine]))
-            self._result = msgspec.structs.replace(self._result, failed_pages=failed)
-            self._failed_pages = []
+        if self._result is None:
+            self._executor.wait(self, timeout)
+            self._result = self._merge.result()
         return self._result
 
 
@@ -121,9 +96,8 @@ class Process:
         self._looked = 0.0
 
     def start(self, message: WorkerStart) -> WorkerReady:
-        size = message.size
-        threads = self._options.threads or max(1, (message.num_threads or _cores()) // size)
-        starts = [msgspec.structs.replace(message, rank=rank, num_threads=threads) for rank in range(size)]
+        threads = self._options.threads or max(1, (message.num_threads or _cores()) // message.parallel.world)
+        starts = rank_starts(msgspec.structs.replace(message, num_threads=threads))
         ranks = self._ranks = Ranks(self._worker, starts)
         weakref.finalize(self, ranks.close)  # also at the interpreter's exit
         try:
@@ -131,20 +105,7 @@ class Process:
         except BaseException:
             ranks.close(0)
             raise
-        return WorkerReady(
-            num_pages=min(answer.num_pages for answer in ready),
-            weight_bytes=sum(answer.weight_bytes for answer in ready),
-            cache_bytes=sum(answer.cache_bytes for answer in ready),
-            num_parameters=sum(answer.num_parameters for answer in ready),
-            load_seconds=max(answer.load_seconds for answer in ready),
-            step_bytes=None
-            if any(answer.step_bytes is None for answer in ready)
-            else sum(answer.step_bytes or 0 for answer in ready),
-            captured=ready[0].captured,
-            not_captured=ready[0].not_captured,
-            broken=tuple(dict.fromkeys(plugin for answer in ready for plugin in answer.broken)),
-            hook_failures=sum_failures(answer.hook_failures for answer in ready),
-        )
+        return merge_ready(ready)
 
     def execute(self, plan: StepPlan) -> StepUnderWay:
         ranks = self._living()
@@ -238,21 +199,18 @@ class Process:
         return True
 
     def _step_done(self, ranks: Ranks, done: Done) -> None:
-        step = self._steps.get(done.step_id)
+        step_id = done.answer.step_id
+        step = self._steps.get(step_id)
         if step is None:
             who = ranks.describe(done.rank)
-            raise self._die("run the ranks", f"{who} answered step {done.step_id}, which nobody waits for")
-        step.take(done)
-        if not step.agreed:
-            raise self._die(
-                f"compute step {step.step_id}",
-                f"{ranks.describe(done.rank)} drew other tokens than the ranks that answered before it",
-                "ranks must compute alike: use equal devices, and the same versions of every distribution",
-            )
+            raise self._die("run the ranks", f"{who} answered step {step_id}, which nobody waits for")
+        try:
+            step.take(done)
+        except ContractError as error:
+            found = error.found.replace(f"rank {done.rank}", ranks.describe(done.rank))
+            raise self._die(error.asked, found, error.remedy) from error
         if step.complete:
-            del self._steps[done.step_id]
-            if not step.told:
-                raise self._die(f"compute step {step.step_id}", f"{ranks.describe(0)} answered without a result")
+            del self._steps[step_id]
 
     def _wait_ready(self, ranks: Ranks) -> list[WorkerReady]:
         ready: dict[int, WorkerReady] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from engine.interfaces.executor import RankAnswer
 from engine.types.messages import Shutdown
-from engine.types.plan import Masks, StepPlan, StepResult
+from engine.types.plan import Masks, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
 
 
@@ -56,19 +56,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """A step is computed.
-
-    Args:
-        checksum: CRC-32 of the tokens. Every rank draws for itself; this shows that they drew alike.
-        result: from rank 0 alone.
-        failed_pages: pages that a connector of another rank could not fill; None for none.
-    """
+    """A step is computed."""
 
     rank: int
-    step_id: int
-    checksum: int
-    result: StepResult | None = None
-    failed_pages: np.ndarray | None = None
+    answer: RankAnswer
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):

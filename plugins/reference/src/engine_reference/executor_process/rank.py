@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-import zlib
 from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine.interfaces.executor import RankAnswer
 from engine.process import wire
 from engine.process.importing import import_object
 from engine.process.logs import log_as
@@ -43,7 +43,7 @@ class Rank:
 
     def __init__(self, start: RankStart, parent: Parent[Order]) -> None:
         self._start = start
-        self._rank = start.message.rank
+        self._rank = start.message.place.rank
         self._parent = parent
         self._tell = parent.send
         self._under_way: deque[tuple[StepPlan, StepFuture]] = deque()
@@ -101,12 +101,7 @@ class Rank:
 
     def _finish(self, plan: StepPlan, future: StepFuture) -> None:
         try:
-            result = future.result()
-            checksum = zlib.crc32(result.tokens.tobytes())
-            if self._rank == 0:
-                self._tell(Done(self._rank, plan.step_id, checksum, result))
-            else:
-                self._tell(Done(self._rank, plan.step_id, checksum, failed_pages=result.failed_pages))
+            self._tell(Done(self._rank, RankAnswer.of(self._start.message.place, future.result())))
         except Exception as error:
             self._failed(error, f"compute step {plan.step_id}")
 
@@ -126,7 +121,7 @@ class Rank:
         if isinstance(error, EngineError):
             return self._tell(Failed(self._rank, error.parts, typed=True))
         log.error("%s failed", what, exc_info=error)
-        size = self._start.message.size
+        size = self._start.message.parallel.world
         dead = EngineDeadError(f"{what} on rank {self._rank} of {size}", f"{type(error).__name__}: {error}")
         self._tell(Failed(self._rank, dead.parts, typed=False))
 

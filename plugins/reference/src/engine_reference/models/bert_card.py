@@ -58,8 +58,6 @@ class Bert(ModelCard):
     def unsupported(cls, need: ModelNeed) -> list[str]:
         """The config's features that the body does not have."""
         config, reasons = need.config, []
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if config.get("hidden_act", "gelu") not in ACTIVATIONS:
             reasons.append(f"hidden_act {config['hidden_act']!r} is none of {', '.join(ACTIVATIONS)}")
         if config.get("position_embedding_type", "absolute") != "absolute":
@@ -69,7 +67,7 @@ class Bert(ModelCard):
                 reasons.append(f"the config sets {key}, which it does not have")
         try:
             inner = integer(config, "intermediate_size")
-            reasons += unsupported_ranks(cls.describe(config), need.world_size, intermediate_size=inner)
+            reasons += unsupported_ranks(cls.describe(config), need.parallel.tp, intermediate_size=inner)
         except EngineError as error:
             reasons.append(str(error))
         return reasons

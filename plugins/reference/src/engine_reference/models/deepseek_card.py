@@ -41,8 +41,6 @@ class _Deepseek(ModelCard):
         """The config's features that the body does not have."""
         config = need.config
         reasons = []
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if config.get("hidden_act", "silu") not in _SILU:
             reasons.append(f"hidden_act {config['hidden_act']!r} is not 'silu'")
         if config.get("quantization_config"):
@@ -51,7 +49,7 @@ class _Deepseek(ModelCard):
             reasons.append(f"the weights are quantised ({method}), it reads plain ones")
         try:
             reasons.extend(cls._experts(config))
-            reasons.extend(unsupported_rope(config) or cls._unsupported_parts(config, need.world_size))
+            reasons.extend(unsupported_rope(config) or cls._unsupported_parts(config, need.parallel.tp))
         except EngineError as error:
             reasons.append(str(error))
         return reasons
@@ -70,12 +68,12 @@ class _Deepseek(ModelCard):
         ]
 
     @classmethod
-    def _unsupported_parts(cls, config: dict[str, Any], world_size: int) -> list[str]:
+    def _unsupported_parts(cls, config: dict[str, Any], tp: int) -> list[str]:
         model = cls.describe(config)
         rope_size = model.kv_specs[0].rope_size
         rotated = read_rope(config, rope_size).rotary_dim
         inner = integer(config, "intermediate_size")
-        reasons = unsupported_ranks(model, world_size, intermediate_size=inner)
+        reasons = unsupported_ranks(model, tp, intermediate_size=inner)
         if rotated != rope_size:
             reasons.append(f"{rotated} of qk_rope_head_dim = {rope_size} elements would be rotated, not all of them")
         if kv_heads(config) != model.num_q_heads:

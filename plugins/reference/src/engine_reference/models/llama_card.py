@@ -62,8 +62,6 @@ class _Family(ModelCard):
         """The config's features that the body does not have."""
         config = need.config
         reasons = []
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if config.get("hidden_act", "silu") not in _SILU:
             reasons.append(f"hidden_act {config['hidden_act']!r} is not 'silu'")
         if config.get("quantization_config"):
@@ -74,18 +72,18 @@ class _Family(ModelCard):
             if config.get(key, neutral) not in (None, neutral):
                 reasons.append(f"the config sets {key} to {config[key]!r}, which this architecture does not have")
         try:
-            reasons.extend(unsupported_rope(config) or cls._unsupported_parts(config, need.world_size))
+            reasons.extend(unsupported_rope(config) or cls._unsupported_parts(config, need.parallel.tp))
         except EngineError as error:
             reasons.append(str(error))
         return reasons
 
     @classmethod
-    def _unsupported_parts(cls, config: dict[str, Any], world_size: int) -> list[str]:
+    def _unsupported_parts(cls, config: dict[str, Any], tp: int) -> list[str]:
         model = cls.describe(config)
         head_size = model.kv_specs[0].head_size
         rotated = read_rope(config, head_size).rotary_dim
         inner = integer(config, "intermediate_size")
-        reasons = [*cls.more_unsupported(config), *unsupported_ranks(model, world_size, intermediate_size=inner)]
+        reasons = [*cls.more_unsupported(config), *unsupported_ranks(model, tp, intermediate_size=inner)]
         if rotated != head_size:
             reasons.append(f"{rotated} of {head_size} elements would be rotated, this architecture rotates whole heads")
         return reasons

@@ -20,8 +20,6 @@ class TorchOps(OpsCard):
         reasons = []
         if need.operation not in cls.operations:
             reasons.append(f"operation '{need.operation}' is not one of its own")
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(sorted(DTYPES))}")
         return reasons

@@ -15,17 +15,13 @@ import socket
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from engine.embedding import (
-    EngineConfig,
-    greeting,
-    launch,
-    start_cores,
-)
+from engine.embedding import EngineConfig, launch, start_cores
 from engine.interfaces.client import CoreState
 from engine.types.errors import ConfigError, EngineDeadError, EngineError
 from engine.types.messages import Attach, Detach
 from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.start import WorkerReady
+from engine_kit.banner import greeting
 from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import FAREWELL_SECONDS, Phase

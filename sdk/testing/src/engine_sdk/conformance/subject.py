@@ -29,12 +29,13 @@ class Subject:
 
     @classmethod
     def installed(cls, point: str, driver: str, options: Mapping[str, Any]) -> Subject:
-        """The installed driver of this name.
+        """The installed driver of this name; "DISTRIBUTION:NAME" where several may offer one (`model`).
 
         Raises PluginError where there is none, two, or it is broken; OptionsError for options that it does not take.
         """
         registry = Registry.discover()
-        candidate = registry.find(point, driver)
+        distribution, _, name = driver.rpartition(":")
+        candidate = registry.find(point, name, distribution)
         return cls._with(candidate, registry.card(candidate), options)
 
     @classmethod
@@ -70,9 +71,5 @@ class Subject:
         return load_body(self.card, half, candidate=self.candidate)
 
     def reasons(self, need: Any) -> list[str]:
-        """Why the card cannot serve a need, the framework counted in, as a selection counts it."""
-        found = []
-        wanted = getattr(need, "framework", None)
-        if wanted is not None and self.card.framework not in (None, wanted):
-            found.append(f"it computes with {self.card.framework}, not with {wanted}")
-        return [*found, *self.card.unsupported(need)]
+        """Why the card cannot serve a need, as a selection counts it."""
+        return [*self.card.mismatches(need), *self.card.unsupported(need)]

@@ -17,12 +17,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.plugin import Registry, load_body
 from engine.plugin.choosing import ranked
+from engine.types.parallel import GroupPlace, Parallel, Place
 from engine_sdk.conformance.subject import Subject
 
 LONGEST = 60.0
@@ -160,10 +161,12 @@ def _work(order: dict[str, Any], rank: int, registry: Registry) -> None:
     body = getattr(importlib.import_module(module), name)
     meeting = str(Path(order["folder"], "meeting"))
     context = worker_context(
-        Subject.of_plain(order["subject"]), order["device"], registry=registry, with_ops=False, rank=rank,
-        size=order["size"], rendezvous=meeting, platform_options=order["platform_options"],
+        Subject.of_plain(order["subject"]), order["device"], registry=registry, with_ops=False,
+        parallel=Parallel(tp=order["size"]), place=Place(rank=rank), platform_options=order["platform_options"],
     )  # fmt: skip
-    communicator = body(context)
+    members = tuple(range(order["size"]))
+    group = GroupPlace(name="tp", rank=rank, size=len(members), members=members, rendezvous=meeting)
+    communicator = body(replace(context, group=group))
     assert context.device is not None
     seen = communicator if context.device.type == "cpu" else OnDevice(communicator, context.device)
     found = getattr(scenarios, order["scenario"])(seen, rank, order["size"], **order["arguments"])

@@ -19,6 +19,7 @@ import pytest
 
 from engine.interfaces.executor import Executor, ExecutorNeed
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, KVCacheTooSmallError
+from engine.types.parallel import Parallel
 from engine.types.params import SamplingParams
 from engine.types.plan import Masks, NewBlocks, NewSlot, StepPlan
 from engine.types.start import WorkerReady, WorkerStart
@@ -44,7 +45,7 @@ class ExecutorConformance(Conformance):
 
     @classmethod
     def needs(cls) -> Sequence[ExecutorNeed]:
-        return [ExecutorNeed(world_size=size) for size in (1, 2, 8)]
+        return [ExecutorNeed(parallel=Parallel(tp=size)) for size in (1, 2, 8)]
 
     @contextlib.contextmanager
     def running(self, size: int, fate: str = "") -> Iterator[tuple[Executor, WorkerReady, list[int]]]:
@@ -67,13 +68,13 @@ class ExecutorConformance(Conformance):
 
     def made(self, size: int) -> Executor:
         """A body; skipped where the card does not serve as many workers."""
-        self.require(ExecutorNeed(world_size=size))
+        self.require(ExecutorNeed(parallel=Parallel(tp=size)))
         return self.body()(core_context(self.subject(), worker=WORKER))  # type: ignore[no-any-return]
 
     @staticmethod
     def message(size: int, fate: str) -> WorkerStart:
         """A start message for so many ranks."""
-        start = start_message(size=size, num_kv_pages=100)
+        start = start_message(parallel=Parallel(tp=size), num_kv_pages=100)
         return msgspec.structs.replace(start, files=msgspec.structs.replace(start.files, name=fate))
 
     # -- what is carried ---------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class EchoWorker:
     @property
     def last(self) -> bool:
         """The rank that misfortune befalls."""
-        return self.message.rank == self.message.size - 1
+        return self.message.place.rank == self.message.parallel.world - 1
 
     def start(self) -> WorkerReady:
         """As many pages as tell the ranks apart."""
@@ -60,7 +60,7 @@ class EchoWorker:
             raise KVCacheTooSmallError("allocate the pool", "there is no memory", "use less")
         if self.fate == "killed at start" and self.last:
             os.kill(os.getpid(), signal.SIGKILL)
-        rank = self.message.rank
+        rank = self.message.place.rank
         return WorkerReady(
             num_pages=100 - rank, weight_bytes=10, cache_bytes=20, num_parameters=5, load_seconds=float(rank)
         )
@@ -119,7 +119,7 @@ class EchoWorker:
     # -- calls -------------------------------------------------------------------------------------------------------
     def who(self, *args: Any) -> list[Any]:
         """Which rank, of how many, in which process, and what came with the call."""
-        return [self.message.rank, self.message.size, os.getpid(), *args]
+        return [self.message.place.rank, self.message.parallel.world, os.getpid(), *args]
 
     def place(self) -> str:
         """The directory in which the ranks meet."""

@@ -322,6 +322,19 @@ class GrammarConformance(Conformance):
         seconds = median_seconds(lambda: grammar.fill_masks(matchers, rows, out))
         return f"masks of 64 rows of {VOCAB_SIZE} ids, {case.name}: {seconds * 1e6:,.0f} us"
 
+    # -- the end -----------------------------------------------------------------------------------------------------
+    def test_it_can_be_closed(self) -> None:
+        """Twice, also where it was never asked for anything, and where its matchers are still about."""
+        unused = self.make()
+        unused.close()
+        unused.close()
+        grammar = self.make()
+        case = next(case for case in CASES if case.kind in cast("type[GrammarCard]", self.subject().card).constraints)
+        matcher = grammar.compile(case.constraint, (END,))
+        grammar.close()
+        grammar.close()
+        del matcher
+
 
 # -- walking ---------------------------------------------------------------------------------------------------------
 def _bits(row: np.ndarray) -> set[int]:

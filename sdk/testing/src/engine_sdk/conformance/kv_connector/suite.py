@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
 from engine.plugin import POINTS
 from engine.types.errors import EngineError
+from engine.types.parallel import Parallel, Place
 from engine_sdk.conformance.base import Conformance, check_methods, fresh, methods_of
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.core_contexts import core_context, one_layer
@@ -43,10 +44,10 @@ class KVConnectorConformance(Conformance):
     protocol = "KVConnectorScheduler"
 
     @classmethod
-    def need(cls, page_bytes: int = 64, places: int = PLACES, world_size: int = 1) -> KVConnectorNeed:
+    def need(cls, page_bytes: int = 64, places: int = PLACES, tp: int = 1) -> KVConnectorNeed:
         """What is asked for."""
         return KVConnectorNeed(
-            page_bytes=page_bytes, swap_space=page_bytes * places, world_size=world_size, device=cls.device
+            page_bytes=page_bytes, swap_space=page_bytes * places, parallel=Parallel(tp=tp), device=cls.device
         )
 
     @classmethod
@@ -73,11 +74,12 @@ class KVConnectorConformance(Conformance):
         """The worker half on each rank, registered with its pool. A few bytes of the space are left over."""
         page_bytes, ranks = pools[0].shape[1], len(pools)
         start: dict[str, Any] = {
-            "layout": one_layer(page_bytes), "swap_space": places * page_bytes + 7, "size": ranks,
+            "layout": one_layer(page_bytes), "swap_space": places * page_bytes + 7,
+            "parallel": Parallel(tp=ranks),
         }  # fmt: skip
         found = []
         for rank, pool in enumerate(pools):
-            context = worker_context(cls.subject(), cls.device, with_ops=False, rank=rank, **start)
+            context = worker_context(cls.subject(), cls.device, with_ops=False, place=Place(rank=rank), **start)
             worker: KVConnectorWorker = cls.half("worker")(context)
             worker.register(pool)
             found.append(worker)

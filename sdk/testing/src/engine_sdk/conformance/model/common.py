@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from engine.interfaces.context import WorkerContext
-from engine.interfaces.model import NOT_CAPTURED, ModelCard, ModelNeed
+from engine.interfaces.model import ModelCard, ModelNeed
 from engine.interfaces.ops import Ops
 from engine.interfaces.quantization import KINDS
 from engine.plugin import Registry
 from engine.types.errors import CheckpointError, UnsupportedModelError
 from engine.types.model import ModelDescription
+from engine.types.parallel import Parallel
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.model.example import Shapes, check_size, draw, prompt
@@ -111,10 +112,10 @@ class ModelSuite(Conformance):
         return cast("ModelDescription", cls.once("description", lambda: cls.described().describe(cls.whole_config())))
 
     @classmethod
-    def need(cls, world_size: int = 1) -> ModelNeed:
+    def need(cls, tp: int = 1) -> ModelNeed:
         """What the engine asks."""
         config = cls.whole_config()
-        return ModelNeed(architecture=config["architectures"][0], config=config, world_size=world_size)
+        return ModelNeed(architecture=config["architectures"][0], config=config, parallel=Parallel(tp=tp))
 
     @classmethod
     def needs(cls) -> Sequence[ModelNeed]:
@@ -455,8 +456,8 @@ class ModelSuite(Conformance):
 
     def test_computes_through_operations_alone(self) -> None:
         """Under the dispatch guard: what is neither an operation, nor attention, nor a view could not be captured."""
-        if not self.described().captured:
-            not_served(NOT_CAPTURED)
+        if self.described().captured_by is not None:
+            not_served("its card says by captured_by that it computes beside them")
         found = self.session(guarded=True).whole(self.ids(9))
         torch.testing.assert_close(found, self.alone(self.ids(9)), rtol=NEAR, atol=NEAR)
 

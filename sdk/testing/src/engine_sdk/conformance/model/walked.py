@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from engine.interfaces.model import State
+from engine.interfaces.model import ModelFeature, State
+from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.model.common import NEAR
 from engine_sdk.conformance.model.paged import Request
 from engine_sdk.conformance.model.parity import ParitySuite
@@ -23,9 +24,14 @@ class WalkedSuite(ParitySuite):
         """Equal, but for the order of sums."""
         torch.testing.assert_close(found, expected, rtol=NEAR, atol=NEAR)
 
+    def _needs(self, feature: ModelFeature) -> None:
+        if feature in self.described().unsupported_features():
+            not_served(f"its card says that it does not serve {feature}")
+
     def test_the_walk_owns_the_layers(self) -> None:
         """It sees each layer, with hidden states before it; what it is given are the layers of the description, and a
         state that it has looked at goes on."""
+        self._needs("listeners")
         ids, seen = self.ids(6), []
 
         def watching(layers: Iterable[Any], state: State) -> Iterator[Any]:
@@ -45,6 +51,7 @@ class WalkedSuite(ParitySuite):
 
     def test_the_walk_cuts_stages(self) -> None:
         """Another stage goes on with the state that the one before it left: what came is not embedded again."""
+        self._needs("stages")
         ids = self.ids(6)
         for cut in range(1, self.description().num_layers):
             session = self.session()

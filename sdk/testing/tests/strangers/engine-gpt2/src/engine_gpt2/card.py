@@ -51,15 +51,13 @@ class GPT2Card(ModelCard):
     def unsupported(cls, need: ModelNeed) -> list[str]:
         """What this config asks for that the body does not have."""
         config, reasons = need.config, []
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if config.get("activation_function", "gelu_new") not in ACTIVATIONS:
             reasons.append(f"activation_function {config['activation_function']!r} is none of {', '.join(ACTIVATIONS)}")
         for key in ("add_cross_attention", "quantization_config"):
             if config.get(key):
                 reasons.append(f"the config sets {key}, which it does not have")
         try:
-            reasons += unsupported_ranks(cls.describe(config), need.world_size, n_inner=inner_size(config))
+            reasons += unsupported_ranks(cls.describe(config), need.parallel.tp, n_inner=inner_size(config))
         except EngineError as error:
             reasons.append(str(error))
         return reasons

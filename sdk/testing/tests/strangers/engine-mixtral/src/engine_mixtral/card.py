@@ -21,7 +21,7 @@ class MixtralCard(ModelCard):
 
     framework = "torch"
     quantized = frozenset({"linear", "head"})
-    captured = False  # each expert looks for its tokens, in plain torch
+    captured_by = frozenset()  # each expert looks for its tokens, in plain torch
     body = "engine_mixtral.body:Mixtral"
 
     @classmethod
@@ -34,8 +34,6 @@ class MixtralCard(ModelCard):
     def unsupported(cls, need: ModelNeed) -> list[str]:
         """What this config asks for that the body does not have."""
         config, reasons = need.config, []
-        if need.framework != "torch":
-            reasons.append(f"it computes with torch, not with {need.framework}")
         if config.get("hidden_act", "silu") not in ("silu", "swish"):
             reasons.append(f"hidden_act {config['hidden_act']!r} is not 'silu'")
         if config.get("quantization_config"):
@@ -47,7 +45,7 @@ class MixtralCard(ModelCard):
             reasons += unsupported_rope(config)
             if not reasons:
                 model, inner = cls.describe(config), integer(config, "intermediate_size")
-                reasons += unsupported_ranks(model, need.world_size, intermediate_size=inner)
+                reasons += unsupported_ranks(model, need.parallel.tp, intermediate_size=inner)
                 if read_rope(config, model.kv_specs[0].head_size).rotary_dim != model.kv_specs[0].head_size:
                     reasons.append("the config rotates a part of each head, and the body whole heads")
         except EngineError as error:

@@ -14,10 +14,11 @@ from engine.types.errors import InvalidRequestError
 
 if IMPORTED := os.environ.get("RUNAWAY_IMPORTED"):  # it tells who has imported it
     Path(IMPORTED).write_text(str(os.getpid()))
+time.sleep(float(os.environ.get("RUNAWAY_IMPORTS_FOR", "0")))
 
 
 class Runaway:
-    """See `engine.interfaces.grammar.GrammarCompiler`."""
+    """See `engine_kit.compiling.GrammarCompiler`."""
 
     def __init__(self, context: GrammarContext) -> None:
         self._pieces = context.vocabulary()

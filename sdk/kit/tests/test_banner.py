@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.frontend.banner import amount, capacity, greeting, longest, render, wrapped
+from engine.embedding import capacity, longest
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
 from engine.plugin.explain import chosen_drivers
@@ -14,8 +14,10 @@ from engine.plugin.selection import Selection, Verdict
 from engine.types.errors import ContractError
 from engine.types.hooks import ChosenDriver
 from engine.types.model import KVSpec
+from engine.types.parallel import Parallel
 from engine.types.params import SamplingDefaults
 from engine.types.start import WorkerReady
+from engine_kit.banner import amount, greeting, render, wrapped
 
 FULL = KVSpec(kind="full", num_kv_heads=2, head_size=8)
 SLIDING = KVSpec(kind="sliding", num_kv_heads=2, head_size=8, sliding_window=32)
@@ -138,7 +140,7 @@ def test_what_is_broken_is_told():
 
 def test_several_cores_are_told():
     plan = launch(config=SimpleNamespace(data_parallel_size=3))
-    plan.start.worker.size = 2
+    plan.start.worker.parallel = Parallel(tp=2)
     shown = " ".join(render(plan, ready(17), None).split())
     assert "ranks 3 engine cores, each with the whole model, divided over 2 processes each" in shown
     assert "256 tokens in blocks of 16 on each of 3 ranks" in shown and "4 at most on each of 3 ranks" in shown

@@ -10,14 +10,14 @@ from collections.abc import Collection
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from engine.kv.tables import BlockTable
+from engine.embedding import broken_plugins, capacity, longest
 from engine.plugin.explain import chosen_drivers
 from engine.plugin.points import HOOK_PROCESSES, HOOKS
 from engine.types.hooks import ChosenDriver
 
 if TYPE_CHECKING:
-    from engine.frontend.launch import Launch
-    from engine.types.start import BrokenPlugin, WorkerReady
+    from engine.embedding import Launch
+    from engine.types.start import WorkerReady
 
 _NARROWEST = 20
 _PADDING = re.compile(" {2,}")
@@ -125,7 +125,7 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
     if launch.registry.plugins.text:
         facts.append(("plugins", f"{launch.registry.plugins.text} ({len(launch.registry.denied)} denied)"))
     if ranks > 1:
-        workers = f", divided over {start.size} processes each" if start.size > 1 else ""
+        workers = f", divided over {start.parallel.world} processes each" if start.parallel.world > 1 else ""
         facts.insert(2, ("ranks", f"{ranks} engine cores, each with the whole model{workers}"))
     drivers = [(_label(chosen), f"{chosen.driver}: {chosen.why}") for chosen in chosen_drivers(launch.selections)]
     text = [f"Engine {version('engine-base')}", *_columns(facts, 2), "  drivers", *_columns(drivers, 4)]
@@ -143,11 +143,6 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
 def _served(launch: Launch, address: str, api_processes: int) -> str:
     by = f", by {api_processes} API processes" if api_processes > 1 else ""
     return f"serves {', '.join(launch.model_names)} on {address}{by}"
-
-
-def broken_plugins(launch: Launch, worker: WorkerReady | None) -> tuple[BrokenPlugin, ...]:
-    """The plugins that were left out, in this process or in another; `worker`: what these told when they were ready."""
-    return tuple(dict.fromkeys((*launch.registry.broken(), *(worker.broken if worker is not None else ()))))
 
 
 def _hooks(launch: Launch, broken: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -171,24 +166,6 @@ def _columns(rows: list[tuple[str, str]], indent: int) -> list[str]:
     return [f"{' ' * indent}{name.ljust(width)}  {text}" for name, text in rows]
 
 
-def capacity(launch: Launch, worker: WorkerReady) -> tuple[int, float]:
-    """How much the KV cache holds.
-
-    Returns:
-        Tokens (of requests at full length, where layers of several kinds share the pool), and how many requests of
-        `max_model_len` tokens fit at once; (0, as many as run) for a model that keeps nothing.
-    """
-    start = launch.start.worker
-    tables = start.layout.growing  # without encoder inputs, whose length is unknown
-    if not tables:
-        return 0, float(start.max_num_seqs)
-    pages = worker.num_pages - 1  # the null page belongs to nobody
-    chunk = min(start.max_num_batched_tokens, start.max_model_len)
-    each = sum(BlockTable(table, 1, start.max_model_len).most_live(start.max_model_len, chunk) for table in tables)
-    one_kind = len(tables) == 1 and tables[0].window is None
-    return pages * tables[0].tokens_per_block if one_kind else pages * start.max_model_len // each, pages / each
-
-
 def _too_long(launch: Launch, worker: WorkerReady) -> str:
     """What the longest request needs where the KV cache has no room for it, and the longest that fits."""
     start = launch.start.worker
@@ -199,23 +176,6 @@ def _too_long(launch: Launch, worker: WorkerReady) -> str:
         f". The KV cache has room for one of {fits:,} tokens alone: start with --max-model-len {max(1, fits)}, or with "
         f"a cache of {amount((pages + 1) * start.layout.page_bytes)}"
     )
-
-
-def longest(launch: Launch, worker: WorkerReady) -> tuple[int, int]:
-    """The most tokens, up to `max_model_len`, of a request for which the KV cache has room, and how many pages one of
-    `max_model_len` needs at once; none for a model that keeps nothing."""
-    start = launch.start.worker
-    tables = start.layout.growing
-
-    def needed(length: int) -> int:
-        chunk = min(start.max_num_batched_tokens, length)
-        return sum(BlockTable(table, 1, length).most_live(length, chunk) for table in tables)
-
-    fits, above = 0, start.max_model_len + 1
-    while tables and fits + 1 < above:
-        middle = (fits + above) // 2
-        fits, above = (middle, above) if needed(middle) < worker.num_pages else (fits, middle)
-    return (fits, needed(start.max_model_len)) if tables else (start.max_model_len, 0)
 
 
 def amount(size: int) -> str:

@@ -1,9 +1,5 @@
-"""Compiling in processes that can be killed: what `GrammarContext.compile_apart` is.
-
-A constraint comes from a stranger, and compiling it is code of a library that may run for hours, take all memory, or
-crash. In a thread of the core's that could not be ended, so it happens in children; one that oversteps is killed, its
-request ends with an error, and the next request gets a new child.
-"""
+"""The processes in which a driver's constraints are compiled. One that oversteps its limits is killed, its request ends
+with an error, and the next request gets a new process."""
 
 from __future__ import annotations
 
@@ -15,17 +11,18 @@ import signal
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from engine.loop.compiler_process import Begin, Compiled, CompilerStart, Source
 from engine.process.child import Child
+from engine.process.importing import import_object
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, rebuild_error
+from engine_kit.compiling.child import Begin, Compiled, CompilerStart, Source
 
 if TYPE_CHECKING:
-    from engine.interfaces.grammar import CompileOptions
+    from engine.interfaces.context import GrammarContext
+    from engine_kit.compiling import CompileOptions, GrammarCompiler
 
-MODULE = "engine.loop.compiler_process"
+MODULE = "engine_kit.compiling.child"
 START_SECONDS = 120.0
 """How long a child may take to import its library and to read the vocabulary."""
 GRACE_SECONDS = 0.25
@@ -62,40 +59,45 @@ class CompilerProcesses:
 
     Args:
         compiler: "package.module:Class" of the driver's `GrammarCompiler`.
-        options: the limits.
-        vocab_size, vocabulary: of the driver's context.
+        context: the driver's, whose options are `CompileOptions`. Where it says `prepare`, the first child begins to
+            import the library at once.
     """
 
-    def __init__(
-        self,
-        compiler: str,
-        options: CompileOptions,
-        vocab_size: int,
-        vocabulary: Callable[[], Sequence[bytes | None]],
-    ) -> None:
+    def __init__(self, compiler: str, context: GrammarContext) -> None:
         self._compiler = compiler
-        self._options = options
-        self._vocab_size = vocab_size
-        self._vocabulary = vocabulary
-        self._places = threading.BoundedSemaphore(options.compile_processes)
+        self._context = context
+        self._options = cast("CompileOptions", context.options)
+        self._places = threading.BoundedSemaphore(max(1, self._options.compile_processes))
         self._lock = threading.Lock()
         self._children: set[Child[Compiled]] = set()
         self._idle: queue.LifoQueue[Child[Compiled]] = queue.LifoQueue()
         self._runaways: OrderedDict[bytes, tuple[str, str, str, str]] = OrderedDict()  # by hash: what their error said
+        self._here: GrammarCompiler | None = None
         self._closed = False
         self._kill_all = weakref.finalize(self, _kill_all, self._children)  # also at the interpreter's exit
+        if context.prepare:
+            self.prepare()
 
     def prepare(self) -> None:
         """Have a first child import its library, for which it takes seconds, before anybody needs it. Does not wait;
         nothing comes of a failure, which whoever needs it meets again."""
         with contextlib.suppress(EngineError):
-            if not self._children:
-                self._idle.put(self._started())
+            if self._options.compile_processes and (child := self._another(waited=False)) is not None:
+                self._idle.put(child)
 
-    def __call__(self, source: bytes) -> bytes:
-        """Compile; see `GrammarContext.compile_apart`."""
-        key = hashlib.blake2b(source, digest_size=16).digest()
+    def compile(self, source: bytes) -> bytes:
+        """What the driver's compiler makes of a source; waits for it.
+
+        Raises:
+            InvalidRequestError: the compiler refuses it, or needs more time or memory than it may have.
+            EngineError: the compiler cannot be started, fails, or is ended by somebody else.
+        """
         with self._places:
+            if not self._options.compile_processes:
+                if self._here is None:
+                    self._here = import_object(self._compiler)(self._context)
+                return self._here.compile(source)
+            key = hashlib.blake2b(source, digest_size=16).digest()
             with self._lock:
                 if key in self._runaways:
                     raise rebuild_error(self._runaways[key])
@@ -121,7 +123,7 @@ class CompilerProcesses:
             self._drop(self._idle.get())
 
     def _compile(self, key: bytes, source: bytes) -> bytes:
-        """Compile in a child. Raises _Ended, and as `__call__`."""
+        """Compile in a child. Raises _Ended, and as `compile`."""
         child = self._take()
         seconds = self._options.compile_timeout
         child.send(Source(source))
@@ -156,28 +158,30 @@ class CompilerProcesses:
 
     # -- children ------------------------------------------------------------------------------------------------------
     def _take(self) -> Child[Compiled]:
-        """A child that has nothing to do; another where there is none, or all are busy for long. Whoever asks has one
-        of the places, so there is room for it."""
-        patience = 0.0
+        """A child that has nothing to do; another where there is none, or all have been at work for a while: one that
+        still starts is not. Whoever asks has one of the places, so there is room for it."""
         while True:
+            at_work = all(child.ready for child in list(self._children))
             try:
-                child = self._idle.get(timeout=patience)
+                child = self._idle.get(timeout=GRACE_SECONDS if self._children else 0.0)
             except queue.Empty:
-                if self._children and not patience:
-                    patience = GRACE_SECONDS
+                another = self._another(waited=at_work)
+                if another is None:
                     continue
-                child = self._started()
+                child = another
             if child.ready and child.alive:
                 return child
             if child.alive:
                 return self._begun(child)
             self._drop(child)  # somebody ended it while it had nothing to do
 
-    def _started(self) -> Child[Compiled]:
-        """A child that imports its library."""
+    def _another(self, *, waited: bool) -> Child[Compiled] | None:
+        """A new child, which imports its library. None while one starts, or is at work and was not `waited` for."""
         with self._lock:
             if self._closed:
                 raise _shutting_down()
+            if any(not child.ready for child in self._children) or (self._children and not waited):
+                return None
             child: Child[Compiled] = Child(
                 MODULE, CompilerStart(self._compiler), Compiled, what=f"the compiler {self._compiler}"
             )
@@ -188,7 +192,7 @@ class CompilerProcesses:
         """The child when it is ready to compile."""
         seconds, memory = self._options.compile_timeout, self._options.compile_memory * MIB
         try:
-            child.send(Begin(self._vocab_size, list(self._vocabulary()), seconds, memory))
+            child.send(Begin(self._context.vocab_size, list(self._context.vocabulary()), seconds, memory))
             if child.receive(START_SECONDS) is not None:
                 return child
             error = EngineError(f"start a process of {self._compiler}", f"not ready after {START_SECONDS:g} s")
@@ -210,11 +214,11 @@ class CompilerProcesses:
         """A child that leaves by itself in the middle of a compilation has run out of memory or stack, as far as one
         can know. Raises _Ended for one that somebody else ended."""
         code = self._drop(child)
-        if self._closed:
-            return _shutting_down()
         if code == -signal.SIGABRT:  # how C++ ends where memory is refused
             return self._too_much_memory()
         if code < 0 and -code not in OWN_SIGNALS:
+            if self._closed:
+                return _shutting_down()
             raise _Ended(signal.strsignal(-code) or f"signal {-code}")
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return InvalidRequestError(

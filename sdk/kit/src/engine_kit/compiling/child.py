@@ -1,7 +1,7 @@
-"""A process that compiles constraints: `python -m engine.loop.compiler_process`.
+"""A process that compiles constraints: `python -m engine_kit.compiling.child`.
 
 It imports its compiler, for which some libraries take seconds; then it is told the vocabulary and one source after the
-other, and answers each. The engine core ends it where a source takes too long, and starts another. Should the core die
+other, and answers each. Who started it ends it where a source takes too long, and starts another. Should that one die
 in the middle of a compilation that holds every lock there is, the alarm ends it that is set before each.
 """
 
@@ -14,11 +14,11 @@ import signal
 import msgspec
 
 from engine.interfaces.context import GrammarContext
-from engine.interfaces.grammar import GrammarCompiler
 from engine.process.importing import import_object
 from engine.process.run import Parent, run
 from engine.types.errors import EngineError, InvalidRequestError
 from engine.types.messages import Shutdown
+from engine_kit.compiling import GrammarCompiler
 
 ALARM_SECONDS = 5.0
 """How long after its time limit a compilation ends by itself, where nobody has ended it."""

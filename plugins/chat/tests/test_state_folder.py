@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.config.folders import state_folder
+from engine_chat.command import state_folder
 
 
 def test_the_state_folder_follows_the_xdg_specification(monkeypatch):

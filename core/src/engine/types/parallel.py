@@ -1,0 +1,146 @@
+"""How the workers of one engine core divide a model: into stages of layers, and each layer over ranks.
+
+Ranks count through the first stage, then through the second: rank = stage * tp + tp_rank.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.types.errors import ConfigError
+
+
+class Parallel(msgspec.Struct, frozen=True, kw_only=True):
+    """Over how many workers a model is divided.
+
+    Args:
+        tp: ranks that share each layer (tensor parallel).
+        pp: stages, each with some of the layers, one after the other (pipeline parallel).
+        split: layers of each stage; empty: as even as it goes.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    split: tuple[int, ...] = ()
+
+    @property
+    def world(self) -> int:
+        """Workers of one engine core."""
+        return self.tp * self.pp
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of a model's layers, one after the other. The default is the whole model.
+
+    Args:
+        index, count: which of how many stages.
+        start, stop: its layers are `start .. stop - 1`; `stop` is None for all that follow.
+    """
+
+    index: int = 0
+    count: int = 1
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def first(self) -> bool:
+        """It embeds the tokens."""
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        """It has the final norm and the head, and draws."""
+        return self.index == self.count - 1
+
+    def layers(self, num_layers: int) -> range:
+        """Its layers, of so many of the model."""
+        return range(self.start, num_layers if self.stop is None else self.stop)
+
+
+class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's place in a group of workers that speak to each other.
+
+    Args:
+        name: what for: "tp", the ranks that share layers; "pp", the ranks of all stages with the same rank in theirs.
+        rank, size: in the group, from 0.
+        members: the ranks of all of them, in the order of the group.
+        rendezvous: a private directory, empty at first, where the members meet; as `places` gives it, its name within
+            `WorkerStart.rendezvous`.
+    """
+
+    name: str
+    rank: int
+    size: int
+    members: tuple[int, ...]
+    rendezvous: str
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a worker stands.
+
+    Args:
+        rank: among all workers of its engine core.
+        stage: which layers it has.
+        groups: those that it is in, by name; none of one member.
+    """
+
+    rank: int = 0
+    stage: Stage = Stage()
+    groups: dict[str, GroupPlace] = msgspec.field(default_factory=dict)
+
+    @property
+    def draws(self) -> bool:
+        """Its model has logits, and it draws tokens."""
+        return self.stage.last
+
+    @property
+    def tp_rank(self) -> int:
+        """Among the ranks that share its layers."""
+        return self.groups["tp"].rank if "tp" in self.groups else 0
+
+
+def split_layers(parallel: Parallel, num_layers: int) -> tuple[int, ...]:
+    """Layers of each stage. What does not divide evenly goes to the stages before the last, which has the head too.
+
+    Raises ConfigError where the split does not fit, or a stage would have no layer.
+    """
+    least, more = divmod(num_layers, parallel.pp)
+    split = parallel.split or tuple(
+        least + (parallel.pp - 2 - stage < more and stage < parallel.pp - 1) for stage in range(parallel.pp)
+    )
+    if len(split) != parallel.pp or sum(split) != num_layers or min(split) < 1:
+        asked = ",".join(map(str, parallel.split))
+        raise ConfigError(
+            f"pipeline_parallel_size={parallel.pp}" + (f" with pipeline_parallel_split={asked}" if asked else ""),
+            f"the model has {num_layers} layers",
+            "give each stage at least one layer, and all together as many as the model has",
+        )
+    return split
+
+
+def places(parallel: Parallel, num_layers: int) -> tuple[Place, ...]:
+    """Every worker's place, by rank. Raises ConfigError as `split_layers`."""
+    found: list[Place] = []
+    start = 0
+    for index, count in enumerate(split_layers(parallel, num_layers)):
+        stage = Stage(index=index, count=parallel.pp, start=start, stop=start + count)
+        start += count
+        for tp_rank in range(parallel.tp):
+            groups = (
+                ("tp", tp_rank, index, tuple(range(index * parallel.tp, (index + 1) * parallel.tp))),
+                ("pp", index, tp_rank, tuple(range(tp_rank, parallel.world, parallel.tp))),
+            )
+            found.append(
+                Place(
+                    rank=len(found),
+                    stage=stage,
+                    groups={
+                        name: GroupPlace(
+                            name=name, rank=rank, size=len(members), members=members, rendezvous=f"{name}-{number}"
+                        )
+                        for name, rank, number, members in groups
+                        if len(members) > 1
+                    },
+                )
+            )
+    return tuple(found)
