@@ -59,8 +59,8 @@ LAYOUTS = {
     "full": layout_of(FULL),
     "full, blocks of 1": layout_of(FULL, block_size=1),
     "full and sliding": layout_of(FULL, sliding(6)),
-    "full and a wide sliding block": layout_of(FULL, sliding(5, heads=1), block_size=2),
-    "a wide full block and sliding": layout_of(FULL, sliding(3, heads=4), sliding(9, heads=4), block_size=2),
+    "full and sliding of other heads": layout_of(FULL, sliding(5, heads=1), block_size=2),
+    "full and two windows": layout_of(FULL, sliding(3, heads=4), sliding(9, heads=4), block_size=2),
     "sliding": layout_of(sliding(7)),
     "latent": layout_of(MLA),
     "state": layout_of(STATE),
@@ -68,7 +68,9 @@ LAYOUTS = {
     "latent and draft": layout_of(MLA, DRAFT, block_size=2),
     "full and cross": layout_of(CROSS, FULL),
     "all kinds": layout_of(FULL, sliding(6), MLA, STATE, DRAFT, CROSS),
-    "sliding and wide cross": layout_of(sliding(5), KVSpec(kind="cross", num_kv_heads=1, head_size=4), block_size=2),
+    "sliding and cross of other heads": layout_of(
+        sliding(5), KVSpec(kind="cross", num_kv_heads=1, head_size=4), block_size=2
+    ),
     "full, and a draft layer of other heads": layout_of(FULL, FULL, WIDE_DRAFT),
     "full, and more sliding": layout_of(FULL, FULL, *[sliding(6)] * 5, WIDE_DRAFT, block_size=2),
     "full and large states": layout_of(FULL, *[WIDE_STATE] * 3, block_size=2),

@@ -7,7 +7,7 @@ description. Cards are imported, bodies are not. What comes out is a `Launch`: t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
@@ -20,7 +20,15 @@ from engine.frontend.chat_template import read_template
 from engine.frontend.client import client_of_several
 from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.generation_config import read_generation_config, sampling_defaults
-from engine.frontend.needs import TABLE, Facts, attention_needs, check_processors, preemption_mode, template_source
+from engine.frontend.needs import (
+    TABLE,
+    Facts,
+    attention_needs,
+    by_kind,
+    check_processors,
+    preemption_mode,
+    template_source,
+)
 from engine.frontend.sentence_transformers import read_pooler
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.platform import PlatformFacts, PlatformNeed
@@ -48,12 +56,14 @@ from engine.plugin.points import (
     Point,
 )
 from engine.types.errors import ConfigError, EngineError, ManifestError, ModelNotFoundError
+from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.parallel import Parallel
 from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
+    from engine.interfaces.attention import AttentionCard, AttentionNeed
     from engine.interfaces.logits_processor import LogitsProcessorCard
     from engine.interfaces.model import ModelCard
     from engine.interfaces.reasoning_parser import ReasoningParserCard
@@ -254,12 +264,11 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         facts=device,
         size=parallel.tp,
     )
-    pages = {
-        one.kind: lcm(*(one.card.tokens_per_page(need) for need in needs[one.kind]))
-        for one in choices.choose(ATTENTION, needs)
-    }
+    forms = by_kind(needs)
+    attention = choices.choose(ATTENTION, forms)
+    pages = {one.kind: lcm(*(one.card.tokens_per_page(need) for need in forms[one.kind])) for one in attention}
     if ATTENTION.name in platform.card.own_points:
-        pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in needs}
+        pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in forms}
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     (tokenizer,) = choices.choose(TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
     layout = make_layout(
@@ -269,6 +278,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         tokens_per_page=pages,
         size=parallel.tp,
     )
+    layout = _with_page_formats(layout, needs, attention)
     facts = Facts(
         config=config,
         platform=device,
@@ -326,6 +336,21 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     return Launch(
         config, registry, start, manifest, selections, tokenizer, tokenizer_folder, facts.chat_template, choices.idle
     )
+
+
+def _with_page_formats(
+    layout: KVLayout, needs: Sequence[AttentionNeed], attention: Iterable[Selection[AttentionCard]]
+) -> KVLayout:
+    """The layout with the names of what its groups keep in pages. needs: of each site."""
+    of_kind = {one.kind: one for one in attention}
+    groups = []
+    for group in layout.groups:
+        need, one = needs[group.sites[0]], of_kind.get(group.kind)
+        if one is not None and group.table is not None:
+            named = one.card.page_format(need) or f"{one.candidate.name}-{one.candidate.version}"
+            group = msgspec.structs.replace(group, page_format=named)
+        groups.append(group)
+    return msgspec.structs.replace(layout, groups=tuple(groups))
 
 
 def check_attached(found: Launch, start: CoreStart) -> Launch:

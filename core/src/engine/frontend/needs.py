@@ -195,15 +195,14 @@ def attention_needs(
     facts: PlatformFacts,
     size: int = 1,
     kv_dtype: str | None = None,
-) -> dict[str, tuple[AttentionNeed, ...]]:
-    """What is asked of attention on each of `size` ranks, for each kind of layer of a model: a need for each form. The
-    cache's elements have type `kv_dtype`; None: `dtype`.
+) -> tuple[AttentionNeed, ...]:
+    """What is asked of attention on each of `size` ranks, for each of the model's sites. The cache's elements have type
+    `kv_dtype`; None: `dtype`.
 
     Raises:
         UnsupportedModelError: the runner cannot compute a kind.
         ConfigError: KV heads can be neither divided over the ranks nor copied evenly.
     """
-    needs: dict[str, dict[AttentionNeed, None]] = {}
     for site in model.sites:
         if site.kind not in _COMPUTED:
             raise UnsupportedModelError(
@@ -211,18 +210,18 @@ def attention_needs(
                 f"layer {site.layer} is of kind '{site.kind}'; pages for it are managed, but no runner computes it yet",
                 f"use a model whose layers are of kind {', '.join(_COMPUTED)}",
             )
-        need = AttentionNeed.of(
-            site,
-            size=size,
-            dtype=dtype,
-            kv_dtype=kv_dtype or dtype,
-            device=facts.device,
-            block_size=block_size,
-            features=frozenset(model.attention_features),
-            framework=facts.framework,
-        )
-        needs.setdefault(site.kind, {})[need] = None
-    return {kind: tuple(forms) for kind, forms in needs.items()}
+    features = frozenset(model.attention_features)
+    common = {"block_size": block_size, "dtype": dtype, "kv_dtype": kv_dtype or dtype, "features": features}
+    place = {"device": facts.device, "framework": facts.framework}
+    return tuple(AttentionNeed.of(site, size, **common, **place) for site in model.sites)
+
+
+def by_kind(needs: Iterable[AttentionNeed]) -> dict[str, tuple[AttentionNeed, ...]]:
+    """The different needs of each kind of layer: its driver has to serve them all."""
+    found: dict[str, dict[AttentionNeed, None]] = {}
+    for need in needs:
+        found.setdefault(need.kind, {})[need] = None
+    return {kind: tuple(forms) for kind, forms in found.items()}
 
 
 def _quantization(facts: Facts) -> dict[str, QuantizationNeed]:

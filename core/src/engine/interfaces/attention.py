@@ -84,7 +84,7 @@ class AttentionNeed:
 
 
 class AttentionCard(Card):
-    """Describes an attention driver: which kinds of layer it serves, and how it wants pages cut.
+    """Describes an attention driver: which kinds of layer it serves, how it wants pages cut, and what lies in them.
 
     `captured_by` names the recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see all that it
     launches; which steps they may capture is the body's `capture_level`.
@@ -100,6 +100,16 @@ class AttentionCard(Card):
         A kernel that cannot says so in `unsupported`, or answers with the nearest size that it can.
         """
         return need.block_size
+
+    @classmethod
+    def page_format(cls, need: AttentionNeed) -> str:
+        """A name for how a layer's keys and values lie in a page. Where it is the same in two engines, with layers and
+        pages of the same form, the bytes of one are those of the other.
+
+        "" stands for the driver's name and version, so that nobody else's pages count as the same. A driver whose bytes
+        lie as another's do, or as those of its other versions, gives that a name.
+        """
+        return ""
 
 
 class LayerCache(NamedTuple):

@@ -23,7 +23,7 @@ class EvictorCard(Card):
 class Evictor(Protocol):
     """Keeps the order of pages whose content is cached and that nobody holds.
 
-    Pages are int32 numpy arrays. Each method is called at most once a step and group of pages. A page that a request
+    Pages are int32 numpy arrays. Each method is called at most once a step and KV table. A page that a request
     holds, or that an unfinished step names, is never a candidate: it was not released, or was touched since.
     """
 

@@ -19,7 +19,7 @@ from engine.types.model import KVKind
 NULL_PAGE = 0
 """The page that nobody owns."""
 ALIGNMENT = 16
-"""Bytes: where pages, layers and states begin in the pool is a multiple of it."""
+"""Bytes: pages, and the states in them, begin at multiples of it."""
 MOST_HOLDERS = 255
 """What more holders than these are told as: a page has one byte."""
 
@@ -59,6 +59,8 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
         model: 0 for the model itself, 1 and more for draft models.
         num_q_heads: on this rank; 0 for kind "state".
         rope_size: of "mla", see `engine.types.model.KVSpec`.
+        page_format: how the layers' bytes lie, see `engine.interfaces.attention.AttentionCard.page_format`; "" where
+            nobody says.
     """
 
     index: int
@@ -74,6 +76,7 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     model: int = 0
     num_q_heads: int = 0
     rope_size: int = 0
+    page_format: str = ""
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
