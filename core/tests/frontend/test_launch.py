@@ -206,10 +206,9 @@ def test_attention_needs() -> None:
 def test_a_kind_that_no_runner_computes_is_refused_at_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
+    state = StateTensor(name="x", shape=(8,), dtype="float32")
     spec = {
-        "state": KVSpec(
-            kind="state", num_kv_heads=0, head_size=0, states=(StateTensor(name="x", shape=(8,), dtype="float32"),)
-        ),
+        "state": KVSpec(kind="state", num_kv_heads=0, head_size=0, states=(state,)),
         "cross": KVSpec(kind="cross", num_kv_heads=2, head_size=64),
     }[kind]
     plain = Llama.describe
