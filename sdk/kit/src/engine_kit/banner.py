@@ -39,7 +39,7 @@ def greeting(
     model = [launch.model.architecture, f"{_count(worker.num_parameters)} parameters"]
     model += ["with a chat template"] if launch.has_chat_template else []
     cache = "no KV cache"
-    if start.layout.groups:
+    if start.layout.tables:
         cache = f"KV cache of {amount(worker.cache_bytes)} for {capacity(launch, worker)[0]:,} tokens{several}"
     lines = [
         f"{launch.model_name}: {', '.join(model)}",
@@ -96,7 +96,7 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     tokens, full_length = capacity(launch, worker)
     at_once, cache = min(full_length, start.max_num_seqs), "none: the model keeps nothing"
-    if start.layout.groups:
+    if start.layout.tables:
         cache = f"{amount(worker.cache_bytes)}, {tokens:,} tokens in blocks of {start.layout.block_size}"
         if start.kv_cache_dtype not in (None, start.dtype):
             cache += f", {start.kv_cache_dtype}"
@@ -149,13 +149,14 @@ def _passed_over(launch: Launch) -> str:
     names: dict[str, None] = {}
     remarks: dict[str, None] = {}
     for selection in launch.selections:
-        if getattr(selection.need, "batch_invariant", False):
-            plain = replace(selection.need, batch_invariant=False)
-            usual = set(selection.card.remarks(plain))
-            remarks |= dict.fromkeys(said for said in selection.card.remarks(selection.need) if said not in usual)
-            for verdict in selection.verdicts:
-                if len(verdict.reasons) == 1 and verdict.reasons[0] == VARIES:
-                    names[f"{selection.point} '{verdict.candidate.name}'"] = None
+        needs = selection.need if isinstance(selection.need, tuple) else (selection.need,)
+        for need in needs:
+            if getattr(need, "batch_invariant", False):
+                usual = set(selection.card.remarks(replace(need, batch_invariant=False)))
+                remarks |= dict.fromkeys(said for said in selection.card.remarks(need) if said not in usual)
+        for verdict in selection.verdicts:
+            if set(verdict.reasons) == {VARIES}:
+                names[f"{selection.point} '{verdict.candidate.name}'"] = None
     left_out = f"; left out for it: {', '.join(names)}" if names else ""
     return left_out + "".join(f"; {said}" for said in remarks)
 
