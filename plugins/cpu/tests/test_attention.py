@@ -241,7 +241,7 @@ def test_rows_without_a_cache(body: Any, dtype: torch.dtype, features: bool, pad
     form = Form(heads, group, size, sinks=features, alibi=features, cap=5.0 if features else None, dtype=dtype)
     case = Case(form, rows_of(form, [list(range(n)) for n in lengths]), padding_tokens=padding)
     kv_group = KVGroup(
-        index=0, kind="encoder", layers=(0,), num_kv_heads=heads, head_size=size, sliding_window=None,
+        index=0, kind="encoder", sites=(0,), num_kv_heads=heads, head_size=size, sliding_window=None,
         tokens_per_block=16, layer_bytes=0,
     )  # fmt: skip
     layer = AttentionLayer(
@@ -291,7 +291,7 @@ def test_card(native: Any) -> None:
     assert CpuAttention.unsupported(need(kind="encoder", block_size=1, kv_dtype="float16")) == []
     assert CpuAttention.tokens_per_page(need(block_size=4)) == 4
     for word, changes in (
-        ("mla", {"kind": "mla"}), ("cuda:0", {"device": "cuda:0"}), ("jax", {"framework": "jax"}),
+        ("mla", {"kind": "mla"}), ("cuda:0", {"device": "cuda:0"}),
         ("float16", {"dtype": "float16"}), ("float16", {"kv_dtype": "float16"}),
         ("saves no memory", {"kv_dtype": "float32"}), ("7 elements", {"head_size": 7}),
         ("3 tokens", {"block_size": 3}), ("tree_mask", {"features": frozenset({"tree_mask"})}),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from engine.interfaces.platform import STREAM
 from engine.plugin import Card
-from engine.types.kv import KVGroup
+from engine.types.kv import KVGroup, kv_heads_on_rank
+from engine.types.model import KVSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,7 @@ CaptureLevel = Literal["none", "decode", "uniform", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionNeed:
-    """What the engine asks of attention for one kind of layer.
+    """What the engine asks of attention for one form of layer.
 
     Args:
         kind: see `engine.types.model.KVKind`.
@@ -35,12 +36,13 @@ class AttentionNeed:
         num_q_heads, num_kv_heads: on this rank; the first is a multiple of the second.
         dtype: of queries and outputs; `kv_dtype`: of the cache.
         device: torch's device string.
-        block_size: tokens of the hash unit.
+        block_size: tokens of a block of the KV cache, which pages hold a multiple of.
         sliding_window: tokens that a query sees, itself included; None for all.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap); None for none.
-        features: further demands: "kv_index" (queries whose KV position is given for each), "sinks" and "alibi" (layers
-            that have them, see `AttentionLayer`), "lse" (`forward` is asked for the logarithms of its sums, by which
-            results over parts of a row's keys are put together; nothing in this engine asks yet).
+        features: further demands: "kv_index" (a row's queries need not be its last keys, and may see none: see
+            `AttentionBatch.kv_index`), "sinks" and "alibi" (layers that have them, see `AttentionLayer`), "lse"
+            (`forward` is asked for the logarithms of its sums, by which results over parts of a row's keys are put
+            together; nothing in this engine asks yet).
         framework: "torch" or "jax".
         rope_size: of kind "mla", how many of the last of `head_size` elements are the key with rotary positions; the
             others are the latent.
@@ -60,9 +62,30 @@ class AttentionNeed:
     framework: str = "torch"
     rope_size: int = 0
 
+    @classmethod
+    def of(cls, site: KVSpec, size: int, **facts: Any) -> AttentionNeed:
+        """What a layer asks on each of `size` ranks.
+
+        Args:
+            site: one of `ModelDescription.sites`.
+            facts: what is not the layer's: dtypes, device, block size, features, framework.
+
+        Raises ConfigError where KV heads can be neither divided over the ranks nor copied evenly.
+        """
+        return cls(
+            kind=site.kind,
+            head_size=site.head_size,
+            num_q_heads=site.num_q_heads // size,
+            num_kv_heads=kv_heads_on_rank(site.num_kv_heads, size),
+            sliding_window=site.sliding_window,
+            soft_cap=site.soft_cap,
+            rope_size=site.rope_size,
+            **facts,
+        )
+
 
 class AttentionCard(Card):
-    """Describes an attention driver: which kinds of layer it serves, and how it wants pages cut.
+    """Describes an attention driver: which kinds of layer it serves, how it wants pages cut, and what lies in them.
 
     `captured_by` names the recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see all that it
     launches; which steps they may capture is the body's `capture_level`.
@@ -73,11 +96,21 @@ class AttentionCard(Card):
 
     @classmethod
     def tokens_per_page(cls, need: AttentionNeed) -> int:
-        """Tokens for each page of the group with the largest need: `need.block_size` where the kernel can.
+        """Tokens for each page, which may come to hold a multiple of them: `need.block_size` where the kernel can.
 
         A kernel that cannot says so in `unsupported`, or answers with the nearest size that it can.
         """
         return need.block_size
+
+    @classmethod
+    def page_format(cls, need: AttentionNeed) -> str:
+        """A name for how a layer's keys and values lie in a page. Where it is the same in two engines, with layers and
+        pages of the same form, the bytes of one are those of the other.
+
+        "" stands for the driver's name and version, so that nobody else's pages count as the same. A driver whose bytes
+        lie as another's do, or as those of its other versions, gives that a name.
+        """
+        return ""
 
 
 class LayerCache(NamedTuple):
@@ -98,7 +131,7 @@ class AttentionLayer:
     Args:
         index: in the model.
         group: its KV group.
-        need: its kind's.
+        need: its group's.
         scale: scores are q . k * scale.
         sinks: float32 [num_q_heads] on the device; for each query head one more score, of a key that is always seen and
             whose value is 0: it takes weight away from the others (Xiao et al. 2023). Neither scaled nor capped.
@@ -116,23 +149,29 @@ class AttentionLayer:
 
 @dataclass(kw_only=True)
 class AttentionBatch:
-    """One step, as one KV group sees it: R rows, T tokens, both padded to the bucket.
+    """One step, as the groups of one KV table see it: R rows, T tokens, both padded to the bucket.
 
     Args:
         num_rows, num_tokens: R and T.
         num_decodes: the first rows, which have exactly one token each.
         query_start_loc: int32 [R + 1], device; row r's queries are tokens query_start_loc[r] .. [r + 1] - 1.
         query_start_loc_host: the same with numpy.
-        seq_lens: int32 [R], device; keys of the row, those of this step included. Exact.
+        seq_lens: int32 [R], device; keys of the row, those of this step included. Exact. With the feature "kv_index"
+            0 for a row none of whose keys is here; without a block then.
         seq_lens_bound: int32 [R], numpy; the same or more.
         block_table: int32 [R, max_blocks], device; entries past the row's blocks are not to be read, and entries that
             left a sliding window are stale.
-        slot_mapping: int64 [T], device; where each token's K and V go: page * tokens_per_block + offset.
-        kv_index: int64 [T], device; each query's place among its row's keys: it sees keys 0 .. kv_index.
+        slot_mapping: int64 [T], device; where each token's K and V go: page * tokens_per_block + offset. The null page
+            takes what is not kept here.
+        kv_index: int64 [T], device; each query's place among its row's keys: it sees keys 0 .. kv_index, and none where
+            that is -1. Without the feature "kv_index" a row's queries are its last keys, and drivers need not read it.
         bounds_are_exact: `seq_lens_bound` says what `seq_lens` says.
 
-    A row of fewer drafts may be padded to the others' number of tokens: what pads it writes to the null page, stands at
-    places that the row has not reached, and gives an output that nobody reads.
+    A row of fewer drafts may be padded to the others' number of tokens: what pads it writes to the null page, has the
+    kv_index -1, and gives an output that nobody reads.
+
+    Where ranks share a row's keys (context parallel), token p's key lies on rank p % n, at place p // n; a query at p
+    sees the first (p - rank) // n + 1 keys of a rank, all the same whether its own key is among them.
     """
 
     num_rows: int
@@ -192,12 +231,13 @@ class AttentionBackend(Protocol):
         """Causal attention of every row over its own keys, those just written included.
 
         q [T, num_q_heads, head_size], k and v [T, num_kv_heads, head_size] (this step's, already in the cache);
-        out like q, written in full (padding too, with finite values); lse float32 [T, num_q_heads], the natural
-        logarithm of the sum of exponentials of the scores, a sink's included: written where given, and given to drivers
-        alone that serve a need with the feature "lse". A query at kv_index i sees keys max(0, i - sliding_window + 1)
-        .. i; keys and values that it does not see have no effect, not on a bit, NaN and infinities included (0 * NaN is
-        NaN), also where other queries of its row see them. What it makes of a NaN or an infinity among the values that
-        it sees is not finite: so the engine learns of it.
+        out like q, written in full (padding too, with finite values); lse [T, num_q_heads], the natural logarithm of
+        the sum of exponentials of the scores, a sink's included: written where given, and given to drivers alone that
+        serve a need with the feature "lse"; of float64 where q is, else of float32, in which scores are computed. A
+        query at kv_index i sees keys max(0, i - sliding_window + 1) .. i; one at -1 sees none: its out is 0, its lse
+        -inf, or its sink's score. Keys and values that a query does not see have no effect, not on a bit, NaN and
+        infinities included (0 * NaN is NaN), also where other queries of its row see them. What it makes of a NaN or an
+        infinity among the values that it sees is not finite: so the engine learns of it.
 
         Layers of kind "encoder" keep nothing: `cache` and `write` are not called, `cache` is empty here, the batch's
         block table has no column and its slot mapping means nothing. Each row is whole, and each of its queries sees

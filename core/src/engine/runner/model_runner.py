@@ -146,8 +146,7 @@ class ModelRunner:
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
         padded = [width * rows[-1] for width, rows in self._buckets.items()]
         max_tokens = max(start.max_num_batched_tokens, max_rows, *padded)
-        uncached = len(self._groups) - len(start.layout.groups)
-        self._buffers = StepBuffers(platform, self._slots, max_rows, max_tokens, uncached)
+        self._buffers = StepBuffers(platform, self._slots, self._groups, max_rows, max_tokens)
         self._pooler = None if start.model.generates else StepPooler(platform, model, start.model)
         types = start.model.num_token_types
         self._token_types = TokenTypes(platform, start.max_num_seqs, max_tokens) if types else None
@@ -336,9 +335,13 @@ class ModelRunner:
         sent = self._buffers.fill(step.frame, plan, places, drawing.select(each), padding_of(plan, each), entries)
         if entries:
             self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
-        self._ops.prepare_inputs(self._slots.tables, step.frame.inputs)
+        inputs = step.frame.inputs
+        self._ops.prepare_inputs(self._slots.tables, inputs)
+        if each > 1:
+            step.frame.kv_index.copy_(inputs.positions)
         if len(sent.padding):  # where the row's next pages would be, others' may be by now: its table is not to be read
-            for slot_mapping in step.frame.inputs.slot_mappings:
+            step.frame.kv_index.index_fill_(0, sent.padding, -1)
+            for slot_mapping in inputs.slot_mappings:
                 slot_mapping.index_fill_(0, sent.padding, NULL_PAGE)
         if self._token_types is not None:
             step.token_types = self._token_types.fill(plan, step.frame.num_tokens)

@@ -38,12 +38,10 @@ class TritonLatentAttentionBody:
     capture_level: CaptureLevel = "uniform"
 
     def __init__(self, context: WorkerContext) -> None:
-        device, dtype, start = context.device, context.dtype, context.start
+        device, dtype = context.device, context.dtype
         assert device is not None and dtype is not None
         self._device = device
         self._dtype = dtype
-        self._heads = max(1, start.model.num_q_heads // start.parallel.tp)
-        self._kv_bytes = dtype.itemsize
         self._interpreted = interpreted()
         self._target: Target = "interpreter"
         self._processors = PROCESSORS
@@ -58,8 +56,6 @@ class TritonLatentAttentionBody:
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> torch.Tensor:
         """A view [num_pages, tokens_per_block, C + P] of uint8 pages [num_pages, layer_bytes]."""
         dtype: torch.dtype = getattr(torch, need.kv_dtype)
-        self._heads = need.num_q_heads
-        self._kv_bytes = dtype.itemsize
         elements = group.tokens_per_block * group.head_size
         return pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, (group.tokens_per_block, -1))
 
@@ -85,8 +81,9 @@ class TritonLatentAttentionBody:
         """The step's launches. The kernels read the batch's own tensors."""
         num_tokens = int(batch.query_start_loc_host[batch.num_rows])
         if out is None:
+            kv_bytes = group.layer_bytes // (group.tokens_per_block * group.head_size)
             launches = launches_of(
-                batch, self._heads, self._dtype.itemsize, self._kv_bytes, self._target, self._processors
+                batch, group.num_q_heads, self._dtype.itemsize, kv_bytes, self._target, self._processors
             )
             for launch in launches:
                 if launch.splits > 1:
@@ -148,15 +145,16 @@ class TritonLatentAttentionBody:
         sums = out if lse is None else lse
         form = {
             "C": c, "BLOCK_C": width, "BLOCK_M": tiles.queries, "BLOCK_N": tiles.vectors, "LEAST": LEAST_SPLIT,
-            "RAGGED": launch.ragged, "LSE": lse is not None, "PAGE": layer.group.tokens_per_block,
+            "RAGGED": launch.ragged, "LSE": lse is not None,
         }  # fmt: skip
         rows = (launch.first_row, launch.num_rows, heads, launch.splits)
         out_strides = out.stride()[:2]
         latent_attention_kernel[(launch.blocks, launch.splits)](
             (q_latent, q_rope), cache,
-            (batch.block_table, batch.query_start_loc, batch.kv_index, batch.slot_mapping), out, sums, partial,
+            (batch.block_table, batch.query_start_loc, batch.kv_index), out, sums, partial,
             layer.scale * LOG2E, *rows, q_latent.stride()[:2] + q_rope.stride()[:2], cache.stride()[:2],
-            batch.block_table.stride(0), out_strides, lse_strides, P=p, BLOCK_P=_width(p), SPLIT=divided,
+            batch.block_table.stride(0), out_strides, lse_strides, P=p, BLOCK_P=_width(p),
+            PAGE=layer.group.tokens_per_block, SPLIT=divided,
             WIDEN=widens(q_latent.dtype, self._interpreted), **form,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
@@ -164,7 +162,7 @@ class TritonLatentAttentionBody:
             return
         columns = min(JOINED, width)
         join_kernel[(launch.blocks, tiles.queries, width // columns)](
-            (batch.query_start_loc, batch.kv_index, batch.slot_mapping), out, sums, partial, *rows, out_strides,
+            (batch.query_start_loc, batch.kv_index), out, sums, partial, *rows, out_strides,
             lse_strides, SPLITS=triton.next_power_of_2(launch.splits), BLOCK_COLUMNS=columns, **form, num_warps=1,
         )  # fmt: skip
 
