@@ -78,16 +78,14 @@ async def submit(
 ) -> list[RequestStream]:
     """Queue every prompt, or none: one that is refused takes the others back. Hooks are told of the HTTP `request`.
 
-    Raises a 429 APIError where the queue is full, and what `AsyncLLM.process` and `enqueue` raise.
+    Raises what `AsyncLLM.process` and `enqueue` raise.
     """
-    state.check_queue()
     engine = state.engine
     told = origin(request) if engine.told_of_requests else None
     processed = []
     for i, (prompt, one) in enumerate(zip(salted(prompts, request, state), params, strict=True)):
         name = identity if len(prompts) == 1 else f"{identity}-{i}"
         processed.append(await engine.process(prompt, one, name, body.priority, body.timeout, told))
-    state.check_queue()  # again: meanwhile others came
     streams: list[RequestStream] = []
     try:
         for ready in processed:
