@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from engine.plugin.plugin_list import PluginList
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "config": ("engine.cli.config:Config", "print every setting, and where it was set"),
-    "plugins": ("engine.cli.plugins:Plugins", "list points, drivers, where they come from, and what is configured"),
-    "plugins why": ("engine.cli.why:Why", "explain who serves a point: candidate, verdict, reasons"),
+    "config": ("engine.cli.config:ConfigCommand", "print every setting, and where it was set"),
+    "plugins": ("engine.cli.plugins:PluginsCommand", "list points and drivers, their origin, and what is configured"),
+    "plugins why": ("engine.cli.why:WhyCommand", "explain who serves a point: candidate, verdict, reasons"),
 }
 """The built-in commands: where each is, and its line in the help."""
 

@@ -30,10 +30,10 @@ def other_names() -> Mapping[str, Mapping[str, Any]]:
     """What is known of each flag. A plugin's file that cannot be read is left out, with a warning; where it has a flag
     of ours, ours holds."""
     found: dict[str, dict[str, Any]] = {}
-    of_plugins: list[Callable[[], Any]] = [entry.load for entry in entry_points(group="engine_vllm_flags")]
-    for file in (*of_plugins, lambda: Path(__file__).with_name("vllm_flags.toml")):
+    for entry in (*entry_points(group="engine_vllm_flags"), None):
         try:
-            flags = tomllib.loads(file().read_text(encoding="utf-8"))
+            path: Path = Path(__file__).with_name("vllm_flags.toml") if entry is None else entry.load()
+            flags = tomllib.loads(path.read_text(encoding="utf-8"))
             if unknown := {fact for facts in flags.values() for fact in facts} - _FACTS:
                 raise ValueError(f"of no flag can be said: {', '.join(sorted(unknown))}")
         except Exception:
