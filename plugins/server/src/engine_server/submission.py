@@ -57,6 +57,7 @@ async def generate(
     """As `submit`, to generate from each prompt alike. Where the body says `stream`, the outputs hold only what is new;
     else one comes at the end. Raises a 400 APIError, too, where the completions are too many."""
     if (completions := len(prompts) * params.num_sequences) > MAX_COMPLETIONS:
+        params.verify()  # what it refuses, it refuses in better words
         raise APIError(
             400,
             f"{len(prompts)} prompts of {params.num_sequences} completions each are {completions} completions; "
