@@ -38,7 +38,7 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
 
 
 class RankCall(msgspec.Struct, frozen=True, tag="call"):
-    """Call a method of the worker, after the steps before it have been launched."""
+    """RankCall a method of the worker, after the steps before it have been launched."""
 
     call_id: int
     method: str
