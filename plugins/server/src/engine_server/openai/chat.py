@@ -152,7 +152,7 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
         head = {**head, "object": "chat.completion.chunk"}
         events = _Events(body, params.n, head, reader, streams[0].request, state.settings.enable_force_include_usage)
         return stream.TokenStream(events, streams[0], request_id(request))
-    (output,) = await stream.until_disconnect(request, collect(streams))
+    (output,) = await stream.until_disconnect(request.receive, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
 
 

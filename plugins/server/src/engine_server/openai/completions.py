@@ -47,7 +47,7 @@ async def completions(body: CompletionBody, request: Request, state: State) -> R
         if len(streams) == 1:
             return stream.TokenStream(events, streams[0], request_id(request))
         return stream.EventStream(_of_several(events, streams), streams, request_id(request))
-    outputs = await stream.until_disconnect(request, collect(streams))
+    outputs = await stream.until_disconnect(request.receive, collect(streams))
     return JSON(_answer(state, body, outputs, params.n, head))
 
 

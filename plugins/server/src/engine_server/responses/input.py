@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
+from reprlib import repr as short
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -201,7 +201,7 @@ def tool_request(body: ResponsesBody) -> ToolRequest:
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none", "auto"):
-            raise bad("tool_choice", f"is {reprlib.repr(choice)}, and there are no tools", "send tools")
+            raise bad("tool_choice", f"is {short(choice)}, and there are no tools", "send tools")
         return ToolRequest()
     tools = read_tools(body.tools, _tool)
     check_names(tools)
@@ -210,7 +210,7 @@ def tool_request(body: ResponsesBody) -> ToolRequest:
         return ToolRequest(tools, given, _CHOICES[choice or "auto"], "", parallel)
     if not isinstance(choice, Mapping):
         hint = 'send "none", "auto", "required" or {"type": "function", "name": "..."}'
-        raise bad("tool_choice", f"is {reprlib.repr(choice)}", hint)
+        raise bad("tool_choice", f"is {short(choice)}", hint)
     fields = JSONObject(choice, "tool_choice")
     fields.one_of("type", ("function",))
     name = fields.text("name")
@@ -222,7 +222,7 @@ def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
     fields = {name: value for name, value in tool.items() if value is not None}
     kind = fields.pop("type", None)
     if kind != "function":
-        found = "is missing" if kind is None else f"is {reprlib.repr(kind)}"
+        found = "is missing" if kind is None else f"is {short(kind)}"
         raise bad(f"tools.{i}.type", found, 'send "function": this server has no tools of its own')
     return function_tool(fields, f"tools.{i}")
 
@@ -239,7 +239,7 @@ class _Items:
         """One item. Its id and status, which answers have, say nothing to the model."""
         for name in ("id", "status"):
             if not isinstance(value := item.take(name), str | None):
-                raise bad(f"{item.where}.{name}", f"is {reprlib.repr(value)}", "send a text, or leave it out")
+                raise bad(f"{item.where}.{name}", f"is {short(value)}", "send a text, or leave it out")
         kind = item.take("type") or "message"
         match kind:
             case "message":
@@ -251,7 +251,7 @@ class _Items:
             case "reasoning":
                 self._reasoning(item)
             case _:
-                raise bad(f"{item.where}.type", f"is {reprlib.repr(kind)}", f"send one of {', '.join(_TYPES)}")
+                raise bad(f"{item.where}.type", f"is {short(kind)}", f"send one of {', '.join(_TYPES)}")
         item.end()
 
     def _message(self, item: JSONObject) -> None:
@@ -283,7 +283,7 @@ class _Items:
     def _result(self, item: JSONObject) -> None:
         identity = item.text("call_id")
         if identity not in self._names:
-            found = f"is {reprlib.repr(identity)}, which no earlier function_call has"
+            found = f"is {short(identity)}, which no earlier function_call has"
             raise bad(f"{item.where}.call_id", found, "send the call too, or previous_response_id")
         text = _texts(item.take("output"), f"{item.where}.output", "input_text")
         self.messages.append({"role": "tool", "tool_call_id": identity, "name": self._names[identity], "content": text})
@@ -299,9 +299,7 @@ def _texts(content: Any, where: str, kind: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad(
-            where, "is missing" if content is None else f"is {reprlib.repr(content)}", "send a text, or a list of parts"
-        )
+        raise bad(where, "is missing" if content is None else f"is {short(content)}", "send a text, or a list of parts")
     texts: list[str] = []
     for i, value in enumerate(content):
         part = JSONObject(value, f"{where}.{i}")
