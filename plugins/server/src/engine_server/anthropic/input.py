@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine.types.tools import FunctionTool
-from engine_server.bodies import Body, Objects, Salt, Strings, encoded, sampling_params
+from engine_server.bodies import Body, GeneratingBody, Objects, Strings, encoded, sampling_params
 from engine_server.conversation.tools import (
     Choice,
     ToolRequest,
@@ -139,7 +139,7 @@ class CountTokensBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class MessagesBody(CountTokensBody):
+class MessagesBody(CountTokensBody, GeneratingBody):
     """`POST /v1/messages`.
 
     Args:
@@ -147,24 +147,13 @@ class MessagesBody(CountTokensBody):
         stop_sequences: texts that end the answer, and are left out of it.
         metadata: about the request.
         service_tier: all requests are served alike, as the answer's `usage` says: "standard".
-        cache_salt: ours: requests with another find none of each other's cached pages.
-        seed, min_p, repetition_penalty, priority, timeout: ours, as with chat completions.
+        cache_salt, seed, min_p, repetition_penalty, priority, timeout: ours, as with chat completions.
     """
 
     max_tokens: int
-    stream: bool = False
     stop_sequences: Strings | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    cache_salt: Salt | None = None
-    seed: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    priority: int = 0
-    timeout: float | None = None
 
     @model_validator(mode="after")
     def _budget_leaves_an_answer(self) -> MessagesBody:

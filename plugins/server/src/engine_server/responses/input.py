@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine.types.tools import FunctionTool
-from engine_server.bodies import Body, Effort, Metadata, Objects, Salt, sampling_params
+from engine_server.bodies import Body, Effort, GeneratingBody, Metadata, Objects, sampling_params
 from engine_server.conversation.tools import (
     Choice,
     ToolRequest,
@@ -86,7 +86,7 @@ class Reasoning(Body):
     effort: Effort | None = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(GeneratingBody):
     """`POST /v1/responses`.
 
     Args:
@@ -105,27 +105,23 @@ class ResponsesBody(Body):
         service_tier: "auto" or "default": all requests are served alike, as the response says.
         user, safety_identifier: the client's name for its own user, given back, which stands in the access log.
         prompt_cache_key: given back; what it asks for is so anyway: prompts that begin alike are found in the cache.
-        cache_salt: ours: requests with another find none of each other's cached pages.
         background: answer at once, and compute the response whether or not somebody waits; not without store. With
             stream its events are kept, too.
         include: only an empty list.
-        seed, top_k, min_p, repetition_penalty, priority, timeout, chat_template_kwargs: ours, as with chat completions.
+        cache_salt, seed, top_k, min_p, repetition_penalty, priority, timeout, chat_template_kwargs: ours, as with chat
+            completions.
     """
 
-    model: str | None = None
     input: str | Objects
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     truncation: Literal["disabled"] | None = None
     metadata: Metadata | None = None
     reasoning: Reasoning | None = None
@@ -133,15 +129,8 @@ class ResponsesBody(Body):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    cache_salt: Salt | None = None
     background: bool | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    priority: int = 0
-    timeout: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
