@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from engine.embedding import capacity, longest
-from engine.kv.layout import make_layout
 from engine.interfaces.ops import OpsNeed
+from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Card, Registry
 from engine.plugin.card import VARIES
 from engine.plugin.explain import chosen_drivers
@@ -126,7 +126,7 @@ def test_a_cache_that_is_too_small_for_the_longest_request():
     assert longest(one_left, ready(need[1] + 1))[0] == 4000 > longest(one_left, ready(need[1]))[0] > need[0]
     fits = launch((FULL, SLIDING), max_model_len=need[0])
     assert longest(fits, ready(6))[0] == need[0]
-    fits.start.worker.layout = SimpleNamespace(groups=(), num_growing=0)
+    fits.start.worker.layout = SimpleNamespace(groups=(), growing=())
     assert longest(fits, ready(2)) == (need[0], 0)
 
 
