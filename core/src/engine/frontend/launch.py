@@ -7,9 +7,10 @@ description. Cards are imported, bodies are not. What comes out is a `Launch`: t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,36 +19,34 @@ import msgspec
 from engine.frontend.chat_template import read_template
 from engine.frontend.client import client_of_several
 from engine.frontend.generation_config import read_generation_config, sampling_defaults
-from engine.frontend.needs import TABLE, Facts, attention_needs, check_processors, preemption_mode, template_source
+from engine.frontend.needs import (
+    TABLE,
+    Facts,
+    attention_needs,
+    by_kind,
+    check_processors,
+    preemption_mode,
+    template_source,
+)
 from engine.frontend.request_checks import ConstraintCheck
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.platform import PlatformFacts, PlatformNeed
 from engine.interfaces.tokenizer import TokenizerNeed
 from engine.kv.layout import make_layout
-from engine.plugin import Manifest, Registry, Selection, choose
+from engine.plugin import Manifest, Registry, Selection, choose, points
 from engine.plugin.choosing import default_model
 from engine.plugin.manifest import hook_choices
 from engine.plugin.options import check_hook_options
-from engine.plugin.points import (
-    ATTENTION,
-    CHECKPOINT,
-    GRAMMAR,
-    LOGITS_PROCESSOR,
-    MODEL,
-    PLATFORM,
-    POINTS,
-    TOKENIZER,
-    CardT,
-    NeedT,
-    Point,
-)
+from engine.plugin.points import CardT, NeedT, Point
 from engine.types.errors import ConfigError, EngineError, ManifestError, ModelNotFoundError
+from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.parallel import Parallel
 from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
+    from engine.interfaces.attention import AttentionCard, AttentionNeed
     from engine.interfaces.checkpoint import CheckpointCard
     from engine.interfaces.model import ModelCard
     from engine.interfaces.tokenizer import TokenizerCard
@@ -121,7 +120,7 @@ class Launch:
     @cached_property
     def constraints(self) -> ConstraintCheck:
         """What the grammar drivers at work can enforce."""
-        return ConstraintCheck(self.chosen(GRAMMAR))
+        return ConstraintCheck(self.chosen(points.GRAMMAR))
 
     @property
     def max_model_len(self) -> int:
@@ -182,7 +181,7 @@ class _Choices:
         """The drivers of a point, which `made` has from then on; none of a point that is the platform's own. Where the
         user names none, `only` the driver of that name is asked."""
         asked, options = self._config.asked(point.name), self._config.options_for(point.name)
-        platform = next(iter(self.made.get(PLATFORM.name, ())), None)
+        platform = next(iter(self.made.get(points.PLATFORM.name, ())), None)
         if platform is not None and point.name in platform.card.own_points:
             if asked is not None or options:
                 raise ConfigError(
@@ -205,14 +204,14 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         client_of_several(registry)
     name, whose = config.model, None
     if name is None:  # that card's own, also where another would claim the name
-        default = default_model(registry, CHECKPOINT, config.asked("checkpoint"))
+        default = default_model(registry, points.CHECKPOINT, config.asked("checkpoint"))
         name, whose = default.name, default.candidate.name
-    (checkpoint,) = choices.choose(CHECKPOINT, {"": name}, only=whose)
+    (checkpoint,) = choices.choose(points.CHECKPOINT, {"": name}, only=whose)
     files = checkpoint.card.resolve(name)
-    (platform,) = choices.choose(PLATFORM, {"": PlatformNeed(dtype=config.dtype)})
+    (platform,) = choices.choose(points.PLATFORM, {"": PlatformNeed(dtype=config.dtype)})
     device = platform.card.describe()
     generation_config = read_generation_config(config, files)
-    (implementation,) = choices.choose(MODEL, _model_needs(config, files, device))
+    (implementation,) = choices.choose(points.MODEL, _model_needs(config, files, device))
     model = _described(implementation, files, generation_config)
     dtype = choose_dtype(config.dtype, model.dtype, device)
     kv_dtype = _CACHE_DTYPES.get(config.kv_cache_dtype, config.kv_cache_dtype)
@@ -231,18 +230,21 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         facts=device,
         size=parallel.tp,
     )
-    pages = {one.kind: one.card.tokens_per_page(needs[one.kind]) for one in choices.choose(ATTENTION, needs)}
-    if ATTENTION.name in platform.card.own_points:
-        pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in needs}
+    forms = by_kind(needs)
+    attention = choices.choose(points.ATTENTION, forms)
+    pages = {one.kind: lcm(*(one.card.tokens_per_page(need) for need in forms[one.kind])) for one in attention}
+    if points.ATTENTION.name in platform.card.own_points:
+        pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in forms}
     tokenizer_folder = _tokenizer_folder(config, registry, files)
-    (tokenizer,) = choices.choose(TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
+    (tokenizer,) = choices.choose(points.TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
     layout = make_layout(
-        model.kv_specs,
+        model.sites,
         block_size=config.block_size,
         kv_itemsize=_ITEM_SIZES[kv_dtype],
         tokens_per_page=pages,
         size=parallel.tp,
     )
+    layout = _with_page_formats(layout, needs, attention)
     facts = Facts(
         config=config,
         platform=device,
@@ -259,8 +261,8 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         asks = row.asks(facts)
         if not (row.used(facts, asks) and choices.choose(row.point, asks, row.together)):
             choices.idle[row.point.name] = {} if row.point.name in platform.card.own_points else asks
-    check_processors(choices.made[LOGITS_PROCESSOR.name])
-    selections = tuple(selection for point in POINTS for selection in choices.made.get(point, ()))
+    check_processors(choices.made[points.LOGITS_PROCESSOR.name])
+    selections = tuple(selection for point in points.POINTS for selection in choices.made.get(point, ()))
     manifest = Manifest.of(selections)
     worker = WorkerStart(
         choices=manifest.choices,
@@ -300,6 +302,21 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     return Launch(
         config, registry, start, manifest, selections, tokenizer, tokenizer_folder, facts.chat_template, choices.idle
     )
+
+
+def _with_page_formats(
+    layout: KVLayout, needs: Sequence[AttentionNeed], attention: Iterable[Selection[AttentionCard]]
+) -> KVLayout:
+    """The layout with the names of what its groups keep in pages. needs: of each site."""
+    of_kind = {one.kind: one for one in attention}
+    groups = []
+    for group in layout.groups:
+        need, one = needs[group.sites[0]], of_kind.get(group.kind)
+        if one is not None and group.table is not None:
+            named = one.card.page_format(need) or f"{one.candidate.name}-{one.candidate.version}"
+            group = msgspec.structs.replace(group, page_format=named)
+        groups.append(group)
+    return msgspec.structs.replace(layout, groups=tuple(groups))
 
 
 def check_attached(found: Launch, start: CoreStart) -> Launch:
@@ -435,7 +452,7 @@ def _tokenizer_folder(config: EngineConfig, registry: Registry, files: Checkpoin
     if Path(config.tokenizer).is_dir():
         return config.tokenizer
     try:
-        (checkpoint,) = choose(registry, CHECKPOINT, {"": config.tokenizer})
+        (checkpoint,) = choose(registry, points.CHECKPOINT, {"": config.tokenizer})
         return checkpoint.card.resolve(config.tokenizer).folder
     except ModelNotFoundError as error:
         raise ConfigError(

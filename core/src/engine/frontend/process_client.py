@@ -9,16 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from engine.interfaces.client import CoreState
 from engine.process.child import Child, ProcessTree
 from engine.types.errors import EngineDeadError, EngineError
-from engine.types.messages import Abort, Add, Call, FromCore, Outputs, Ready, Reply, ToCore
+from engine.types.messages import Abort, Add, Call, FromCore, Ready, Reply, ToCore
 from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.request import EngineRequest
 from engine.types.start import CoreStart, WorkerReady
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 MODULE = "engine.loop.process"
 POLL_SECONDS = 0.1
 LEAVE_SECONDS = 5.0
@@ -34,37 +36,31 @@ HASTY_MESSAGES = 16
 DETACH_SECONDS = 5.0
 
 
-class CoreEnd(Protocol):
-    """This process's end of a core: see `engine.process.child.Child`."""
+class Heard(Protocol[T_co]):
+    """Whom a `LoopListener` hears: see `engine.process.child.Child`."""
 
     stopping: threading.Event
     failed: bool
 
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def silence(self) -> float: ...
-
-    def send(self, message: ToCore) -> None: ...
-
     def fileno(self) -> int: ...
-
-    def take(self) -> FromCore | None: ...
-
-    def receive(self, timeout: float) -> FromCore | None: ...
-
+    def take(self) -> T_co | None: ...
     def lost(self) -> bool: ...
-
     def death(self) -> EngineError: ...
 
+
+class CoreEnd(Heard[FromCore], Protocol):
+    """This process's end of a core."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def silence(self) -> float: ...
+    def send(self, message: ToCore) -> None: ...
+    def receive(self, timeout: float) -> FromCore | None: ...
     def ask_to_stop(self) -> None: ...
-
     def end(self, grace: float) -> int: ...
-
     def close(self) -> None: ...
 
 
@@ -98,7 +94,7 @@ class ProcessClient:
         self._stats: StepStats | None = None
         self._num_others = 0
         self._error: EngineError | None = None
-        self._listener: LoopListener | None = None
+        self._listener: LoopListener[FromCore] | None = None
         self._starting = threading.Lock()  # held while `wait_ready` reads what `shutdown` closes
         self._closing = threading.Event()
 
@@ -198,14 +194,14 @@ class ProcessClient:
                 return news
 
     def _take(self, message: FromCore) -> CoreOutputs | None:
-        if isinstance(message, Outputs):
-            news = message.outputs
-            if news.stats is not None:
-                self._stats, self._num_others = news.stats, message.others
-            for output in news.outputs:
+        if isinstance(message, CoreOutputs):
+            if message.stats is not None:
+                self._stats = message.stats
+                self._num_others = message.others
+            for output in message.outputs:
                 if output.finish_reason is not None:
                     self._unfinished.pop(output.request_id, None)
-            return news
+            return message
         if isinstance(message, Reply):
             answer = self._calls.pop(message.call_id, None)
             if answer is None or answer.done():  # whoever asked has given up
@@ -276,7 +272,7 @@ class ProcessClient:
             self._core.close()
 
 
-class LoopListener:
+class LoopListener(Generic[T]):
     """Hands over what comes, in the loop, until the core has ended or `stop` is called.
 
     A message is handed over in a turn of the loop of its own, so that whoever reads a stream has read the news of one
@@ -284,7 +280,7 @@ class LoopListener:
     over as those of one, which costs less, and the loop catches up.
 
     Args:
-        core: whose messages; nobody else reads its socket now.
+        core: whose messages, or another process; nobody else reads its socket now.
         loop: this thread's.
         on_message: takes one, or several that came.
         on_death: takes the error, once, if it is lost.
@@ -295,9 +291,9 @@ class LoopListener:
 
     def __init__(
         self,
-        core: CoreEnd,
+        core: Heard[T],
         loop: asyncio.AbstractEventLoop,
-        on_message: Callable[[Sequence[FromCore]], None],
+        on_message: Callable[[Sequence[T]], None],
         on_death: Callable[[EngineError], None],
     ) -> None:
         self._core, self._loop = core, loop
@@ -344,7 +340,7 @@ class LoopListener:
     def _take(self) -> None:
         self._scheduled = False
         behind = self._loop.time() - self._empty > BEHIND_SECONDS
-        messages: list[FromCore] = []
+        messages: list[T] = []
         for _ in range(HASTY_MESSAGES if behind else 1):
             if not self._listening or self._core.stopping.is_set():
                 return self._detach()
@@ -363,7 +359,7 @@ class LoopListener:
                 self._scheduled = True
                 self._loop.call_soon(self._take)
 
-    def _hand_over(self, messages: list[FromCore]) -> None:
+    def _hand_over(self, messages: list[T]) -> None:
         if messages:
             self._on_message(messages)
 
@@ -376,7 +372,6 @@ class LoopListener:
 
     def _end(self) -> None:
         """Tell what became of the core: that takes time, in which the loop goes on."""
-        self._detach()
 
         def find_out() -> None:
             error = self._core.death()
@@ -385,6 +380,7 @@ class LoopListener:
 
         self._farewell = threading.Thread(target=find_out, name="core-end", daemon=True)
         self._farewell.start()
+        self._detach()  # now: from here on `stop`, in another thread, waits for that one alone
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -92,7 +92,7 @@ def largest_step(start: WorkerStart) -> StepPlan:
             )
             for slot, n in enumerate(num_tokens.tolist())
         ],
-        new_blocks=[_blocks(num_tokens, group.tokens_per_block) for group in start.layout.groups],
+        new_blocks=[_blocks(num_tokens, table.tokens_per_block) for table in start.layout.tables],
     )
 
 

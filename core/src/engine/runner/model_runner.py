@@ -146,8 +146,7 @@ class ModelRunner:
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
         padded = [width * rows[-1] for width, rows in self._buckets.items()]
         max_tokens = max(start.max_num_batched_tokens, max_rows, *padded)
-        uncached = len(self._groups) - len(start.layout.groups)
-        self._buffers = StepBuffers(platform, self._slots, max_rows, max_tokens, uncached)
+        self._buffers = StepBuffers(platform, self._slots, self._groups, max_rows, max_tokens)
         self._pooler = None if start.model.generates else StepPooler(platform, model, start.model)
         types = start.model.num_token_types
         self._token_types = TokenTypes(platform, start.max_num_seqs, max_tokens) if types else None

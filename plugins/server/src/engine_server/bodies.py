@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from starlette.responses import Response
+from starlette.types import Scope
 from typing_extensions import TypeAliasType
 
 from engine.plugin.hints import did_you_mean
@@ -74,18 +75,22 @@ class JSON(Response):
 
 
 class JSONRequest(Request):
-    """A request whose JSON is read strictly, and once; what is large, in a thread."""
-
-    _data: Any = None
+    """A request whose JSON is read strictly, and once, by whoever asks first; what is large, in a thread."""
 
     async def json(self) -> Any:
         """The body's data. Raises json.JSONDecodeError."""
-        if self._data is None:
-            content = await self.body()
-            self._data = loads(content) if len(content) < LARGE else await asyncio.to_thread(loads, content)
-        return self._data
+        if _DATA not in self.scope:
+            await read_json(self.scope, await self.body())
+        return self.scope[_DATA]
 
 
+async def read_json(scope: Scope, content: bytes) -> Any:
+    """The data of a request's body, for each `JSONRequest` of it too. Raises json.JSONDecodeError."""
+    data = scope[_DATA] = loads(content) if len(content) < LARGE else await asyncio.to_thread(loads, content)
+    return data
+
+
+_DATA = "engine.json"
 MAX_METADATA = 16
 """The most pairs."""
 
@@ -156,10 +161,40 @@ class Body(BaseModel):
         return made
 
 
+class QueuedBody(Body):
+    """What every body says of a request that the engine computes.
+
+    Args:
+        model: one of the served names.
+        cache_salt: prompts with another find none of each other's cached pages.
+        priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
+        timeout: seconds until the request ends with a 504, waiting included.
+    """
+
+    model: str | None = None
+    cache_salt: Salt | None = None
+    priority: int = 0
+    timeout: float | None = None
+
+
+class GeneratingBody(QueuedBody):
+    """What every body says of a request that generates. Ranges are checked by the engine."""
+
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
 _SAMPLING = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "logprobs", "structured_outputs"}
 
 
-def sampling_params(body: Body, defaults: SamplingDefaults, max_tokens: int | None, **more: Any) -> SamplingParams:
+def sampling_params(
+    body: GeneratingBody, defaults: SamplingDefaults, max_tokens: int | None, **more: Any
+) -> SamplingParams:
     """The parameters that a body sets, by their own names, and `more`, over the model's. The engine verifies them."""
     given = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING}
     return SamplingParams(**defaults.under({**given, **more}, max_tokens))

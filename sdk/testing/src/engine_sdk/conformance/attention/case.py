@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from engine.interfaces.attention import (
     AttentionBackend,
@@ -132,12 +133,13 @@ class Case:
         self.group = KVGroup(
             index=0,
             kind=form.kind,  # type: ignore[arg-type]
-            layers=tuple(range(NUM_LAYERS)),
+            sites=tuple(range(NUM_LAYERS)),
             num_kv_heads=form.num_kv_heads,
             head_size=form.head_size,
             sliding_window=form.window,
             tokens_per_block=tokens_per_block,
             layer_bytes=elements * self.kv_dtype.itemsize,
+            num_q_heads=self.need.num_q_heads,
             rope_size=form.rope_size,
         )
         heads = self.need.num_q_heads
@@ -435,10 +437,34 @@ def whole_rows(
     )  # fmt: skip
     case.seen = [np.ones_like(seen) for seen in case.seen]
     case.group = KVGroup(
-        index=0, kind="encoder", layers=(LAYER,), num_kv_heads=form.num_kv_heads, head_size=form.head_size,
-        sliding_window=None, tokens_per_block=form.block_size, layer_bytes=0,
+        index=0, kind="encoder", sites=(LAYER,), num_kv_heads=form.num_kv_heads, head_size=form.head_size,
+        sliding_window=None, tokens_per_block=form.block_size, layer_bytes=0, table=None,
+        num_q_heads=case.need.num_q_heads,
     )  # fmt: skip
     case.layer = replace(case.layer, group=case.group)
     batch = case.batch
     case.batch = replace(batch, block_table=batch.block_table[:, :0], slot_mapping=torch.zeros_like(batch.slot_mapping))
     return case
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, Any]:
+    """Decode rows, then rows of any number of queries, contiguous or not."""
+    decodes = [[n] for n in draw(st.lists(st.integers(0, 60), max_size=5))]
+    others: list[Sequence[int]] = []
+    for _ in range(draw(st.integers(0 if decodes else 1, 3))):
+        if draw(st.booleans()):
+            start = draw(st.integers(0, 40))
+            others.append(range(start, start + draw(st.integers(1, 20))))
+        else:
+            others.append(sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=8))))
+    rows = [*decodes, *others]
+    return {
+        "rows": rows,
+        "num_decodes": len(decodes),
+        "keys": [(row, draw(st.integers(0, places[-1]))) for row, places in enumerate(rows) if draw(st.booleans())],
+        "seed": draw(st.integers(0, 2**32)),
+        "padding_tokens": draw(st.sampled_from([0, 0, 3])),
+        "bound": draw(st.sampled_from([0, 0, 4])),
+        "strided": draw(st.booleans()),
+    }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionCard
 from engine.interfaces.platform import CaptureKey
-from engine_sdk.conformance.attention.case import Form, Keys, Rows, check_shares, check_unseen
+from engine_sdk.conformance.attention.case import Form, Keys, Rows, batches, check_shares, check_unseen
 from engine_sdk.conformance.attention.latent_case import LatentCase, latent_form
 from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
@@ -260,8 +260,6 @@ class LatentTests:
         @limited
         @given(st.data())
         def check(data: st.DataObject) -> None:
-            from engine_sdk.conformance.attention.suite import batches  # which imports this module
-
             form, batch = data.draw(latent_forms()), data.draw(batches())
             if me.subject().reasons(form.need(me.device, batch["rows"])):
                 form = latent_form()

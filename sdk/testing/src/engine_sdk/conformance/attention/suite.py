@@ -21,6 +21,7 @@ from engine_sdk.conformance.attention.case import (
     Form,
     Keys,
     Rows,
+    batches,
     check_shares,
     check_unseen,
     whole_rows,
@@ -502,26 +503,3 @@ def forms() -> st.SearchStrategy[Form]:
         alibi=st.sampled_from([False, False, True]),
         spare_bytes=st.sampled_from([0, 64]),
     )
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> dict[str, Any]:
-    """Decode rows, then rows of any number of queries, contiguous or not."""
-    decodes = [[n] for n in draw(st.lists(st.integers(0, 60), max_size=5))]
-    others: list[Sequence[int]] = []
-    for _ in range(draw(st.integers(0 if decodes else 1, 3))):
-        if draw(st.booleans()):
-            start = draw(st.integers(0, 40))
-            others.append(range(start, start + draw(st.integers(1, 20))))
-        else:
-            others.append(sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=8))))
-    rows = [*decodes, *others]
-    return {
-        "rows": rows,
-        "num_decodes": len(decodes),
-        "keys": [(row, draw(st.integers(0, places[-1]))) for row, places in enumerate(rows) if draw(st.booleans())],
-        "seed": draw(st.integers(0, 2**32)),
-        "padding_tokens": draw(st.sampled_from([0, 0, 3])),
-        "bound": draw(st.sampled_from([0, 0, 4])),
-        "strided": draw(st.booleans()),
-    }
