@@ -150,7 +150,8 @@ class StepInputs(NamedTuple):
         seq_lens: int32 [R]; num_computed + num_tokens.
         token_ids: int32 [T]; filled by `prepare_inputs`, as are those below.
         positions: int64 [T].
-        block_tables: for each table int32 [R, max_blocks], in row order.
+        block_tables: for each table int32 [R, max_blocks], in row order; of each row the entries of its blocks, the
+            others may be what a step before left.
         slot_mappings: for each table int64 [T]: page * tokens_per_block + offset in the page.
     """
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
 from engine.interfaces.latent_attention import LatentAttentionBackend
-from engine.interfaces.platform import STREAM
+from engine.interfaces.platform import STREAM, CaptureKey
 from engine_sdk.conformance.attention.case import (
     TOLERANCE,
     Case,
@@ -422,7 +422,7 @@ class AttentionConformance(LatentTests, Conformance):
         cache = first.write_history(body)
         plan = body.plan(first.batch, first.group)
         step = functools.partial(first.launch, body, cache, plan, out, lse)
-        replay = platform.capture(step, "conformance")
+        replay = platform.capture(step, CaptureKey(0, variant=("conformance",)))
         assert replay is not step, "the platform could not capture the step, though the card names its recorder"
         for case in cases:
             case.write_history(body)
