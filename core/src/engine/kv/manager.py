@@ -70,6 +70,8 @@ class KVManager:
         self.tables = self.growing + cross
         self._sliding = tuple(table for table in self.growing if table.window is not None)
         self.num_resets = 0
+        self._leases: dict[int, np.ndarray] = {}
+        self._num_leases = 0
         self.digest = HASH_FUNCTIONS[hash_algo]
         self.cross = CrossTables(cross, self.index, self.pool, self.digest, max_encoder_len)
         self.blocks = CachedBlocks(self.index, self.pool, self.growing, self.block_size, self.digest, max_num_seqs)
@@ -223,11 +225,53 @@ class KVManager:
         sequence: all its known tokens.
         """
         self.blocks.end(slot)
-        hashes = self.blocks.hashes_of(sequence)
+        self._discard(self.blocks.hashes_of(sequence), sequence)
+
+    def forget(self, slot: int, sequence: Sequence, failed: np.ndarray, num_computed: int | None) -> None:
+        """Some pages do not hold what they should, and a sequence was computed from them: nothing more of its slot is
+        cached, and nobody finds its blocks from there on, nor what others computed behind them. Who holds these pages
+        keeps them.
+
+        Args:
+            slot: of the sequence, of all whose known tokens are in `sequence`.
+            failed: int32; the pages.
+            num_computed: tokens that the cache, or a load, gave it when it entered the slot; None: all is in doubt, for
+                it holds its pages no more.
+        """
+        self.blocks.end(slot)
+        first = 0
+        if num_computed is not None:
+            first = num_computed // self.block_size
+            for table in self.growing:  # what has left a window since is still in the table
+                read = np.flatnonzero(np.isin(table.pages[slot, : table.num_blocks[slot]], failed))
+                first = min([first, *read[:1].tolist()])
+        hashes = self.blocks.hashes_of(sequence, first)
+        self._discard(hashes | self.index.children.below(hashes), sequence)
+
+    def _discard(self, hashes: Set[bytes], sequence: Sequence) -> None:
+        """Nobody finds blocks under these hashes, nor the sequence's encoder input."""
         keys = [self.index.key(hashed, table.index) for table in self.growing for hashed in hashes]
         keys += [key for table in self.cross.tables for key in self.cross.keys(sequence, table)]
         pages = {page for key in keys if (page := self.index.page_of(key)) is not None}
         self.pool.discard(np.array(sorted(pages), np.int32))
+
+    # -- lent ----------------------------------------------------------------------------------------------------------
+    def lend(self, pages: np.ndarray) -> int:
+        """Keep pages, int32, each of which somebody holds now, as they are until they are given back: a transfer reads
+        them or writes into them, whatever becomes of who holds them. Returns the lease's number."""
+        self.pool.pin(pages)
+        self._num_leases += 1
+        self._leases[self._num_leases] = pages
+        return self._num_leases
+
+    def give_back(self, lease: int) -> None:
+        """The transfer has ended, by itself or by its failure."""
+        self.pool.release(self._leases.pop(lease), 0)
+
+    @property
+    def num_leases(self) -> int:
+        """Leases that have not been given back."""
+        return len(self._leases)
 
     def step_done(self, step_id: int) -> None:
         """This step, and all before it, have ended."""
@@ -247,6 +291,8 @@ class KVManager:
             assert (table.first_block <= table.num_blocks).all()
             for slot in np.flatnonzero(table.num_blocks).tolist():
                 np.add.at(refs, table.live(slot), 1)
+        for pages in self._leases.values():
+            np.add.at(refs, pages, 1)
         self.pool.check_integrity(refs)
         self.index.check_integrity(self.pool.committed)
 

@@ -159,7 +159,10 @@ class States:
                 self.requeue(request)
 
     def unblock(self) -> bool:
-        """Nothing can be planned and nothing is under way: make room. False where there is nobody to make room for."""
+        """Nothing can be planned and nothing is under way: make room. False where there is nobody to make room for, or
+        where pages that are lent will come back."""
+        if self.kv.num_leases:
+            return False
         if len(self.running) > 1:
             self.preempt_one()
             return True
@@ -181,14 +184,25 @@ class States:
 
         plans: of that step and of those after it.
         """
-        self.kv.reset_prefix_cache()  # blocks computed from these pages may have been committed by now
         self.fast_path.end()
-        entered = {new.slot for plan in plans for new in plan.new_slots}
+        entered: dict[int, int] = {}  # by slot: tokens that it had then
+        left = False
+        for plan in plans:
+            rows = dict(zip(plan.slot_of_row.tolist(), plan.num_computed.tolist(), strict=True))
+            for new in plan.new_slots:
+                entered[new.slot] = rows[new.slot]
+                left = left or new.request_id not in self.requests
         found = [request for request in self.draining if self.slots.last_step[request.slot] >= plans[0].step_id]
         found += [request for request in self.running.values() if request.slot in entered]
         logger.warning("%d pages could not be loaded: %d requests are computed again", failed_pages.size, len(found))
+        if left:
+            self.kv.reset_prefix_cache()  # who has left meanwhile may have cached something, nobody knows what
         for request in found:
-            self.slots.accepts[request.slot] = False
+            slot, held = request.slot, request.status is Status.RUNNING
+            self.slots.accepts[slot] = False
+            if slot in entered:
+                sequence = request.sequence(self.slots.tokens[slot, : self.slots.known[slot]])
+                self.kv.forget(slot, sequence, failed_pages, entered[slot] if held else None)
             if self.swapping is not None:
                 self.swapping.distrust(request)
             if request.status is Status.RUNNING:
