@@ -15,8 +15,9 @@ back, and until then that request is not planned again; the others go on.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,6 +66,7 @@ class Scheduler:
         jump_forward: over what constraints force; None: token by token.
         whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.
         vocab_size: a result with another token ends the engine; None: not checked.
+        now: the clock by which requests are timed and end: seconds that never go back.
 
     Attributes:
         states: where each unfinished request is; `requests`, `running` and `prefilling` are its own.
@@ -90,6 +92,7 @@ class Scheduler:
         jump_forward: JumpForward | None = None,
         whole_prompts: bool = False,
         vocab_size: int | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kv = kv
         self.policy = policy
@@ -97,7 +100,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.swapping = swapping
         self.vocab_size = vocab_size
-        self.slots = SlotTable(max_num_seqs, max_model_len)
+        self.slots = SlotTable(max_num_seqs, max_model_len, now)
         self.drafts = DraftSources(speculation, jump_forward, constraints)
         self.fast_path = DecodeFastPath(self.slots, kv, vocab_size)
         waits = Gates([*([] if constraints is None else [constraints]), *gates])
