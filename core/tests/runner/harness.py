@@ -209,10 +209,13 @@ def registry(*more: Candidate) -> Registry:
     return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE, *PROCESSORS, *more))
 
 
-def layout() -> KVLayout:
-    """4 tokens a block: the two sliding layers fill a page, in which the one full layer holds twice the tokens."""
-    token = 2 * KV_HEADS * HEAD_SIZE * 8
-    common = {"num_kv_heads": KV_HEADS, "head_size": HEAD_SIZE}
+def layout(tp: int = 1) -> KVLayout:
+    """4 tokens a block: the two sliding layers fill a page, in which the one full layer holds twice the tokens.
+
+    tp: ranks that share the heads.
+    """
+    token = 2 * KV_HEADS // tp * HEAD_SIZE * 8
+    common = {"num_kv_heads": KV_HEADS // tp, "head_size": HEAD_SIZE}
     return KVLayout(
         block_size=4,
         page_bytes=8 * token,

@@ -93,6 +93,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             jump_forward=_jump_forward(start, constraints, vocabulary),
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
+            stages=worker.parallel.pp,
         )
         hooks = HookRelay("core", registry, options=worker.hook_options)
         ready = msgspec.structs.replace(ready, broken=tuple(dict.fromkeys((*ready.broken, *registry.broken()))))

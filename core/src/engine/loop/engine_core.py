@@ -157,8 +157,8 @@ class EngineCore:
             self.executor.sample(step_id, masks)
 
     def _drafts(self, step_id: int) -> list[list[int]]:
-        """Those of the last step's rows, which every rank has drafted alike."""
-        drafts: list[list[int]] = self.executor.call("drafts", step_id)[0]
+        """Those of the last step's rows, which every rank that draws has drafted alike: the last one does."""
+        drafts: list[list[int]] = self.executor.call("drafts", step_id)[-1]
         return drafts
 
     def _news(self) -> CoreOutputs:

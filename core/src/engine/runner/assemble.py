@@ -303,7 +303,12 @@ def _model(
     groups: dict[str, ProcessGroup],
 ) -> Model:
     description = start.model
-    need = ModelNeed(architecture=description.architecture, config=description.config, parallel=start.parallel)
+    need = ModelNeed(
+        architecture=description.architecture,
+        config=description.config,
+        parallel=start.parallel,
+        features=frozenset({"stages"} if start.parallel.pp > 1 else ()),
+    )
     model: Model = chosen.fit("model", "", need).build(
         ModelContext(
             description=description,
@@ -317,6 +322,7 @@ def _model(
             group=groups.get("tp"),
             quantization=quantization,
             latent_attention=attention.latent,
+            stage=start.place.stage,
         )
     )
     return model

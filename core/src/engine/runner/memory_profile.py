@@ -32,11 +32,12 @@ class OneOfEachKind:
 
     def __init__(self, start: WorkerStart) -> None:
         self._group_of = {layer: group.index for group in start.layout.groups for layer in group.layers}
+        self._first = start.place.stage.start
 
     def __call__(self, layers: Iterable[Any], state: State) -> Iterator[Any]:
         """See `engine.interfaces.model.LayerIterator`."""
         seen = set()
-        for index, layer in enumerate(layers):
+        for index, layer in enumerate(layers, self._first):
             kind = (type(layer), self._group_of.get(index))
             if kind not in seen:
                 seen.add(kind)
@@ -47,7 +48,15 @@ def profile_step(start: WorkerStart, parts: Assembly) -> None:
     """Run a largest step, from building its buffers to its result. The attention stays bound to a pool of two pages."""
     pool = parts.platform.allocate_pool(PROFILE_PAGES, start.layout.page_bytes)
     parts.attention.bind(pool)
-    runner = ModelRunner(start, parts.platform, parts.ops, parts.attention, parts.model, walk=OneOfEachKind(start))
+    runner = ModelRunner(
+        start,
+        parts.platform,
+        parts.ops,
+        parts.attention,
+        parts.model,
+        walk=OneOfEachKind(start),
+        stages=parts.groups.get("pp"),
+    )
     runner.execute(largest_step(start)).result()
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from engine.distributed.group import ProcessGroup
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.model import LayerIterator, Model, State
 from engine.interfaces.ops import Ops
@@ -31,6 +32,7 @@ from engine.runner.drafting import ChosenDrafter, Drafting, StepDrafts
 from engine.runner.pooling import StepPooler
 from engine.runner.prompt_logprobs import PromptScorer, ScoredPrompts
 from engine.runner.results import DraftedStep, FailedStep, PendingSample, RunningStep
+from engine.runner.stages import StageLink
 from engine.sampling.packed import send
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import Processor, ProcessorChain
@@ -38,6 +40,8 @@ from engine.sampling.sampler import SampledMasks, SampledRows, Sampler
 from engine.types.kv import NULL_PAGE
 from engine.types.plan import Masks, NewBlocks, StepPlan
 from engine.types.start import WorkerStart
+
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class _Step:
         plans: attention's, one for each group; refilled step after step where the step is captured.
         select: int64 [n]; tokens whose logits are wanted, None for all.
         hidden: [T, H], kept where prompt tokens are to be scored or pooled.
+        left: what the next pipeline stage goes on with; None on the last one.
         logits: float32 or float64 [n, V], where `run` leaves them. A replay fills the tensor that the capture left.
         broken: bool [n]; which of their rows hold a NaN.
         run: the launch.
@@ -59,6 +64,7 @@ class _Step:
     plans: list[Any]
     select: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
+    left: tuple[torch.Tensor, ...] | None = None
     logits: torch.Tensor | None = None
     broken: torch.Tensor | None = None
     run: Callable[..., None] | None = None
@@ -113,6 +119,7 @@ class ModelRunner:
         capture: whether `capture` finds any buckets.
         skips_padding: whether the platform's replays take the number of rows that count.
         captures_drafts: which steps with drafts are captured as well.
+        stages: the ranks of all pipeline stages; None where there is one stage.
     """
 
     def __init__(
@@ -128,6 +135,7 @@ class ModelRunner:
         capture: bool = False,
         skips_padding: bool = False,
         captures_drafts: CapturesDrafts = "never",
+        stages: ProcessGroup | None = None,
     ) -> None:
         self._platform = platform
         self._ops = ops
@@ -147,7 +155,12 @@ class ModelRunner:
         max_tokens = max(start.max_num_batched_tokens, max_rows, *padded)
         uncached = len(self._groups) - len(start.layout.groups)
         self._buffers = StepBuffers(platform, self._slots, max_rows, max_tokens, uncached)
-        self._pooler = None if start.model.generates else StepPooler(platform, model, start.model)
+        self._draws = start.place.draws
+        self._link: StageLink | None = None
+        if stages is not None:
+            dtype, sizes = getattr(torch, start.dtype), model.state_sizes()
+            self._link = StageLink(start.place.stage, stages, sizes, max_tokens, dtype, platform.device)
+        self._pooler = None if start.model.generates or not self._draws else StepPooler(platform, model, start.model)
         types = start.model.num_token_types
         self._token_types = TokenTypes(platform, start.max_num_seqs, max_tokens) if types else None
         self._parameters = SlotParameters(start.max_num_seqs, start.model.vocab_size)
@@ -203,6 +216,7 @@ class ModelRunner:
                 partial(self._plan_attention, step, keep=True),
                 partial(_outputs, step),
                 partial(_replace, step),
+                () if self._link is None else tuple(self._link.state(bucket * width).values()),
             )
             forward = partial(self._forward, step)
             step.run = self._platform.capture(forward, bucket if width == 1 else (bucket, width), trial.trial)
@@ -224,8 +238,13 @@ class ModelRunner:
             return failed
 
     def drafts(self, step_id: int) -> list[list[int]]:
-        """Those of each row of the step whose masks follow. Raises the error of its launch."""
+        """Those of each row of the step whose masks follow; none where the worker does not draw.
+
+        Raises the error of its launch.
+        """
         step = self._open
+        if step is None and not self._draws:
+            return []
         if isinstance(step, FailedStep):
             step.result()
         assert isinstance(step, PendingSample) and step.step_id == step_id
@@ -233,10 +252,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, step_id: int, masks: Masks) -> None:
-        """Go on with the step whose masks follow. An error is its future's, as is that of its launch."""
+        """Go on with the step whose masks follow; no step waits for them where the worker does not draw. An error is
+        its future's, as is that of its launch."""
         step = self._open
         self._open = None
-        if not isinstance(step, FailedStep):
+        if self._draws and not isinstance(step, FailedStep):
             assert step is not None and step.step_id == step_id
             step.sample(masks)
 
@@ -256,7 +276,7 @@ class ModelRunner:
             if self._token_types is not None:
                 self._token_types.enter(new)
         if plan.known is not None:
-            self._processors.take_host_tokens(plan.known)
+            self._slots.take_known(plan.known) if not self._draws else self._processors.take_host_tokens(plan.known)
         self._slots.enter(plan)
         blocks = plan.new_blocks
         if blocks and (plan.num_drafts is not None or not self._room_for(blocks)):
@@ -265,7 +285,9 @@ class ModelRunner:
         drafts: StepDrafts | None = None
         if plan.num_drafts is not None:
             plan, drafts = self._drafting.propose(plan)
-        rows = np.flatnonzero(plan.samples)
+        rows = np.flatnonzero(plan.samples) if self._draws else _NO_ROWS
+        if not self._draws:
+            drafts = None  # they are in the table
         if not plan.num_rows:
             if blocks:
                 self._place_blocks(blocks)
@@ -274,10 +296,14 @@ class ModelRunner:
         sampled = self._prepare(step, plan, captured, _Drawing.of(plan, rows, drafts), blocks)
         if step.run is None:
             step.run = self._platform.capture(partial(self._forward, step), None)
+        if self._link is not None:
+            self._link.receive(plan.total_tokens)
         if captured and self._skips_padding:
             step.run(plan.num_rows)
         else:
             step.run()
+        if self._link is not None and step.left is not None:
+            self._link.send(step.left, plan.total_tokens, keep=captured)
         if self._pooler is not None:
             assert step.hidden is not None
             return self._pooler.pool(step.hidden, plan)
@@ -355,8 +381,10 @@ class ModelRunner:
         self._slots.place(sent, [len(new.slot) for new in blocks])
 
     def _plan_attention(self, step: _Step, keep: bool) -> None:
-        """One plan for each group; `keep` refills those of the step before."""
+        """One plan for each group of layers on this stage; `keep` refills those of the step before."""
         for group, batch in zip(self._groups, step.frame.batches, strict=True):
+            if not group.layers:
+                continue
             earlier = step.plans[group.index] if keep else None
             step.plans[group.index] = self._attention.backend(group).plan(batch, group, earlier)
         self._attention.plans[:] = step.plans
@@ -367,8 +395,13 @@ class ModelRunner:
         state = State(token_ids=inputs.token_ids, positions=inputs.positions)
         if step.token_types is not None:
             state["token_type_ids"] = step.token_types
+        if self._link is not None:
+            state.update(self._link.state(step.frame.num_tokens))
         step.hidden = hidden = self._model.forward(state, self._walk)
-        if step.select is None:
+        if hidden is None:
+            assert self._link is not None
+            step.left = self._link.left(state)
+        elif step.select is None:
             step.logits, step.broken = self._ops.check_logits(self._model.logits(hidden))
         elif len(step.select):
             logits = self._model.logits(self._ops.gather_rows(hidden, step.select))
@@ -376,7 +409,7 @@ class ModelRunner:
 
     def _score_prompts(self, step: _Step, plan: StepPlan) -> ScoredPrompts | None:
         """The log probabilities of the step's prompt tokens, where they are asked for."""
-        wanted = self._scorer.wanted(plan)
+        wanted = self._scorer.wanted(plan) if self._draws else None
         if wanted is None:
             return None
         assert step.hidden is not None
@@ -436,12 +469,17 @@ def _all_layers(layers: Iterable[Any], state: State) -> Iterator[Any]:
 
 
 def _outputs(step: _Step) -> tuple[torch.Tensor, ...]:
+    if step.left is not None:
+        return step.left
     assert step.hidden is not None and step.logits is not None and step.broken is not None
     return step.hidden, step.logits, step.broken
 
 
 def _replace(step: _Step, outputs: tuple[torch.Tensor, ...]) -> None:
-    step.hidden, step.logits, step.broken = outputs
+    if step.left is not None:
+        step.left = outputs
+    else:
+        step.hidden, step.logits, step.broken = outputs
 
 
 def _no_drafts(num_rows: int) -> list[list[int]]:

@@ -116,6 +116,7 @@ class Session:
         with self._guard or nullcontext():
             hidden = self.model.forward(state, walk or every_layer)
         model = self.description
+        assert hidden is not None, "the whole model is one stage, and gives hidden states"
         assert tuple(hidden.shape) == (len(state["token_ids"]), model.hidden_size), f"hidden is {list(hidden.shape)}"
         assert hidden.dtype == self.layers.dtype, f"hidden is {hidden.dtype}"
         return hidden
