@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from mutant_suites import suites_of
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import LMHead
 from engine.types.errors import CheckpointError
+from engine.types.parallel import Stage
 from engine_reference.models.llama import LlamaModel
 from engine_sdk.conformance import EncoderModelConformance, ModelConformance
 
@@ -311,6 +313,14 @@ class EmbedsAgain(Llama):
     def forward(self, state: State, walk: Any) -> torch.Tensor:
         state.pop("hidden", None)
         return super().forward(state, walk)
+
+
+class HasEveryLayer(Llama):
+    """every layer is built, whichever the stage has"""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(replace(context, stage=Stage()))
+        self.context = context
 
 
 class RunsAllLayers(Llama):
