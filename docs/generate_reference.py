@@ -16,15 +16,16 @@ import re
 import shutil
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from reference_source import arguments, cell, class_docstrings, code, escape, prose, render_module, source_of
 
 from engine.config.declaration import EngineSettings, Setting
-from engine.plugin import POINTS, Card, Registry
+from engine.plugin import POINTS, Card, HookRelay, Registry
 from engine.plugin.candidate import Candidate
 from engine.plugin.hookspecs import HOOKSPECS, facts_of
 from engine.plugin.points import HOOK_MAJORS
@@ -50,10 +51,10 @@ EXTRA_MODULES = (
 
 REQUEST_MODULES = (
     "engine_server.openai.bodies",
-    "engine_server.responses.bodies",
-    "engine_server.anthropic.bodies",
+    "engine_server.responses.input",
+    "engine_server.anthropic.input",
     "engine_server.pooling.bodies",
-    "engine_server.tokenization.routes",
+    "engine_server.tokenization",
 )
 """Where the bodies of requests are declared."""
 
@@ -358,18 +359,28 @@ def requests_page() -> str:
     return "\n".join(lines)
 
 
-def metrics_page() -> str:
-    """What the server's own exposition says of an engine that has done nothing yet."""
-    from engine_server.metrics.exposition import Exposition
+def idle_server() -> Any:
+    """A server, as its plugins see it, whose engine has done nothing yet."""
+    from engine_server.keys import AdminKey, KeyRing
+    from engine_server.plugins import ServerView
 
     idle: Any = SimpleNamespace(
         cores=[],
+        hooks=HookRelay("frontend", Registry()),
         max_model_len=4096,
+        model_name="model",
         observe=lambda measures: None,
         plan=SimpleNamespace(registry=Registry()),
         worker=None,
     )
-    text = Exposition(idle, "model", cast("Any", SimpleNamespace(responses={200: 0}))).text().decode()
+    return ServerView(idle, Counter({200: 0}), KeyRing(), AdminKey())
+
+
+def metrics_page() -> str:
+    """What the server's own exposition says of an engine that has done nothing yet."""
+    from engine_server.metrics.exposition import Exposition
+
+    text = Exposition(idle_server()).text().decode()
     meanings = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     rows = [
         (code(name), kind, cell(meanings[name]))

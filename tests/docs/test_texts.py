@@ -6,7 +6,10 @@ import functools
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -15,7 +18,8 @@ from engine.config.names import resolve
 from engine.config.sources import CONFIG_VARIABLE, name_of
 from engine.plugin import HookRelay, Registry
 from engine.types import errors
-from engine_server.routes import add_routes
+from engine_server.keys import AdminKey, KeyRing
+from engine_server.plugins import ServerView, add_routes
 from tests.docs import commands
 from tests.docs.markdown import ROOT, blocks, links, name, pages, running_text, spans, table_faults
 
@@ -157,7 +161,9 @@ def test_metrics_and_routes_exist(page):
     assert len(exposed) > 20
     assert set(re.findall(r"`(engine:\w+)`", text)) <= exposed
     app = FastAPI()
-    add_routes(app, HookRelay("frontend", Registry.discover()), None)  # type: ignore[arg-type]
+    hooks = HookRelay("frontend", Registry.discover())
+    idle: Any = SimpleNamespace(hooks=hooks, max_model_len=64, model_name="tiny", observe=lambda measures: None)
+    add_routes(app, hooks, ServerView(idle, Counter(), KeyRing(), AdminKey()))
     served = {route.path for route in app.routes}
     named = {match[1].split("{")[0] for match in re.finditer(r"`(?:GET|POST) (/[\w/{}]+)`", text)}
     assert {path for path in named if not any(route.startswith(path) for route in served)} == set()

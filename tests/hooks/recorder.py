@@ -89,7 +89,7 @@ class Frontend(Recorder):
         self.note("stats", stats=stats)
 
     @hookimpl
-    def http_routes(self, router, engine):
+    def http_routes(self, router, server):
         self.note("http_routes")
 
         @router.get("/plugin/hello")
@@ -98,8 +98,8 @@ class Frontend(Recorder):
 
         @router.get("/plugin/pages")
         async def pages() -> dict[str, object]:
-            [told] = await engine.page_maps()
-            stats = engine.stats()
+            [told] = await server.page_maps()
+            stats = server.stats()
             tokens = None if stats is None else stats.generation_tokens
             return {"pages": len(told.holders), "cached": sum(told.cached), "tokens": tokens}
 

@@ -23,7 +23,7 @@ from engine_server.pooling.bodies import (
     RerankBody,
     ScoreBody,
 )
-from engine_server.tokenization.routes import DetokenizeBody, TokenizeBody
+from engine_server.tokenization import DetokenizeBody, TokenizeBody
 
 from .conftest import Server
 

@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from engine.frontend.capacity import capacity as capacity
     from engine.frontend.capacity import longest as longest
     from engine.frontend.client import Attached as Attached
-    from engine.frontend.constraint_check import ConstraintCheck as ConstraintCheck
     from engine.frontend.input_processor import check_task as check_task
-    from engine.frontend.interrupt import DeferredInterrupt as DeferredInterrupt
     from engine.frontend.launch import Launch as Launch
     from engine.frontend.launch import launch as launch
-    from engine.frontend.observer import RequestObserver as RequestObserver
+    from engine.frontend.offline import DeferredInterrupt as DeferredInterrupt
     from engine.frontend.pooling import data_of as data_of
     from engine.frontend.process_client import ProcessClient as ProcessClient
     from engine.frontend.prompts import LONG as LONG
     from engine.frontend.prompts import Prompt as Prompt
     from engine.frontend.prompts import TextPrompt as TextPrompt
+    from engine.frontend.request_checks import ConstraintCheck as ConstraintCheck
     from engine.frontend.request_state import OutputKind as OutputKind
     from engine.frontend.request_state import RequestState as RequestState
     from engine.frontend.request_state import RequestStream as RequestStream
-    from engine.frontend.sequence_state import SequenceState as SequenceState
+    from engine.frontend.request_state import SequenceState as SequenceState
     from engine.frontend.statistics import INTERVAL as INTERVAL
     from engine.frontend.statistics import NOTHING as NOTHING
     from engine.frontend.statistics import Interval as Interval
     from engine.frontend.statistics import Observed as Observed
+    from engine.frontend.statistics import RequestObserver as RequestObserver
     from engine.llm import LLM as LLM
     from engine.llm import LLMEngine as LLMEngine
 
@@ -59,9 +59,7 @@ NAMES = {
     # what most programs need
     "llm": ("LLM", "LLMEngine"),
     "frontend.async_llm": ("AsyncLLM",),
-    "frontend.request_state": ("OutputKind", "RequestState", "RequestStream"),
-    "frontend.sequence_state": ("SequenceState",),
-    "frontend.observer": ("RequestObserver",),
+    "frontend.request_state": ("OutputKind", "RequestState", "RequestStream", "SequenceState"),
     "frontend.prompts": ("LONG", "Prompt", "TextPrompt"),
     "config.settings": ("Config", "EngineConfig", "model_of", "validated"),
     # commands and their settings
@@ -75,13 +73,13 @@ NAMES = {
     ),
     "config.declaration": ("EngineSettings", "Setting", "Settings", "setting"),
     "config.sources": ("Merged",),
-    "frontend.interrupt": ("DeferredInterrupt",),
+    "frontend.offline": ("DeferredInterrupt",),
     # what was chosen at the start, and how it goes
     "frontend.capacity": ("broken_plugins", "capacity", "longest"),
     "frontend.launch": ("Launch", "launch"),
-    "frontend.statistics": ("INTERVAL", "Interval", "NOTHING", "Observed"),
+    "frontend.statistics": ("INTERVAL", "Interval", "NOTHING", "Observed", "RequestObserver"),
     # requests, before they are sent
-    "frontend.constraint_check": ("ConstraintCheck",),
+    "frontend.request_checks": ("ConstraintCheck",),
     "frontend.input_processor": ("check_task",),
     "frontend.pooling": ("data_of",),
     # several processes in front of several cores

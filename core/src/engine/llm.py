@@ -11,19 +11,17 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
 from engine.frontend.assemble import Frontend, assemble_frontend, start_client
 from engine.frontend.beam_search import search_beams
-from engine.frontend.input_processor import InputProcessor
-from engine.frontend.interrupt import DeferredInterrupt
+from engine.frontend.input_processor import check_task
 from engine.frontend.launch import Launch, launch
-from engine.frontend.output_processor import refusal
-from engine.frontend.pooling import PoolingCalls
-from engine.frontend.progress import Progress
-from engine.frontend.prompts import Prompt, as_prompts, timeouts_of
+from engine.frontend.offline import DeferredInterrupt, progress
+from engine.frontend.pooling import data_of, plan_scores, pooled_as
+from engine.frontend.prompts import Prompt, as_prompts
 from engine.frontend.request_state import OutputKind, RequestState
 from engine.frontend.statistics import LifecycleHooks
 from engine.interfaces.client import CoreClient
@@ -31,7 +29,16 @@ from engine.types.beam import BeamSearchOutput, BeamSearchParams
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.types.outputs import CompletionOutput, CoreOutputs, Logprob, RequestOutput, StepStats
 from engine.types.params import SamplingDefaults, SamplingParams
-from engine.types.pooling import PoolingParams
+from engine.types.pooling import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
@@ -40,8 +47,7 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 """One turn of a conversation: {"role": "user", "content": "..."}."""
-
-
+T = TypeVar("T")
 MOMENT = 0.1
 """Seconds that a step waits for cores in other processes, before it is looked whether Ctrl-C was pressed."""
 
@@ -140,20 +146,13 @@ class LLMEngine:
         news = self._early.pop(0) if self._early else self.client.receive(MOMENT)
         if self._hears_stats:
             self._lifecycle.look()
-        processed = self.frontend.outputs.process(news.outputs)
-        if processed.abort_ids:
-            self.client.abort(processed.abort_ids)
-        for again in processed.retries:
-            try:
-                self.client.add(again.requests)
-            except EngineError as error:
-                outputs += self.frontend.outputs.process(refusal(again, error).outputs).outputs
+        outputs += self.frontend.outputs.take_in(news.outputs, self.client)
         if not news.outputs and len(self.frontend.outputs) and not self.client.has_work():
             lost = self.frontend.outputs.request_ids()
             death = EngineDeadError("make a step", f"the engine core knows nothing of {len(lost)} unfinished requests")
             self.frontend.outputs.abort(lost, death)
             raise death
-        return outputs + processed.outputs
+        return outputs
 
     def deliver_later(self, outputs: Iterable[RequestOutput]) -> None:
         """Give outputs back, to be returned by the next `step`."""
@@ -232,7 +231,7 @@ class LLMEngine:
         self.shutdown()
 
 
-class LLM(PoolingCalls):
+class LLM:
     """A model for offline use.
 
         llm = LLM(model="/models/llama", dtype="bfloat16", max_num_seqs=64)
@@ -261,30 +260,6 @@ class LLM(PoolingCalls):
         llm = cls.__new__(cls)
         llm.llm_engine, llm._counter = engine, 0
         return llm
-
-    @overload
-    def generate(
-        self,
-        prompts: Prompt,
-        sampling_params: SamplingParams | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        priority: Sequence[int] | None = None,
-        timeout: float | Sequence[float | None] | None = None,
-        return_errors: bool = False,
-    ) -> list[RequestOutput]: ...
-
-    @overload
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        priority: Sequence[int] | None = None,
-        timeout: float | Sequence[float | None] | None = None,
-        return_errors: bool = False,
-    ) -> list[RequestOutput]: ...
 
     def generate(
         self,
@@ -325,38 +300,6 @@ class LLM(PoolingCalls):
         params = self._params_for(sampling_params, len(several))
         refused: list[RequestOutput] | None = [] if return_errors else None
         return self._run(self._process(several, params, priority, timeout, refused=refused), use_tqdm, refused)
-
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        priority: Sequence[int] | None = None,
-        timeout: float | Sequence[float | None] | None = None,
-        return_errors: bool = False,
-    ) -> list[RequestOutput]: ...
-
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        priority: Sequence[int] | None = None,
-        timeout: float | Sequence[float | None] | None = None,
-        return_errors: bool = False,
-    ) -> list[RequestOutput]: ...
 
     def chat(
         self,
@@ -455,15 +398,116 @@ class LLM(PoolingCalls):
                 sequence.text = self.llm_engine.frontend.outputs.filtered(request, index, text)
         return [BeamSearchOutput(sequences) for sequences in found]
 
-    @property
-    def _inputs(self) -> InputProcessor:
-        return self.llm_engine.frontend.inputs
+    # -- pooling -----------------------------------------------------------------------------------------------------
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Pool prompts; `outputs.data` is a numpy array.
 
-    def _pool(
-        self, prompts: Sequence[Any], params: Sequence[PoolingParams], use_tqdm: bool | Callable[..., Any]
+        Args:
+            prompts: one or several, as for `generate`.
+            pooling_params: for all, or one for each; None means `PoolingParams()`.
+            use_tqdm: show a progress bar; a callable is used in tqdm's place.
+            pooling_task: "embed", "token_embed" or "classify", for parameters that name no task.
+
+        Raises:
+            InvalidRequestError, PromptTooLongError: one of the prompts or parameters, or a task that this model or
+                engine does not have; nothing was begun.
+            As `generate`, for a prompt that fails later.
+        """
+        outputs = self._pooled(prompts, pooling_params, pooling_task, use_tqdm)
+        return [pooled_as(PoolingRequestOutput, one, PoolingOutput(data_of(one))) for one in outputs]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector for each prompt, `outputs.embedding`. Arguments and errors are those of `encode`."""
+        outputs = self._pooled(prompts, pooling_params, "embed", use_tqdm, only=True)
+        return [pooled_as(EmbeddingRequestOutput, one, EmbeddingOutput(data_of(one).tolist())) for one in outputs]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[ClassificationRequestOutput]:
+        """A number for each label, `outputs.probs`. Arguments and errors are those of `encode`."""
+        outputs = self._pooled(prompts, pooling_params, "classify", use_tqdm, only=True)
+        return [
+            pooled_as(ClassificationRequestOutput, one, ClassificationOutput(data_of(one).tolist())) for one in outputs
+        ]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well pairs of texts fit: for each of `data_2` a score, `outputs.score`.
+
+        A model that embeds embeds both, and the score is the cosine of the two vectors. A model with a classification
+        head of one label (a cross-encoder) reads both as one prompt, and the score is what the head says.
+
+        Args:
+            data_1: one, or as many as `data_2`. A single one is paired with each of `data_2`.
+            data_2: one or several. For a cross-encoder both are texts.
+            pooling_params: for all pairs.
+            use_tqdm: as for `encode`.
+            truncate_prompt_tokens: cut each text to its first so many tokens, those around it counted; for a
+                cross-encoder both texts of a pair together, from the end of the longer; -1: to as many as the model
+                takes. None: texts that are too long are refused.
+
+        Raises:
+            InvalidRequestError: the numbers do not match, the head has several labels, nothing would be left of a text;
+                and as `encode`.
+        """
+        (params,) = _each("pooling params", pooling_params or PoolingParams(), 1)
+        plan = plan_scores(
+            self.llm_engine.frontend.inputs, as_prompts(data_1), as_prompts(data_2), params, truncate_prompt_tokens
+        )
+        return plan.scores(self._pooled(plan.prompts, plan.params, plan.task, use_tqdm, only=True))
+
+    def _pooled(
+        self,
+        prompts: Any,
+        params: PoolingParams | Sequence[PoolingParams] | None,
+        task: str | None,
+        use_tqdm: bool | Callable[..., Any],
+        only: bool = False,
     ) -> list[RequestOutput]:
-        return self._run(self._process(prompts, params), use_tqdm)
+        """Run prompts; `only`: no parameter may name another task."""
+        if task is not None:
+            check_task(task, self.llm_engine.frontend.inputs.model)
+        several = as_prompts(prompts)
+        complete = []
+        for param in _each("pooling params", params or PoolingParams(), len(several)):
+            if not isinstance(param, PoolingParams):
+                raise InvalidRequestError(
+                    f"pool with {type(param).__name__}", "these are no pooling params", "pass PoolingParams"
+                )
+            if only and param.task not in (None, task):
+                raise InvalidRequestError(
+                    f"{task} with task={param.task!r}",
+                    "they contradict each other",
+                    "leave the task out, or use encode",
+                )
+            complete.append(msgspec.structs.replace(param, task=task) if param.task is None else param)
+        return self._run(self._process(several, complete), use_tqdm)
 
+    # -- the rest ----------------------------------------------------------------------------------------------------
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer at work."""
         return self.llm_engine.get_tokenizer()
@@ -498,14 +542,11 @@ class LLM(PoolingCalls):
             refused: gets an output, with the error, for each prompt that is refused; None: the error is raised.
             prompt_of: makes the prompt of what stands in `prompts`.
         """
-        if priority is not None and len(priority) != len(prompts):
-            raise InvalidRequestError(
-                f"{len(prompts)} prompts with {len(priority)} priorities", "each needs one", "pass as many of both"
-            )
         inputs = self.llm_engine.frontend.inputs
-        timeouts = timeouts_of(timeout, len(prompts))
+        priorities = _each("priorities", 0 if priority is None else priority, len(prompts))
+        timeouts = _each("timeouts", timeout, len(prompts))
         first, self._counter = self._counter, self._counter + len(prompts)
-        several = zip(prompts, params, priority or [0] * len(prompts), timeouts, strict=True)
+        several = zip(prompts, params, priorities, timeouts, strict=True)
         process = inputs.complete if admitted else inputs.process
         processed: list[RequestState] = []
         for index, (prompt, param, urgency, seconds) in enumerate(several):
@@ -519,18 +560,7 @@ class LLM(PoolingCalls):
         return processed
 
     def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-        if params is None:
-            return [self.get_default_sampling_params()] * count
-        if isinstance(params, SamplingParams):
-            return [params] * count
-        several = list(params)
-        if len(several) != count:
-            raise InvalidRequestError(
-                f"generate with {len(several)} sampling params",
-                f"there are {count} prompts",
-                "pass one for all, or one for each",
-            )
-        return several
+        return _each("sampling params", self.get_default_sampling_params() if params is None else params, count)
 
     def _run(
         self,
@@ -542,7 +572,7 @@ class LLM(PoolingCalls):
         engine = self.llm_engine
         results: dict[str, RequestOutput | None] = {request.request_id: None for request in processed}
         remaining = len(results)
-        with DeferredInterrupt() as interrupt, Progress(use_tqdm, remaining) as progress:
+        with DeferredInterrupt() as interrupt, progress(use_tqdm, remaining) as advance:
             try:
                 for request in processed:
                     try:
@@ -558,7 +588,7 @@ class LLM(PoolingCalls):
                         if output.request_id in results:
                             results[output.request_id] = output
                             remaining -= 1
-                            progress.advance(output)
+                            advance(output)
                         else:  # of a request that was added to the engine by hand
                             engine.deliver_later([output])
                     interrupt.check()
@@ -597,3 +627,14 @@ def _refused(
     count = params.n if isinstance(params, SamplingParams) else 1
     completions = [CompletionOutput(index, finish_reason="error") for index in range(count)]
     return RequestOutput(name, prompt, [], completions, finished=True, error=error)
+
+
+def _each(what: str, given: T | Sequence[T], count: int) -> list[T]:
+    """One for each of so many prompts, from one for all or from as many. Raises InvalidRequestError."""
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidRequestError(
+            f"{count} prompts with {len(given)} {what}", "each needs one", "pass one for all, or as many of both"
+        )
+    return list(given)

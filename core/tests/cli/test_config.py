@@ -123,13 +123,13 @@ def test_the_options_of_drivers_chosen_by_auto_are_there(model, monkeypatch):
     monkeypatch.setattr(card, "Options", Options)
     merged = gather({"model": model, "evictor.num-splits": "4"}, None, {})
     config = EngineConfig.from_merged(merged)
-    tree = resolve(merged, config, {"server": ServerConfig.from_merged(merged)}, launch(config, registry))
-    (first, splits), (second, window) = tree.options["evictor"]
+    lines = [*resolve(merged, config, {"server": ServerConfig.from_merged(merged)}, launch(config, registry))]
+    splits, window = [line for line in lines if line.section == ("options", "evictor")]
     owner = f"lru ({registry.find('evictor', 'lru').provenance})"
-    assert (first, splits.value, splits.origin, splits.owner) == ("num_splits", 4, "flag --evictor.num_splits", owner)
-    assert (second, window.value, window.origin) == ("window", 1.5, "default")
-    assert yaml.safe_load(as_yaml(tree))["options"]["evictor"] == {"num_splits": 4, "window": 1.5}
-    assert as_json(tree)["options"]["evictor"][1] == {
+    assert splits == (("options", "evictor"), "num_splits", 4, "flag --evictor.num_splits", False, owner)
+    assert (window.name, window.value, window.origin) == ("window", 1.5, "default")
+    assert yaml.safe_load(as_yaml(lines))["options"]["evictor"] == {"num_splits": 4, "window": 1.5}
+    assert as_json(lines)["options"]["evictor"][1] == {
         "name": "window", "value": 1.5, "origin": "default", "driver": owner}  # fmt: skip
 
 

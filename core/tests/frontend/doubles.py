@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.frontend.request_state import RequestState
-from engine.frontend.sequence_state import SequenceState
+from engine.frontend.request_state import RequestState, SequenceState
 from engine.types.errors import EngineError
 from engine.types.model import ModelDescription
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats, TokenLogprobs

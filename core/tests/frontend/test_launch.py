@@ -15,7 +15,7 @@ from engine.config.settings import EngineConfig
 from engine.frontend.launch import attention_needs, choose_dtype, launch
 from engine.interfaces.platform import PlatformCard, PlatformFacts
 from engine.plugin import Candidate, Registry
-from engine.plugin.points import MODEL
+from engine.plugin.points import CHECKPOINT, MODEL
 from engine.process import wire
 from engine.types.errors import (
     ConfigError,
@@ -55,6 +55,17 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "tokenizer.json").write_text("{}")  # looked for, not read
     (tmp_path / "model.safetensors").write_bytes(b"")
     return tmp_path
+
+
+def test_the_default_model_is_its_own_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a folder of that name lies about, which another driver would open."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PluginError, match="several drivers claim it"):
+        launch(EngineConfig(model="tiny"))
+    (checkpoint,) = (plan := launch(EngineConfig())).chosen(CHECKPOINT)
+    assert checkpoint.candidate.name == "tiny" and not checkpoint.asked and plan.model_name == "tiny"
 
 
 @pytest.mark.parametrize(("features", "dtype"), [({"avx512_bf16"}, "bfloat16"), ({"avx2"}, "float32")])

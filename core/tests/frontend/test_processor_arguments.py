@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.frontend.input_processor import InputProcessor
-from engine.frontend.processor_arguments import bad_word_ids
+from engine.frontend.request_checks import bad_word_ids
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.types.errors import InvalidRequestError
 from engine.types.params import SamplingParams

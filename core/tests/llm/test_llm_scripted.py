@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.frontend.interrupt import DeferredInterrupt
+from engine.frontend.offline import DeferredInterrupt
 from engine.frontend.request_state import OutputKind
 from engine.llm import LLM
 from engine.types.errors import (
@@ -57,7 +57,7 @@ def test_forms_of_prompts_and_params(doubles: ModuleType, make_llm: Make) -> Non
     assert texts(llm.generate(["a", "a"], params, use_tqdm=False)) == ["a", "ab"]
     assert texts(llm.generate(["a"], use_tqdm=False)) == ["abcdef"]
     assert llm.generate([], use_tqdm=False) == []
-    with pytest.raises(InvalidRequestError, match="2 sampling params; there are 1 prompts"):
+    with pytest.raises(InvalidRequestError, match="1 prompts with 2 sampling params"):
         llm.generate(["a"], params, use_tqdm=False)
 
 

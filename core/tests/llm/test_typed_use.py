@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, assert_type
 
-from engine.frontend.prompts import TokensPrompt
+from engine.frontend.prompts import Prompt, TokensPrompt
 from engine.llm import LLM
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams
@@ -23,7 +23,8 @@ def test_one_prompt_or_several(doubles: Any, make_llm: Callable[[Any], LLM]) -> 
     assert_type(llm.generate(tokens, PARAMS, use_tqdm=False), list[RequestOutput])
     assert_type(llm.generate({"prompt": "a"}, PARAMS, use_tqdm=False), list[RequestOutput])
     assert_type(llm.generate(["a", "b"], PARAMS, use_tqdm=False), list[RequestOutput])
-    assert_type(llm.generate([tokens, [65], "b"], [PARAMS] * 3, use_tqdm=False), list[RequestOutput])
+    several: list[Prompt] = [tokens, [65], "b"]
+    assert_type(llm.generate(several, [PARAMS] * 3, use_tqdm=False), list[RequestOutput])
     assert len(llm.generate([[65], [66]], [PARAMS, PARAMS], use_tqdm=False)) == 2
 
 
@@ -35,11 +36,8 @@ def test_one_conversation_or_several(doubles: Any, make_llm: Callable[[Any], LLM
     assert len(llm.chat([[HI], [HI]], [PARAMS, PARAMS], use_tqdm=False)) == 2
 
 
-def refused(llm: LLM, tokens: TokensPrompt) -> None:
+def refused(llm: LLM) -> None:
     """What a type checker refuses: mypy warns here if it does not (never called)."""
-    llm.generate(3)  # type: ignore[call-overload]
-    llm.generate([65, 66], [PARAMS, PARAMS])  # type: ignore[list-item]
-    llm.generate(tokens, [PARAMS])  # type: ignore[call-overload]
-    llm.generate("a", {"max_tokens": 1})  # type: ignore[call-overload]
+    llm.generate(3)  # type: ignore[arg-type]
+    llm.generate("a", {"max_tokens": 1})  # type: ignore[arg-type]
     llm.chat("Hi")  # type: ignore[arg-type]
-    llm.chat([HI], [PARAMS])  # type: ignore[list-item]

@@ -14,6 +14,7 @@ from engine.interfaces.scheduling_policy import SchedulingPolicy
 from engine.kv.layout import make_layout
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
+from engine.plugin.candidate import Candidate
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculative import Speculation
@@ -86,7 +87,14 @@ def worker_start(layout: KVLayout, settings: Settings) -> WorkerStart:
 
 def swapping(kv: KVManager, context: CoreContext, queue: SchedulingPolicy) -> Swapping | None:
     """As the context has it."""
-    return Swapping(kv, HostScheduler(context), "host", queue) if context.swap_space else None
+    return (
+        Swapping(kv, HostScheduler(context), candidate("kv_connector", "host"), queue) if context.swap_space else None
+    )
+
+
+def candidate(point: str, name: str) -> Candidate:
+    """Where a driver of the tests' own comes from."""
+    return Candidate(point, name, 0, "tests", "1.0", "tests:Driver")
 
 
 def speculation(settings: Settings) -> Speculation | None:

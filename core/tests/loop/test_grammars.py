@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cores import candidate
 
 from engine.interfaces.grammar import GrammarCard, Matcher
 from engine.loop.grammars import GrammarDriver, Grammars, warm_up
@@ -65,7 +66,7 @@ class Picky(GrammarCard):
 
 
 def grammars(*drivers: Scripted) -> Grammars:
-    made = [GrammarDriver(f"d{driver.bit}", Picky, driver) for driver in drivers]
+    made = [GrammarDriver(candidate("grammar", f"d{driver.bit}"), Picky, driver) for driver in drivers]
     return Grammars({"regex": made, "json": made[1:]}, 32)
 
 
@@ -136,7 +137,7 @@ def test_where_nothing_can_begin_the_next_is_asked() -> None:
 
 def test_warming_up_passes_over_what_fails() -> None:
     drivers = [Scripted(1, refuses="a", error=EngineError), Scripted(2)]
-    warm_up([GrammarDriver(f"d{driver.bit}", Picky, driver) for driver in drivers], (3,))
+    warm_up([GrammarDriver(candidate("grammar", f"d{driver.bit}"), Picky, driver) for driver in drivers], (3,))
     assert [driver.compiled for driver in drivers] == [["a"], ["a"]]
 
 

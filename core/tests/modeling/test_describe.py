@@ -188,7 +188,7 @@ def test_cards_are_light() -> None:
     """No card, and nothing that a card needs, imports torch."""
     code = (
         "import sys, engine_reference.models.llama_card, engine_reference.checkpoint_safetensors, engine.modeling\n"
-        "import engine.modeling.config, engine.modeling.checkpoint_files\n"
+        "import engine.modeling.config, engine_kit.hf_folder\n"
         "heavy = {'torch', 'safetensors', 'transformers', 'pydantic'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

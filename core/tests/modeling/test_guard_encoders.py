@@ -13,8 +13,8 @@ from plain import CARDS, PlainOps, body_of, make_context, plain_walk
 
 from engine.interfaces.model import State
 from engine.modeling import read_safetensors
-from engine.modeling.checkpoint_files import resolve_folder
 from engine_kit.dispatch_guard import DispatchGuard
+from engine_kit.hf_folder import resolve_folder
 from engine_reference.models import bert_card, llama_card
 
 ENCODERS = {

@@ -140,7 +140,7 @@ def test_of_two_majors_in_one_wheel_the_newer_counts(playground: Playground) -> 
     candidate = registry.find("scheduling_policy", "both")
     body: Any = load_body(registry.card(candidate), candidate=candidate)
     assert body(SimpleNamespace()).victim(["a", "b"], [1, 1]) == "a"
-    with pytest.raises(IncompatibleDriverError, match="speaks engine.scheduling_policy.v7, this core serves v0, v1"):
+    with pytest.raises(IncompatibleDriverError, match="speaks v7, this core serves v0, v1"):
         registry.find("scheduling_policy", "late")
 
 

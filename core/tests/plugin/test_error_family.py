@@ -148,14 +148,14 @@ FAMILY = {
                        EVICTOR, None, "moon"),
         IncompatibleDriverError,
         ASKED,
-        "engine-moon 1.2 speaks engine.evictor.v0, this core serves v1, v2",
+        "engine-moon 1.2 speaks v0, this core serves v1, v2",
         "pip install --upgrade engine-moon",
     ),
     "newer major": (
         lambda: choose_one(moon("a:B", major=7), EVICTOR, None, "moon"),
         IncompatibleDriverError,
         ASKED,
-        "engine-moon 1.2 speaks engine.evictor.v7, this core serves v0",
+        "engine-moon 1.2 speaks v7, this core serves v0",
         "pip install --upgrade engine",
     ),
     "newer minor": (

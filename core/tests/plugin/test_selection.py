@@ -244,7 +244,7 @@ def test_two_claims_are_an_error_that_names_both(registry_of):
 
 def test_the_default_model_is_the_one_that_a_card_declares(registry_of):
     registry = registry_of("checkpoint", folders="Folders", files="Files")
-    assert default_model(registry, CHECKPOINT) == "bundled"
+    assert default_model(registry, CHECKPOINT).name == "bundled"
     assert choose_one(registry, CHECKPOINT, "bundled").candidate.name == "files"
 
 

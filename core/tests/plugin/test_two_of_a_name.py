@@ -110,7 +110,7 @@ def test_a_default_model_is_one_driver_s() -> None:
     for twins in ((True, True), (True, False)):
         with pytest.raises(DuplicateDriverError):
             default_model(registry("checkpoint", True, twins, above=True), CHECKPOINT)
-    assert default_model(registry("checkpoint", True, (False, False), above=True), CHECKPOINT) == "mine"
+    assert default_model(registry("checkpoint", True, (False, False), above=True), CHECKPOINT).name == "mine"
 
 
 def test_a_broken_one_is_still_one_of_two() -> None:

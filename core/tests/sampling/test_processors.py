@@ -12,6 +12,7 @@ import torch
 
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsRows
 from engine.plugin import load_body
+from engine.plugin.candidate import Candidate
 from engine.sampling.processors import Processor, ProcessorChain
 from engine.types.params import SamplingParams
 from engine.types.plan import KnownTokens, NewSlot
@@ -46,16 +47,21 @@ class RecorderBody:
         self.calls.append(rows)
 
 
+def candidate(name: str) -> Candidate:
+    return Candidate("logits_processor", name, 0, "tests", "1.0", "tests:Driver")
+
+
 class Bench:
     def __init__(self) -> None:
         self.tokens = torch.zeros(SLOTS + 1, LENGTH, dtype=torch.int32)
         self.recorder = RecorderBody()
         builtin = [
-            Processor(card, load_body(card)(context()))
+            Processor(candidate(card.__name__), card, load_body(card)(context()))
             for card in (AllowedTokenIdsProcessor, BadWordsProcessor, LogitBiasProcessor)
         ]
         self.platform = HostPlatformBody(context())
-        self.chain = ProcessorChain([*builtin, Processor(Recorder, self.recorder)], self.platform, self.tokens)
+        recorder = Processor(candidate("recorder"), Recorder, self.recorder)
+        self.chain = ProcessorChain([*builtin, recorder], self.platform, self.tokens)
         self.prompts = np.zeros(SLOTS, np.int64)
         self.params: dict[int, SamplingParams] = {}
 

@@ -1,4 +1,4 @@
-"""A gate around a small application, without a server."""
+"""The gate, and what asks for keys, around a small application, without a server."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Collection
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from engine_server.gate import Gate
-from engine_server.keys import AdminKey, KeyRing
+from engine_server.keys import AdminKey, KeyRing, Keys
 from engine_server.lifecycle import Lifecycle
+from engine_server.middleware import Gate
 
 
 class Echo:
@@ -26,7 +26,7 @@ class Echo:
         body, more = b"", True
         while more:
             message = await receive()
-            body, more = body + message["body"], message.get("more_body", False)
+            body, more = body + message.get("body", b""), message.get("more_body", False)
         self.bodies.append(body)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
@@ -39,6 +39,6 @@ def gate(
     pages: Collection[str] = (),
     admin: str | None = None,
 ) -> httpx.AsyncClient:
-    keys = keys or KeyRing()
-    app = Gate(echo, lifecycle=lifecycle, keys=keys, shutdown_timeout=7.5, pages=pages, admin=AdminKey(admin))
+    asking = Keys(echo, keys or KeyRing(), AdminKey(admin), pages)
+    app = Gate(asking, lifecycle=lifecycle, shutdown_timeout=7.5, pages=pages)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -13,10 +14,10 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from engine.types.errors import RequestTimeoutError, ShuttingDownError
 from engine_server import stream as sse
-from engine_server.anthropic import answer as messages_answer
+from engine_server.anthropic import routes as messages_answer
 from engine_server.conversation.completion import Blocks
 from engine_server.lifecycle import ACCESS_LOG
-from engine_server.request_id import RequestIds
+from engine_server.middleware import RequestIds
 from engine_server.responses import answer as responses_answer
 
 MAKER = responses_answer.ResponseMaker({"id": "r"}, Blocks(None), len, None)  # type: ignore[arg-type]
@@ -51,7 +52,7 @@ def serve(app: Any, leaves: bool = False) -> tuple[str, dict[str, Any], bytes]:
     async def run() -> None:
         scope = {"type": "http", "path": "/v1/x", "method": "POST", "headers": [], "client": ("127.0.0.1", 9)}
         with contextlib.suppress(ZeroDivisionError):
-            await RequestIds(app, access_log=True)(scope, receive, send)
+            await RequestIds(app, Counter(), access_log=True)(scope, receive, send)
 
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[assignment, method-assign]

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from engine.types.errors import InvalidRequestError
-from engine_server.batch_file import BatchRequest, Results, left, read_requests
+from engine_server.batch import BatchRequest, Results, left, read_requests
 
 GOOD = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}'
 

@@ -10,8 +10,8 @@ import pytest
 
 from engine_parsers.reasoning_parsers.think import Qwen3Parser
 from engine_parsers.tool_parsers.hermes import HermesText
+from engine_server.bodies import dumps
 from engine_server.conversation.completion import CompletionReader
-from engine_server.json import dumps
 from engine_server.openai.chat import ChatReader
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, "x"]}}</tool_call>'

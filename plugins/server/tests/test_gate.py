@@ -6,13 +6,12 @@ import asyncio
 
 import pytest
 from gates import Echo, gate
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
-from engine_server.body_limit import MOST, BodyLimit
-from engine_server.gate import OPEN_PATHS
-from engine_server.json import LARGE
+from engine_server.bodies import LARGE
 from engine_server.keys import KeyRing
 from engine_server.lifecycle import Lifecycle, Phase
+from engine_server.middleware import MOST, OPEN_PATHS, BodyLimit
 
 
 @pytest.mark.parametrize(
@@ -37,11 +36,12 @@ async def test_pages_are_for_everybody_to_get_and_no_more() -> None:
     async with gate(Echo(), lifecycle, keys, pages=("/", "/page.css")) as client:
         for phase in (Phase.STARTING, Phase.SERVING, Phase.DRAINING):
             lifecycle.phase = phase
+            closed = 401 if phase is Phase.SERVING else 503
             for path in ("/", "/page.css"):
                 assert (await client.get(path)).status_code == 200
-                assert (await client.post(path)).status_code == 401
+                assert (await client.post(path)).status_code == closed
             for path in ("/page.css/", "/page", "/v1/models"):
-                assert (await client.get(path)).status_code == 401
+                assert (await client.get(path)).status_code == closed
 
 
 async def test_requests_in_progress_are_counted() -> None:
@@ -106,7 +106,9 @@ async def test_a_body_arrives_whole() -> None:
 )
 async def test_a_body_that_is_refused(messages: list[Message], length: int | None, status: int) -> None:
     sent, bodies = await limited(*messages, length=length)
-    assert not bodies and sent[0]["status"] == status
+    assert bodies == [b""] and sent[0]["status"] == status and len(sent) == 3, (
+        "whatever the application says to nothing"
+    )
     assert (b"connection", b"close") in sent[0]["headers"]
     assert [message.get("more_body") for message in sent[1:]] == [True, False]
 
@@ -133,11 +135,30 @@ def listed(unit: bytes, count: int) -> bytes:
 async def test_what_json_makes_is_counted_before_it_is_read(body: bytes, fits: bool) -> None:
     for kind in (b"application/json", b"application/vnd.x+json", b""):
         sent, bodies = await limited(part(body, False), max_body=2**30, kind=kind)
-        assert sent[0]["status"] == (200 if fits else 413) and bodies == ([body] if fits else [])
+        assert sent[0]["status"] == (200 if fits else 413) and bodies == [body if fits else b""]
         assert fits or b"body_too_large" in sent[1]["body"]
     sent, bodies = await limited(part(body, False), max_body=2**30, kind=b"text/plain")
     assert sent[0]["status"] == 200, "only JSON makes objects"
 
 
 async def test_a_client_that_leaves_gets_no_answer() -> None:
-    assert await limited(part(b"1"), {"type": "http.disconnect"}) == ([], [])
+    sent, bodies = await limited(part(b"1"), {"type": "http.disconnect"})
+    assert bodies == [b""] and sent[0]["status"] == 200, "what nobody hears"
+
+
+async def test_a_body_that_nobody_asks_for_is_not_read() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("who is not let in sends what he likes")
+
+    async def closed(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"999")]}
+    await BodyLimit(closed, max_body=10, timeout=1)(scope, receive, send)
+    assert sent[0]["status"] == 401

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.process import wire
+from engine_server.metrics.gathering import Gathered, Snapshot, Told, family_of, merge_families, past, told_of
 from engine_server.metrics.measures import Measures
-from engine_server.processes.gathering import Gathered, Snapshot, Told, family_of, merge_families, past, told_of
 
 
 def measured(tokens: int) -> Measures:

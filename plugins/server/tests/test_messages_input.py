@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine_server.anthropic.bodies import CountTokensBody
-from engine_server.anthropic.input import conversation
+from engine_server.anthropic.input import CountTokensBody, conversation
 from engine_server.errors import APIError
 
 USER = {"role": "user", "content": "Hello"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 
 import httpx
 import pytest
@@ -11,14 +13,13 @@ from prometheus_client import Counter
 
 from engine.plugin import HookRelay, Registry, hookimpl
 from engine.plugin.candidate import Candidate
-from engine.types.errors import RequestRefusedError
-from engine.types.kv import PageMap
+from engine.plugin.plugin_list import PluginList
+from engine.types.errors import ConfigError, RequestRefusedError
 from engine_server import errors
-from engine_server.http_routes import without_key
+from engine_server.keys import AdminKey, KeyRing, Keys
 from engine_server.metrics.exposition import PluginMetrics
-from engine_server.middleware import wrap
-from engine_server.request_id import RequestIds
-from engine_server.routes import add_routes
+from engine_server.middleware import RequestIds
+from engine_server.plugins import ServerView, add_routes, without_key, wrap
 from engine_server.submission import origin
 
 
@@ -48,7 +49,7 @@ class Good:
 
 class Page:
     @hookimpl
-    def http_routes(self, router, engine):
+    def http_routes(self, router, server):
         @router.get("/page")
         @without_key
         def page():
@@ -56,7 +57,7 @@ class Page:
 
         @router.get("/behind")
         async def behind():
-            return [len(pages.holders) for pages in await engine.page_maps()]
+            return [len(pages.holders) for pages in await server.page_maps()]
 
 
 class OpensTooMuch:
@@ -132,16 +133,25 @@ def relay_of(*names):
     return HookRelay("frontend", registry), registry
 
 
-def application(relay, engine=None):
-    app = FastAPI()
+class Engine:
+    async def call(self, method):
+        return [{"holders": b"\0\1", "cached": b"\0\0"}]
+
+
+def server(keys=(), admin=None):
+    return ServerView(Engine(), collections.Counter(), KeyRing(keys), AdminKey(admin))
+
+
+def application(relay):
+    app, view = FastAPI(), server()
     errors.install(app)
 
     @app.get("/own")
     async def own():
         return "own"
 
-    add_routes(app, relay, engine)
-    return RequestIds(wrap(app, relay))
+    add_routes(app, relay, view)
+    return RequestIds(wrap(app, relay, view), view.responses)
 
 
 def ask(app, *paths, headers=None):
@@ -156,7 +166,7 @@ def ask(app, *paths, headers=None):
 def test_without_plugins_nothing_is_in_the_way():
     relay, _ = relay_of()
     app = FastAPI()
-    assert wrap(app, relay) is app
+    assert wrap(app, relay, server()) is app
     assert PluginMetrics(relay).text(b"") == b""
 
 
@@ -170,18 +180,11 @@ def test_routes_and_middleware():
     assert not registry.quarantine
 
 
-class Pages:
-    def stats(self):
-        return None
-
-    async def page_maps(self):
-        return [PageMap(holders=b"\0\1", cached=b"\0\0")]
-
-
 def test_routes_look_at_the_engine_and_are_open_only_where_marked():
     relay, _ = relay_of("Page", "Good")
-    app = FastAPI()
-    assert add_routes(app, relay, Pages()) == {"/page"}
+    app, view = FastAPI(), server()
+    add_routes(app, relay, view)
+    assert view.pages == {"/page"}
     page, behind = ask(app, "/page", "/behind")
     assert (page.json(), behind.json()) == ("page", [2])
 
@@ -189,8 +192,9 @@ def test_routes_look_at_the_engine_and_are_open_only_where_marked():
 @pytest.mark.parametrize(("name", "said"), [("OpensTooMuch", "POST /post"), ("OpensAFolder", "GET /files/{name}")])
 def test_only_a_page_can_be_without_a_key(name, said, caplog):
     relay, registry = relay_of("Page", name)
-    app = FastAPI()
-    assert add_routes(app, relay, Pages()) == {"/page"}
+    app, view = FastAPI(), server()
+    add_routes(app, relay, view)
+    assert view.pages == {"/page"}
     post, folder = ask(app, "/post", "/files/a")
     assert (post.status_code, folder.status_code) == (404, 404)
     [error] = registry.quarantine.values()
@@ -214,6 +218,33 @@ def test_middleware_that_cannot_be_set_up_refuses_everything_but_for_monitors():
     assert own.status_code == 503 and own.json()["error"]["code"] == "hook_failed"
     assert "dist-Raises" in own.text and "LookupError" not in own.text
     assert health.status_code == 404  # this small app has none; but it was asked
+
+
+class AsksForKeys:
+    @hookimpl
+    def http_middleware(self, app, server):
+        return Keys(app, *server.take_keys(), server.pages)
+
+
+def test_a_server_with_keys_that_nobody_asks_for_does_not_start():
+    all_ = HookRelay("frontend", Registry.discover())
+    without = HookRelay("frontend", Registry.discover((), PluginList("-hooks:api_keys")))
+    for keys, admin in ((("k",), None), ((), "a")):
+        for relay, asked in ((all_, True), (without, False), (relay_of("AsksForKeys")[0], True)):
+            view = server(keys, admin)
+            wrap(FastAPI(), relay, view)
+            with contextlib.nullcontext() if asked else pytest.raises(ConfigError, match="hooks:api_keys"):
+                view.check_keys()
+    server().check_keys()  # an open one may do without
+
+
+def test_a_stranger_takes_the_place_of_what_asks_for_keys():
+    relay, _ = relay_of("AsksForKeys")
+    app, view = FastAPI(), server(("mine",))
+    wrapped = RequestIds(wrap(app, relay, view), view.responses)
+    assert [one.status_code for one in ask(wrapped, "/x")] == [401]
+    assert [one.status_code for one in ask(wrapped, "/x", headers={"x-api-key": "mine"})] == [404]
+    assert view.responses == {401: 1, 404: 1}
 
 
 def test_metrics_of_a_broken_plugin_cost_only_its_own(caplog):

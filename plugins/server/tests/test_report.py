@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_server.operations.report import HIDDEN, without_secrets
+from engine_server.operations import HIDDEN, without_secrets
 
 
 def test_options_that_may_be_secrets_are_hidden() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from engine_server.errors import APIError
-from engine_server.responses.bodies import ResponsesBody
-from engine_server.responses.input import conversation, items_of
+from engine_server.responses.input import ResponsesBody, conversation, items_of
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}", "status": "completed"}

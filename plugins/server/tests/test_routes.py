@@ -3,6 +3,7 @@ of routes come in, go out, and are replaced as any plugin's."""
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,10 @@ from pydantic import BaseModel, model_validator
 from engine.plugin import HookRelay, Registry, hookimpl
 from engine.plugin.candidate import Candidate
 from engine.plugin.plugin_list import PluginList
-from engine_server import errors, json
-from engine_server.bodies import Body
-from engine_server.json import JSON, LARGE
-from engine_server.routes import JSONRoute, State, add_routes
+from engine_server import bodies, errors, families
+from engine_server.bodies import JSON, LARGE, Body
+from engine_server.keys import AdminKey, KeyRing
+from engine_server.plugins import JSONRoute, ServerView, State, add_routes
 
 
 class Said(Body):
@@ -149,7 +150,7 @@ async def test_a_large_body_is_read_in_a_thread_and_once(monkeypatch: pytest.Mon
         read_in.append(threading.get_ident())
         return orjson.loads(content)
 
-    monkeypatch.setattr(json, "loads", loads)
+    monkeypatch.setattr(bodies, "loads", loads)
     for fits, field in ((True, "text"), (False, "other")):
         for size, aside in ((10, False), (LARGE, True)):
             read_in.clear()
@@ -172,11 +173,18 @@ FAMILIES = {
 }
 
 
+def idle_server(hooks: HookRelay) -> ServerView:
+    """A server whose engine has done nothing yet."""
+    llm: Any = SimpleNamespace(hooks=hooks, max_model_len=64, model_name="tiny", observe=lambda measures: None)
+    return ServerView(llm, Counter(), KeyRing(), AdminKey())
+
+
 def served(plugins: str = "", extra: Sequence[Candidate] = ()) -> tuple[dict[str, Any], Registry]:
     """The endpoints by path where so many plugins are allowed."""
     registry = Registry.discover(extra, PluginList(plugins))
     app = FastAPI()
-    add_routes(app, HookRelay("frontend", registry), None)  # type: ignore[arg-type]
+    hooks = HookRelay("frontend", registry)
+    add_routes(app, hooks, idle_server(hooks))
     return {route.path: getattr(route, "endpoint", None) for route in app.routes}, registry  # type: ignore[attr-defined]
 
 
@@ -205,10 +213,8 @@ def test_a_stranger_takes_a_familys_place_where_it_is_left_out_and_only_there() 
 
 
 def test_the_routes_that_generate_are_asked_without_fastapis_resolution() -> None:
-    from engine_server import anthropic, openai, pooling, responses, tokenization
-
     router = APIRouter(route_class=JSONRoute)
-    for family in (openai, anthropic, responses, pooling, tokenization):
-        family.http_routes(router)
+    for family in (families.OpenAI, families.Anthropic, families.Responses, families.Pooling):
+        family().http_routes(router)
     straight = {route.path for route in router.routes if isinstance(route, JSONRoute) and route._body_model()}
     assert straight >= {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from engine.types.errors import EngineDeadError
-from engine_server.processes.signs_of_life import until_silent
+from engine_server.processes.api_process import until_silent
 
 
 async def test_one_that_stops_to_answer() -> None:

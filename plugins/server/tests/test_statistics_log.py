@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from engine.types.outputs import StepStats
-from engine_server.statistics_log import StatisticsLog
+from engine_server.lifecycle import StatisticsLog
 
 
 class Engine:

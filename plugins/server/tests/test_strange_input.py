@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine_server.anthropic import input as messages_input
-from engine_server.anthropic.bodies import CountTokensBody
+from engine_server.anthropic.input import CountTokensBody
 from engine_server.errors import APIError
 from engine_server.responses import input as responses_input
-from engine_server.responses.bodies import ResponsesBody
+from engine_server.responses.input import ResponsesBody
 
 NAMES = (
     *("type", "role", "content", "text", "id", "call_id", "tool_use_id", "name", "input", "arguments", "output"),

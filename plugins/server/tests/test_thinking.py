@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from engine.frontend.chat_template import ChatTemplate
-from engine_server.conversation.thinking import with_documents, with_effort, without_thoughts
 from engine_server.conversation.tools import ToolRequest
-from engine_server.conversation.turn import Conversation
+from engine_server.conversation.turn import Conversation, with_documents, with_effort, without_thoughts
 from engine_server.errors import APIError
 
 

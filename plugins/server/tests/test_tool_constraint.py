@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from engine.frontend.constraint_check import ConstraintCheck
+from engine.frontend.request_checks import ConstraintCheck
 from engine.interfaces.grammar import GrammarCard
 from engine.interfaces.tool_parser import whole
 from engine.types.errors import InvalidRequestError

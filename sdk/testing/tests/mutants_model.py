@@ -484,7 +484,7 @@ PLAIN = [
     SeesOneMore, MixesWithTheStep, RotatesNeighbours, CountsForItself, NoPositions, ShortTable, ForgetsResidual,
     WrongEps, SwapsGateAndUp, HeadsInTurn, ValuesBackwards, NoRoot, RepeatsHeads, SecondLayerForBoth,
     IgnoresUnexpected, CutsToSize, TakesTheLast, Untyped, TransposesSquares, RoundsOnce, TiesAlways, KeepsState,
-    ChangesPositions, EmbedsAgain, RunsAllLayers, NormsTheBatch, LogitsOfTheBatch, AnswersInFloat32,
+    ChangesPositions, EmbedsAgain, HasEveryLayer, RunsAllLayers, NormsTheBatch, LogitsOfTheBatch, AnswersInFloat32,
     HeadIsNotQuantised, ShiftsShards, GathersBackwards, SumsNothing, OneRankMore, ReadsOn,
 ]  # fmt: skip
 WHOLE = [ComputesItself, *CARDS]

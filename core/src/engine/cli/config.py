@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.cli.flags import (
     add_engine_flags,
@@ -59,116 +58,105 @@ class Config(Command):
         except EngineError as error:
             # Whoever looks for the reason why an engine does not start wants to see its settings all the more.
             stopped = error
-        tree = resolve(merged, config, commands, plan)
-        print(json.dumps(as_json(tree), indent=2, default=str) if getattr(arguments, "json", False) else as_yaml(tree))
+        lines = [*resolve(merged, config, commands, plan)]
+        wants_json = getattr(arguments, "json", False)
+        print(json.dumps(as_json(lines), indent=2, default=str) if wants_json else as_yaml(lines))
         if stopped is not None:
             raise stopped
         return 0
 
 
-@dataclass(frozen=True)
-class Entry:
+class Line(NamedTuple):
     """One setting.
 
     Attributes:
+        section: below which it stands in a config file, e.g. ("options", "attention"); () for the engine's own.
+        name: there.
         value: as it is used; None where it is found out when an engine starts.
         origin: where it was set: a flag, a place in a file, a variable, or "default" with what that means.
         secret: the value is not to be shown.
         owner: of an option: the driver that has it, with its distribution.
     """
 
+    section: tuple[str, ...]
+    name: str
     value: Any
     origin: str
     secret: bool = False
     owner: str = ""
 
 
-@dataclass(frozen=True)
-class Tree:
-    """All settings, by name; those of commands by command too, each at the first that declares it; options by point and
-    name (several drivers of one point may have an option each)."""
-
-    settings: dict[str, Entry] = field(default_factory=dict)
-    commands: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    points: dict[str, Entry] = field(default_factory=dict)
-    options: dict[str, list[tuple[str, Entry]]] = field(default_factory=dict)
-
-
-def resolve(merged: Merged, config: EngineConfig, commands: Mapping[str, Settings], plan: Launch | None) -> Tree:
-    """The tree. `plan` is what the launcher decided; None where it could not, and then less is known."""
-    tree = Tree()
+def resolve(
+    merged: Merged, config: EngineConfig, commands: Mapping[str, Settings], plan: Launch | None
+) -> Iterator[Line]:
+    """All settings; those of commands each at the first that declares it; several drivers of one point may have an
+    option each. `plan` is what the launcher decided; None where it could not, and then less is known."""
     found = {} if plan is None else _found_out(plan)
     for name, setting in EngineSettings.declared.items():
-        tree.settings[name] = _entry(setting, Key("settings", name), found.get(name, getattr(config, name)), merged)
+        yield _setting((), setting, found.get(name, getattr(config, name)), merged)
     told: set[str] = set()
     for title, command in commands.items():
-        for name in (name for name in command.declared if name not in told):
-            entry = _entry(command.declared[name], Key("settings", name), getattr(command, name), merged)
-            tree.commands.setdefault(title, {})[name] = entry
+        for setting in command.declared.values():
+            if setting.name not in told:
+                yield _setting((title,), setting, getattr(command, setting.name), merged)
         told.update(command.declared)
-    chosen: dict[str, list[Selection[Any]]] = {point: [] for point in POINTS}
-    for selection in () if plan is None else plan.selections:
-        chosen[selection.point].append(selection)
+    options: list[Line] = []
     for name, point in POINTS.items():
         asked, origin = merged.choice(name)
-        if selections := chosen[name]:
+        selections = [] if plan is None else [selection for selection in plan.selections if selection.point == name]
+        if selections:
             reasons = dict.fromkeys(why([s]) for s in selections if not s.asked)
             asked, origin = _drivers(selections), "; ".join([*filter(None, [origin]), *reasons])
-        tree.points[point.keyword] = Entry(asked, origin or DEFAULT)
-        if entries := list(_options(name, selections, merged)):
-            tree.options[name] = entries
+        yield Line(("points",), point.keyword, asked, origin or DEFAULT)
+        options += _options(name, selections, merged)
+    yield from options
     for name in merged.options():
         if name.startswith(f"{HOOKS}."):
-            tree.options[name] = list(_options(name, (), merged, owner="the hook plugin"))
-    return tree
+            yield from _options(name, (), merged, owner="the hook plugin")
 
 
-def as_yaml(tree: Tree) -> str:
-    """A config file that sets what the tree says, with comments that say where each value came from."""
-    lines = [(_pair(name, entry), entry.origin) for name, entry in tree.settings.items()]
-    for title, entries in (*tree.commands.items(), ("points", tree.points)):
-        lines += [(f"{title}:", ""), *((_pair(name, entry, 1), entry.origin) for name, entry in entries.items())]
-    lines += [("options:", "")] if tree.options else []
-    for point, options in tree.options.items():
-        lines.append((f"  {point}:", ""))
-        seen: set[str] = set()
-        for name, entry in options:
-            text = _pair(name, entry, 2)
-            if name in seen:  # a second driver's option of that name, which one key sets for both
-                text = f"    # {text.lstrip()}"
-            seen.add(name)
-            lines.append((text, f"{entry.origin}, of {entry.owner}"))
-    width = max(len(text) for text, _ in lines if len(text) <= 48)
-    return "\n".join(f"{text.ljust(width)}  # {comment}" if comment else text for text, comment in lines)
+def as_yaml(lines: Iterable[Line]) -> str:
+    """A config file that sets what the lines say, with comments that say where each value came from."""
+    rows: list[tuple[str, str]] = []
+    told: set[tuple[str, ...]] = set()
+    for line in lines:
+        for depth in range(len(line.section)):
+            if (heading := line.section[: depth + 1]) not in told:
+                rows.append((f"{'  ' * depth}{heading[-1]}:", ""))
+                told.add(heading)
+        hidden = line.secret and line.value is not None
+        text = f"{line.name}: {'(hidden)' if hidden else _yaml(line.value)}"
+        if hidden or (*line.section, line.name) in told:  # a second driver's option of that name
+            text = f"# {text}"
+        told.add((*line.section, line.name))
+        rows.append(("  " * len(line.section) + text, line.origin + (f", of {line.owner}" if line.owner else "")))
+    width = max(len(text) for text, _ in rows if len(text) <= 48)
+    return "\n".join(f"{text.ljust(width)}  # {comment}" if comment else text for text, comment in rows)
 
 
-def as_json(tree: Tree) -> dict[str, Any]:
-    """The same as plain data: every leaf is {"value", "origin"}; options have their driver too."""
-
-    def leaf(entry: Entry) -> dict[str, Any]:
-        content = {"value": "(hidden)" if entry.secret and entry.value is not None else entry.value}
-        return {**content, "origin": entry.origin, **({"driver": entry.owner} if entry.owner else {})}
-
-    return {
-        **{
-            section: {name: leaf(entry) for name, entry in entries.items()}
-            for section, entries in {"settings": tree.settings, **tree.commands, "points": tree.points}.items()
-        },
-        "options": {
-            point: [{"name": name, **leaf(entry)} for name, entry in entries] for point, entries in tree.options.items()
-        },
-    }
+def as_json(lines: Iterable[Line]) -> dict[str, Any]:
+    """The same as plain data: every leaf is {"value", "origin"}; options, which are lists, have their driver too."""
+    tree: dict[str, Any] = {}
+    options: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        value = "(hidden)" if line.secret and line.value is not None else line.value
+        leaf = {"value": value, "origin": line.origin}
+        if line.section[:1] == ("options",):
+            options.setdefault(line.section[1], []).append({"name": line.name, **leaf, "driver": line.owner})
+        else:
+            tree.setdefault(line.section[0] if line.section else "settings", {})[line.name] = leaf
+    return {**tree, "options": options}
 
 
-def _entry(setting: Setting, key: Key, value: Any, merged: Merged) -> Entry:
-    origin = merged.origins.get(key, "")
+def _setting(section: tuple[str, ...], setting: Setting, value: Any, merged: Merged) -> Line:
+    origin = merged.origins.get(Key("settings", setting.name), "")
     if not origin:
         origin = DEFAULT
         if setting.default in (None, "auto") and "(default: " in setting.help:
             origin += f": {setting.help.rpartition('(default: ')[2].removesuffix(')')}"
         elif value != setting.default:
             origin += f": {setting.default}"
-    return Entry(value, origin, setting.secret)
+    return Line(section, setting.name, value, origin, setting.secret)
 
 
 def _found_out(plan: Launch) -> dict[str, Any]:
@@ -184,36 +172,24 @@ def _found_out(plan: Launch) -> dict[str, Any]:
     }
 
 
-def _drivers(selections: Iterable[Selection[Any]]) -> str:
+def _drivers(selections: Sequence[Selection[Any]]) -> str:
     """The drivers at work, as the point's setting takes them: "a", "a,b" or "full=a,sliding=b"."""
-    many = list(selections)
-    names = list(dict.fromkeys(selection.candidate.name for selection in many))
-    if len(names) > 1 and POINTS[many[0].point].pick == "per_kind":
-        return ",".join(f"{selection.kind}={selection.candidate.name}" for selection in many)
+    names = list(dict.fromkeys(selection.candidate.name for selection in selections))
+    if len(names) > 1 and POINTS[selections[0].point].pick == "per_kind":
+        return ",".join(f"{selection.kind}={selection.candidate.name}" for selection in selections)
     return ",".join(names)
 
 
 def _options(
     point: str, selections: Iterable[Selection[Any]], merged: Merged, owner: str = "no driver yet"
-) -> Iterable[tuple[str, Entry]]:
+) -> Iterator[Line]:
     """The options of the point's drivers; those that were given, where no driver is chosen."""
-    drivers = {selection.candidate: selection for selection in selections}
-    if not drivers:
-        for name, value in merged.options().get(point, {}).items():
-            yield name, Entry(value, merged.origins[Key("options", point, name)], owner=owner)
-    for candidate, selection in drivers.items():
-        if selection.options is None:
-            continue
-        owner = f"{candidate.name} ({candidate.provenance})"
-        for name, value in selection.options.model_dump(mode="json").items():
+    drivers = {selection.candidate: selection.options for selection in selections}
+    owned = [(f"{c.name} ({c.provenance})", o.model_dump(mode="json")) for c, o in drivers.items() if o is not None]
+    for who, values in owned if drivers else [(owner, merged.options().get(point, {}))]:
+        for name, value in values.items():
             origin = merged.origins.get(Key("options", point, name), DEFAULT)
-            yield name, Entry(value, origin, owner=owner)
-
-
-def _pair(name: str, entry: Entry, depth: int = 0) -> str:
-    if entry.secret and entry.value is not None:
-        return f"{'  ' * depth}# {name}: (hidden)"
-    return f"{'  ' * depth}{name}: {_yaml(entry.value)}"
+            yield Line(("options", point), name, value, origin, owner=who)
 
 
 def _yaml(value: Any) -> str:
@@ -221,8 +197,5 @@ def _yaml(value: Any) -> str:
     import yaml
 
     plain = list(value) if isinstance(value, tuple) else value
-    return (
-        str(yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10**9))
-        .removesuffix("...\n")
-        .strip()
-    )
+    text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10**9)
+    return str(text).removesuffix("...\n").strip()

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from engine.cli.flags import add_engine_flags, command_settings
 from engine.config.sources import Merged
+from engine.plugin.candidate import Candidate
 from engine.plugin.card import Command
 from engine.plugin.discovery import Registry
 from engine.plugin.plugin_list import only
-from engine.plugin.points import HOOK_PROCESSES, NONE, PICKS, POINTS
+from engine.plugin.points import HOOK_PROCESSES, HOOKS, NONE, POINTS
 
 
 class Row(NamedTuple):
@@ -69,58 +70,38 @@ def table(registry: Registry, merged: Merged) -> list[Row]:
     """
     rows: list[Row] = []
     lacks = {p.distribution: p.found.removeprefix("it ") for p in registry.problems if p.kind == "incomplete"}
-
-    for point in POINTS:
-        choice, origin = merged.choice(point)
-        turned_off = POINTS[point].pick == "recognises" and choice == NONE
+    for group in (*POINTS, *(f"{HOOKS}.{process}" for process in HOOK_PROCESSES), "commands"):
+        point, (choice, origin) = POINTS.get(group), merged.choice(group)
+        turned_off = point is not None and point.pick == "recognises" and choice == NONE
         asked = [] if turned_off else _names(choice)
-        unasked = "off" if POINTS[point].optional or turned_off else _auto(origin)
-        installed = registry.candidates(point)
-        names = [candidate.name for candidate in installed]
-        unique = not PICKS[POINTS[point].pick].namesakes
-        for candidate in installed:
-            mark = f"asked ({origin})" if candidate.name in asked else "" if asked else unasked
-            twice = "offered more than once: uninstall one, or deny one"
-            twice = twice if unique and names.count(candidate.name) > 1 else ""
-            note = "; ".join(part for part in (twice, lacks.get(candidate.provenance, "")) if part)
-            rows.append(Row(point, candidate.name, candidate.distribution, candidate.version, mark, note))
-        outdated = registry.outdated(point)
-        for candidate in outdated:
-            served = ", ".join(f"v{major}" for major in POINTS[point].majors)
-            mark = f"asked ({origin})" if candidate.name in asked else ""
-            note = f"speaks v{candidate.major}, this core serves {served}"
-            rows.append(Row(point, candidate.name, candidate.distribution, candidate.version, mark, note))
-        denied = only(registry.denied, point)
-        for candidate in denied:
-            mark = f"denied, asked ({origin})" if candidate.name in asked else "denied"
-            note = registry.denied[candidate]
-            rows.append(Row(point, candidate.name, candidate.distribution, candidate.version, mark, note))
-        known = {*names, *(candidate.name for candidate in (*outdated, *denied))}
-        rows += [Row(point, name, "", "", f"asked ({origin})", "not installed") for name in asked if name not in known]
-    for group in (*(f"hooks.{process}" for process in HOOK_PROCESSES), "commands"):
-        rows += [
-            Row(group, c.name, c.distribution, c.version, "", lacks.get(c.provenance, ""))
-            for c in registry.candidates(group)
-        ]
-        rows += [
-            Row(group, c.name, c.distribution, c.version, "", f"speaks v{c.major}, which this core does not serve")
-            for c in registry.outdated(group)
-        ]
-        rows += [
-            Row(group, c.name, c.distribution, c.version, "denied", registry.denied[c])
-            for c in only(registry.denied, group)
-        ]
+        unasked = f"auto ({origin})" if origin else "auto"
+        if point is None:
+            unasked = ""
+        elif point.optional or turned_off:
+            unasked = "off"
+        mine: list[tuple[Candidate, str, str]] = []
+        for candidate in registry.candidates(group):
+            twice = "offered more than once: uninstall one, or deny one" if registry.namesakes(candidate) else ""
+            note = "; ".join(filter(None, (twice, lacks.get(candidate.provenance, ""))))
+            mine.append((candidate, "" if asked else unasked, note))
+        mine += [(c, "", registry.why_outdated(c)) for c in registry.outdated(group)]
+        mine += [(c, "denied", registry.denied[c]) for c in only(registry.denied, group)]
+        for candidate, mark, note in mine:
+            if candidate.name in asked:
+                mark = ", ".join(filter(None, (mark, f"asked ({origin})")))
+            rows.append(Row(group, candidate.name, candidate.distribution, candidate.version, mark, note))
+        missing = [name for name in asked if name not in {candidate.name for candidate, _, _ in mine}]
+        rows += [Row(group, name, "", "", f"asked ({origin})", "not installed") for name in missing]
     return rows
 
 
 def render(rows: Sequence[Row]) -> str:
     """The rows as text, in columns; a point's name stands on its first row."""
-    head = ("point", "driver", "distribution", "version", "choice")
-    lines: list[tuple[str, ...]] = [head]
+    lines: list[tuple[str, ...]] = [("point", "driver", "distribution", "version", "choice")]
     previous = ""
     for row in rows:
         note = row.note if row.choice.startswith("denied") else row.note and f"! {row.note}"
-        choice = "; ".join(part for part in (row.choice, note) if part)
+        choice = "; ".join(filter(None, (row.choice, note)))
         lines.append((row.point if row.point != previous else "", row.driver, row.distribution, row.version, choice))
         previous = row.point
     return columns(lines)
@@ -128,15 +109,8 @@ def render(rows: Sequence[Row]) -> str:
 
 def columns(lines: Sequence[tuple[str, ...]]) -> str:
     """Lines of cells as text, each column as wide as its widest cell."""
-    head = lines[0]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
-def _auto(origin: str) -> str:
-    return f"auto ({origin})" if origin else "auto"
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def _names(choice: str) -> list[str]:
@@ -146,13 +120,9 @@ def _names(choice: str) -> list[str]:
 
 
 def _as_json(registry: Registry, merged: Merged, rows: Sequence[Row]) -> dict[str, object]:
-    configured = {}
-    for point in POINTS:
-        choice, origin = merged.choice(point)
-        configured[point] = {"choice": choice, "origin": origin}
     return {
         "drivers": [row._asdict() for row in rows],
-        "configured": configured,
+        "configured": {point: dict(zip(("choice", "origin"), merged.choice(point), strict=True)) for point in POINTS},
         "options": merged.options(),
         "plugins": {"list": registry.plugins.text, "origin": registry.plugins.origin},
         "problems": [vars(problem) for problem in registry.problems],

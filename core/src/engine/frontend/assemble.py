@@ -23,6 +23,7 @@ from engine.interfaces.tokenizer import Tokenizer
 from engine.interfaces.tool_parser import ToolParser
 from engine.plugin import HookRelay, Selection
 from engine.plugin.loading import load_entry_point
+from engine.plugin.points import LOGITS_PROCESSOR, REASONING_PARSER, ROUTER, SCHEDULING_POLICY, TOOL_PARSER
 from engine.types.errors import ConfigError
 from engine.types.start import WorkerReady
 
@@ -64,8 +65,8 @@ def assemble_frontend(plan: Launch) -> Frontend:
         plan.max_model_len,
         plan.config.seed,
         hooks,
-        plan.logits_processors,
-        orders_by_priority=plan.orders_by_priority,
+        tuple(selection.card for selection in plan.chosen(LOGITS_PROCESSOR)),
+        orders_by_priority=plan.chosen(SCHEDULING_POLICY)[0].card.orders_by_priority,
         constraints=plan.constraints,
         chat=chat,
     )
@@ -75,8 +76,8 @@ def assemble_frontend(plan: Launch) -> Frontend:
         inputs,
         outputs,
         hooks,
-        tool_parser=_built(plan, plan.tool_parser),
-        reasoning_parser=_built(plan, plan.reasoning_parser),
+        tool_parser=_built(plan, plan.one(TOOL_PARSER)),
+        reasoning_parser=_built(plan, plan.one(REASONING_PARSER)),
         renders_tools=renders_tools(plan.tokenizer, plan.tokenizer_folder, plan.chat_template),
     )
 
@@ -98,16 +99,16 @@ def _built(plan: Launch, selection: Selection[Any] | None) -> Any:
 
 def build_router(plan: Launch, workers: Sequence[WorkerReady]) -> Router:
     """The body of the chosen router, for cores that are ready."""
-    assert plan.router is not None
+    (chosen,) = plan.chosen(ROUTER)
     worker = plan.start.worker
     context = RouterContext(
         num_ranks=len(workers),
         max_num_seqs=worker.max_num_seqs,
         block_size=worker.layout.block_size,
         cached_tokens=min(capacity(plan, ready)[0] for ready in workers),
-        options=plan.router.options,
+        options=chosen.options,
     )
-    router: Router = plan.router.build(context)
+    router: Router = chosen.build(context)
     return router
 
 

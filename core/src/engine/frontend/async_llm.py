@@ -15,22 +15,19 @@ import msgspec
 
 from engine.config.settings import EngineConfig
 from engine.frontend.assemble import assemble_frontend, start_cores
-from engine.frontend.chat_template import ChatTemplate
 from engine.frontend.client import Attached
-from engine.frontend.launch import Launch, check_attached, launch
-from engine.frontend.observer import RequestObserver
-from engine.frontend.output_processor import refusal
-from engine.frontend.pooling import ScorePlan, plan_scores, pooling_output
+from engine.frontend.launch import check_attached, launch
+from engine.frontend.pooling import ScorePlan, data_of, plan_scores, pooled_as
 from engine.frontend.prompts import LONG, LongPrompts, Prompt, TextPrompt
 from engine.frontend.request_state import OutputKind, RequestState, RequestStream
-from engine.frontend.statistics import LifecycleHooks
+from engine.frontend.statistics import LifecycleHooks, RequestObserver
 from engine.interfaces.client import CoreState
-from engine.interfaces.tokenizer import Tokenizer
+from engine.plugin.points import REASONING_PARSER, TOOL_PARSER
 from engine.types.errors import EngineDeadError, EngineError, ShuttingDownError
 from engine.types.hooks import HTTPOrigin
-from engine.types.outputs import CoreOutput, CoreOutputs, RequestOutput, StepStats
-from engine.types.params import SamplingDefaults, SamplingParams
-from engine.types.pooling import PoolingParams, PoolingRequestOutput
+from engine.types.outputs import CoreOutputs, RequestOutput, StepStats
+from engine.types.params import SamplingParams
+from engine.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from engine.types.start import WorkerReady
 
 log = logging.getLogger(__name__)
@@ -43,21 +40,44 @@ class AsyncLLM:
         config: of the engine. Every setting is resolved here, and the cores' processes begin to load the model.
         attached: to cores that another process has started; None starts them.
 
+    Attributes:
+        plan: what the launcher decided.
+        tokenizer, chat_template, tool_parser, reasoning_parser: at work; of the parsers None where there is none.
+        renders_tools: whether the chat template has a place for tools.
+        calls_hold_special_tokens: the tool parser finds calls by special tokens, so that a text has to show them.
+        thought_marks: the texts before and after the model's thoughts; None where no reasoning parser is at work.
+        model_names: all names by which requests may ask for the model; the first, `model_name`, is for people.
+        max_model_len: most tokens of one request.
+        sampling_defaults: of requests that do not say how they are to be sampled.
+        worker: what the workers told when they were ready; None before.
+
     Raises (here or from `start`) the EngineError that stops the start.
     """
 
     def __init__(self, config: EngineConfig, attached: Attached | None = None) -> None:
         self.config = config
-        self._launch = plan = launch(config) if attached is None else check_attached(launch(config), attached.start)
+        self.plan = plan = launch(config) if attached is None else check_attached(launch(config), attached.start)
         self._client = start_cores(plan, attached)
         try:
             front = assemble_frontend(plan)
         except BaseException:
             self._client.shutdown()
             raise
-        self._input, self._output, self.hooks = front.inputs, front.outputs, front.hooks
-        self.tool_parser, self.reasoning_parser = front.tool_parser, front.reasoning_parser
+        self._input = front.inputs
+        self._output = front.outputs
+        self.hooks = front.hooks
+        self.tokenizer = front.tokenizer
+        self.chat_template = front.inputs.chat
+        self.tool_parser = front.tool_parser
+        self.reasoning_parser = front.reasoning_parser
         self.renders_tools = front.renders_tools
+        calls, thoughts = plan.one(TOOL_PARSER), plan.one(REASONING_PARSER)
+        self.calls_hold_special_tokens = calls is not None and calls.card.reads_special_tokens
+        self.thought_marks = None if thoughts is None else (thoughts.card.begin, thoughts.card.end)
+        self.model_name = plan.model_name
+        self.model_names = plan.model_names
+        self.max_model_len = plan.max_model_len
+        self.sampling_defaults = plan.model.sampling
         self._long = LongPrompts()
         self._calls: set[Future[Any]] = set()
         self._death: EngineError | None = None
@@ -69,53 +89,6 @@ class AsyncLLM:
     def observe(self, observer: RequestObserver) -> None:
         """Let it know from now on what becomes of requests. There is one: it takes the place of another."""
         self._output.observer = observer
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """At work."""
-        return self._input.tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """At work."""
-        return self._input.chat
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of one request."""
-        return self._input.max_model_len
-
-    @property
-    def model_name(self) -> str:
-        """The model's name for people and for the API."""
-        return self._launch.model_name
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """All names by which requests may ask for it; the first is `model_name`."""
-        return self._launch.model_names
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        """Of requests that do not say how they are to be sampled."""
-        return self._input.model.sampling
-
-    @property
-    def plan(self) -> Launch:
-        """What the launcher decided."""
-        return self._launch
-
-    @property
-    def thought_marks(self) -> tuple[str, str] | None:
-        """The texts before and after the model's thoughts; None where no reasoning parser is at work."""
-        selection = self._launch.reasoning_parser
-        return None if selection is None else (selection.card.begin, selection.card.end)
-
-    @property
-    def calls_hold_special_tokens(self) -> bool:
-        """Whether the tool parser at work finds calls by special tokens, so that a text has to show them."""
-        selection = self._launch.tool_parser
-        return selection is not None and selection.card.reads_special_tokens
 
     @property
     def told_of_requests(self) -> bool:
@@ -153,7 +126,7 @@ class AsyncLLM:
         self._on_death = on_death
         self.worker = await asyncio.to_thread(self._client.wait_ready)
         self._client.listen(asyncio.get_running_loop(), self._take_or_die, self._die)
-        self._lifecycle.started(self._launch)
+        self._lifecycle.started(self.plan)
         if self._lifecycle.hears_stats:
             self._stats_hook = asyncio.create_task(self._lifecycle.run())
 
@@ -269,7 +242,8 @@ class AsyncLLM:
         request = await self.process(prompt, params, request_id, priority, timeout)
         stream = self.enqueue(request, OutputKind.FINAL)
         try:
-            return pooling_output(await stream.final())
+            output = await stream.final()
+            return pooled_as(PoolingRequestOutput, output, PoolingOutput(data_of(output)))
         finally:
             stream.close()
 
@@ -362,21 +336,10 @@ class AsyncLLM:
                 for news in several:
                     observer.stepped(news.stats)
             if told := [output for news in several for output in news.outputs]:
-                self._tell(told)
+                self._output.take_in(told, self._client)
         except Exception as error:
             log.error("news of the engine core could not be taken in", exc_info=error)
             self._die(EngineDeadError("take in what the engine core computed", f"{type(error).__name__}: {error}"))
-
-    def _tell(self, news: list[CoreOutput]) -> None:
-        """Tell the streams."""
-        processed = self._output.process(news)
-        if processed.abort_ids:
-            self._client.abort(processed.abort_ids)
-        for again in processed.retries:
-            try:
-                self._client.add(again.requests)
-            except EngineError as error:
-                self._tell(refusal(again, error).outputs)
 
     def _die(self, error: EngineError) -> None:
         if self._death is not None:

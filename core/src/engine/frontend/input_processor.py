@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.frontend.chat_template import ChatTemplate
-from engine.frontend.constraint_check import ConstraintCheck
-from engine.frontend.processor_arguments import ProcessorArguments
 from engine.frontend.prompts import (
     ALL_THAT_FITS,
     ParsedPrompt,
@@ -23,6 +21,7 @@ from engine.frontend.prompts import (
     cut_to_last,
     parse_prompt,
 )
+from engine.frontend.request_checks import ConstraintCheck, ProcessorArguments
 from engine.frontend.request_state import RequestState
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer

@@ -17,10 +17,9 @@ import msgspec
 
 from engine.frontend.chat_template import read_template
 from engine.frontend.client import client_of_several
-from engine.frontend.constraint_check import ConstraintCheck
 from engine.frontend.generation_config import read_generation_config, sampling_defaults
 from engine.frontend.needs import TABLE, Facts, attention_needs, check_processors, preemption_mode, template_source
-from engine.frontend.sentence_transformers import read_pooler
+from engine.frontend.request_checks import ConstraintCheck
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.platform import PlatformFacts, PlatformNeed
 from engine.interfaces.tokenizer import TokenizerNeed
@@ -37,11 +36,7 @@ from engine.plugin.points import (
     MODEL,
     PLATFORM,
     POINTS,
-    REASONING_PARSER,
-    ROUTER,
-    SCHEDULING_POLICY,
     TOKENIZER,
-    TOOL_PARSER,
     CardT,
     NeedT,
     Point,
@@ -53,12 +48,9 @@ from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
-    from engine.interfaces.logits_processor import LogitsProcessorCard
+    from engine.interfaces.checkpoint import CheckpointCard
     from engine.interfaces.model import ModelCard
-    from engine.interfaces.reasoning_parser import ReasoningParserCard
-    from engine.interfaces.router import RouterCard
     from engine.interfaces.tokenizer import TokenizerCard
-    from engine.interfaces.tool_parser import ToolParserCard
 
 CORE_WORKER = "engine.runner.worker:Worker"
 """The worker of platforms that bring none of their own."""
@@ -104,6 +96,10 @@ class Launch:
         """The drivers of a point at work; none where it has no use."""
         return tuple(selection for selection in self.selections if selection.point == point.name)
 
+    def one(self, point: Point[CardT, Any]) -> Selection[CardT] | None:
+        """The driver at work of a point that has one, or none."""
+        return next(iter(self.chosen(point)), None)
+
     @property
     def model(self) -> ModelDescription:
         """What the model is."""
@@ -119,35 +115,10 @@ class Launch:
         """Whether conversations can be rendered, as far as the tokenizer's card can tell."""
         return bool(template_source(self.tokenizer, self.tokenizer_folder, False, self.chat_template))
 
-    @property
-    def logits_processors(self) -> tuple[type[LogitsProcessorCard], ...]:
-        """The cards of the logits processors at work."""
-        return tuple(selection.card for selection in self.chosen(LOGITS_PROCESSOR))
-
-    @property
-    def orders_by_priority(self) -> bool:
-        """Whether the chosen scheduling policy heeds the priorities of requests."""
-        return self.chosen(SCHEDULING_POLICY)[0].card.orders_by_priority
-
-    @property
-    def router(self) -> Selection[RouterCard] | None:
-        """What chooses among several engine cores; None where there is one."""
-        return next(iter(self.chosen(ROUTER)), None)
-
     @cached_property
     def constraints(self) -> ConstraintCheck:
         """What the grammar drivers at work can enforce."""
         return ConstraintCheck(self.chosen(GRAMMAR))
-
-    @property
-    def tool_parser(self) -> Selection[ToolParserCard] | None:
-        """What finds the calls of tools in a text; None where nothing does."""
-        return next(iter(self.chosen(TOOL_PARSER)), None)
-
-    @property
-    def reasoning_parser(self) -> Selection[ReasoningParserCard] | None:
-        """What divides thoughts from answers; None where nothing does."""
-        return next(iter(self.chosen(REASONING_PARSER)), None)
 
     @property
     def max_model_len(self) -> int:
@@ -199,9 +170,14 @@ class _Choices:
         self.idle: dict[str, Mapping[str, object]] = {}
 
     def choose(
-        self, point: Point[CardT, NeedT], asks: Mapping[str, NeedT], together: tuple[tuple[str, ...], ...] = ()
+        self,
+        point: Point[CardT, NeedT],
+        asks: Mapping[str, NeedT],
+        together: tuple[tuple[str, ...], ...] = (),
+        only: str | None = None,
     ) -> list[Selection[CardT]]:
-        """The drivers of a point, which `made` has from then on; none of a point that is the platform's own."""
+        """The drivers of a point, which `made` has from then on; none of a point that is the platform's own. Where the
+        user names none, `only` the driver of that name is asked."""
         asked, options = self._config.asked(point.name), self._config.options_for(point.name)
         platform = next(iter(self.made.get(PLATFORM.name, ())), None)
         if platform is not None and point.name in platform.card.own_points:
@@ -213,7 +189,8 @@ class _Choices:
                 )
             self.made[point.name] = []
             return []
-        chosen = choose(self._registry, point, asks, asked, options, together)
+        chosen = choose(self._registry, point, asks, asked or only, options, together)
+        chosen = [replace(one, asked=asked is not None) for one in chosen] if only is not None else chosen
         self.made[point.name] = chosen
         return chosen
 
@@ -223,10 +200,11 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     choices = _Choices(config, registry)
     if config.data_parallel_size > 1:
         client_of_several(registry)
-    name = config.model
-    if name is None:
-        name = default_model(registry, CHECKPOINT, config.asked("checkpoint"))
-    (checkpoint,) = choices.choose(CHECKPOINT, {"": name})
+    name, whose = config.model, None
+    if name is None:  # that card's own, also where another would claim the name
+        default = default_model(registry, CHECKPOINT, config.asked("checkpoint"))
+        name, whose = default.name, default.candidate.name
+    (checkpoint,) = choices.choose(CHECKPOINT, {"": name}, only=whose)
     files = checkpoint.card.resolve(name)
     (platform,) = choices.choose(PLATFORM, {"": PlatformNeed(dtype=config.dtype)})
     device = platform.card.describe()
@@ -236,7 +214,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     dtype = choose_dtype(config.dtype, model.dtype, device)
     kv_dtype = _CACHE_DTYPES.get(config.kv_cache_dtype, config.kv_cache_dtype)
     kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
-    model = _decide_runner(config, files, model)
+    model = _decide_runner(config, checkpoint, files, model)
     sampling = sampling_defaults(config, generation_config, model.generates)
     model = msgspec.structs.replace(model, sampling=sampling)
     max_model_len = _max_model_len(config, model)
@@ -405,14 +383,16 @@ def _token_ids(value: object) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else ()
 
 
-def _decide_runner(config: EngineConfig, files: CheckpointFiles, model: ModelDescription) -> ModelDescription:
+def _decide_runner(
+    config: EngineConfig, checkpoint: Selection[CheckpointCard], files: CheckpointFiles, model: ModelDescription
+) -> ModelDescription:
     """The description with `generates` and `pooler` as this engine is to run it.
 
-    `runner="auto"` pools where the model cannot generate, or where the files of sentence-transformers lie beside it.
+    `runner="auto"` pools where the model cannot generate, or where files beside it say how to pool its hidden states.
 
     Raises:
         ConfigError: the model cannot do what `runner` asks, or another setting contradicts it.
-        CheckpointError, UnsupportedModelError: of the files of sentence-transformers.
+        CheckpointError, UnsupportedModelError: of these files.
     """
     if config.runner == "generate":
         if not model.generates:
@@ -424,7 +404,7 @@ def _decide_runner(config: EngineConfig, files: CheckpointFiles, model: ModelDes
         return model
     found = None
     if not model.pooler.num_labels:
-        found = read_pooler(Path(files.folder), model.pooler)
+        found = checkpoint.card.pooler(files, model.pooler)
     if model.generates and config.runner == "auto" and found is None:
         return model
     if config.asked("drafter") is not None:

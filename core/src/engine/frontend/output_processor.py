@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engine.frontend.observer import RequestObserver, Summaries, follow
-from engine.frontend.request_state import OutputKind, RequestState
-from engine.frontend.sequence_state import FilteredSequence, PooledSequence, PromptLogprobs, SequenceState
+from engine.frontend.request_state import (
+    FilteredSequence,
+    OutputKind,
+    PooledSequence,
+    PromptLogprobs,
+    RequestState,
+    SequenceState,
+)
+from engine.frontend.statistics import RequestObserver, follow, summary_of
 from engine.frontend.stop_scanner import StopStrings
 from engine.interfaces.tokenizer import Tokenizer
 from engine.types.errors import EngineError, InvalidRequestError, RankDeadError, rebuild_error
 from engine.types.hooks import OutputFilter, RequestInfo
-from engine.types.outputs import CompletionOutput, CoreOutput, CoreOutputs, RequestOutput
+from engine.types.outputs import CompletionOutput, CoreOutput, RequestOutput
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
+    from engine.interfaces.client import CoreClient
     from engine.plugin import HookRelay
 
 MAX_RETRIES = 1
@@ -63,7 +70,8 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._filters = None if hooks is None else hooks.output_filter
         self.observer: RequestObserver | None = None
-        self._summaries = Summaries(hooks, model_name) if hooks is not None and hooks.request_finished else None
+        self._hooks = hooks if hooks is not None and hooks.request_finished else None
+        self._model_name = model_name
         self._requests: dict[str, RequestState] = {}
         self._sequences: dict[str, tuple[RequestState, SequenceState]] = {}
 
@@ -124,8 +132,8 @@ class OutputProcessor:
         stops = StopStrings(params.stop) if params.stop else None
         sequences: list[SequenceState] = []
         for index, one in enumerate(request.requests):
-            parts = one.request_id, index, params, request.prompt_token_ids, self._tokenizer, stops
             filter_ = self._filter(request, index) if params.detokenize else None
+            parts = one.request_id, index, params, request.prompt_token_ids, self._tokenizer, stops
             sequences.append(SequenceState(*parts) if filter_ is None else FilteredSequence(filter_, *parts))
         return sequences
 
@@ -196,13 +204,30 @@ class OutputProcessor:
         reason = sequence.output.finish_reason or ("abort" if error is None else "error")
         if self.observer is not None:
             self.observer.ended(request, sequence, reason, time.monotonic())
-        if self._summaries is not None:
-            self._summaries.tell(request, sequence, reason, error)
+        if self._hooks is not None and (heard := self._hooks.request_finished):
+            heard(summary=summary_of(request, sequence, self._model_name, reason, error))
+
+    def take_in(self, news: Sequence[CoreOutput], client: CoreClient) -> list[RequestOutput]:
+        """`process`, and tell the core what follows of it. Returns the outputs of requests that have no stream."""
+        processed = self.process(news)
+        outputs = processed.outputs
+        if processed.abort_ids:
+            client.abort(processed.abort_ids)
+        for again in processed.retries:
+            try:
+                client.add(again.requests)
+            except EngineError as error:  # every sequence ends with it
+                ends = [
+                    CoreOutput(request_id=one.request_id, finish_reason=FinishReason.ERROR, error=error.parts)
+                    for one in again.requests
+                ]
+                outputs += self.take_in(ends, client)
+        return outputs
 
     def process(self, news: Sequence[CoreOutput]) -> Processed:
         """Take in the news of one step, and put what came of it on the streams. News of requests that are not (or no
         longer) expected is dropped."""
-        if self.observer is not None or self._summaries is not None:
+        if self.observer is not None or self._hooks is not None:
             follow(news, self._sequences, time.monotonic(), self.observer)
         touched: dict[str, RequestState] = {}
         abort_ids: list[str] = []
@@ -305,16 +330,6 @@ def _completion(sequence: SequenceState, text: str, first: int) -> CompletionOut
         cumulative_logprob=state.cumulative_logprob,
         finish_reason=state.finish_reason,
         stop_reason=state.stop_reason,
-    )
-
-
-def refusal(asked: RequestState, error: EngineError) -> CoreOutputs:
-    """News of a request that could not be sent: every sequence ends with this error."""
-    return CoreOutputs(
-        outputs=[
-            CoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error.parts)
-            for request in asked.requests
-        ]
     )
 
 

@@ -1,5 +1,4 @@
-"""The calls of `LLM` that pool (`encode`, `embed`, `classify`, `score`), and what it takes to score pairs of texts:
-which prompts to pool, and what their results make of each pair. Names and results are vLLM's."""
+"""What it takes to score pairs of texts: which prompts to pool, and what their results make of each pair."""
 
 from __future__ import annotations
 
@@ -10,25 +9,14 @@ import msgspec
 import numpy as np
 
 from engine.frontend.input_processor import InputProcessor, check_task
-from engine.frontend.prompts import Prompt, as_prompts, check_truncation
+from engine.frontend.prompts import check_truncation
 from engine.types.errors import InvalidRequestError
 from engine.types.outputs import RequestOutput
-from engine.types.pooling import (
-    ClassificationOutput,
-    ClassificationRequestOutput,
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingParams,
-    PoolingRequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-)
+from engine.types.pooling import PoolingParams, ScoringOutput, ScoringRequestOutput
 
 MAX_PAIR_CHARACTERS = 2**25
 """The most characters that the pairs of one request may have together: a text is read again with each other that it is
 paired with."""
-Bar = bool | Callable[..., Any]
 R = TypeVar("R")
 
 
@@ -126,7 +114,7 @@ def _across(
         complete.append(msgspec.structs.replace(params, second_text_start=second_start))
 
     def scores(outputs: Sequence[RequestOutput]) -> list[ScoringRequestOutput]:
-        return [_result(ScoringRequestOutput, one, ScoringOutput(float(data_of(one)[0]))) for one in outputs]
+        return [pooled_as(ScoringRequestOutput, one, ScoringOutput(float(data_of(one)[0]))) for one in outputs]
 
     return ScorePlan("classify", prompts, complete, scores)
 
@@ -142,143 +130,6 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b) / length if length else 0.0
 
 
-class PoolingCalls:
-    """The half of `LLM` that pools. The other half says where requests go."""
-
-    @property
-    def _inputs(self) -> InputProcessor:
-        raise NotImplementedError
-
-    def _pool(self, prompts: Sequence[Any], params: Sequence[PoolingParams], use_tqdm: Bar) -> list[RequestOutput]:
-        """Validate all, run all; one output with `pooled` for each prompt, in order."""
-        raise NotImplementedError
-
-    def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: Bar = True,
-        pooling_task: str | None = None,
-    ) -> list[PoolingRequestOutput]:
-        """Pool prompts; `outputs.data` is a numpy array.
-
-        Args:
-            prompts: one or several, as for `generate`.
-            pooling_params: for all, or one for each; None means `PoolingParams()`.
-            use_tqdm: show a progress bar; a callable is used in tqdm's place.
-            pooling_task: "embed", "token_embed" or "classify", for parameters that name no task.
-
-        Raises:
-            InvalidRequestError, PromptTooLongError: one of the prompts or parameters, or a task that this model or
-                engine does not have; nothing was begun.
-            As `generate`, for a prompt that fails later.
-        """
-        outputs = self._pooled(prompts, pooling_params, pooling_task, use_tqdm)
-        return [pooling_output(output) for output in outputs]
-
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: Bar = True,
-    ) -> list[EmbeddingRequestOutput]:
-        """One vector for each prompt, `outputs.embedding`. Arguments and errors are those of `encode`."""
-        outputs = self._pooled(prompts, pooling_params, "embed", use_tqdm, only=True)
-        return [_result(EmbeddingRequestOutput, one, EmbeddingOutput(data_of(one).tolist())) for one in outputs]
-
-    def classify(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: Bar = True,
-    ) -> list[ClassificationRequestOutput]:
-        """A number for each label, `outputs.probs`. Arguments and errors are those of `encode`."""
-        outputs = self._pooled(prompts, pooling_params, "classify", use_tqdm, only=True)
-        return [
-            _result(ClassificationRequestOutput, one, ClassificationOutput(data_of(one).tolist())) for one in outputs
-        ]
-
-    def score(
-        self,
-        data_1: Prompt | Sequence[Prompt],
-        data_2: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | None = None,
-        *,
-        use_tqdm: Bar = True,
-        truncate_prompt_tokens: int | None = None,
-    ) -> list[ScoringRequestOutput]:
-        """How well pairs of texts fit: for each of `data_2` a score, `outputs.score`.
-
-        A model that embeds embeds both, and the score is the cosine of the two vectors. A model with a classification
-        head of one label (a cross-encoder) reads both as one prompt, and the score is what the head says.
-
-        Args:
-            data_1: one, or as many as `data_2`. A single one is paired with each of `data_2`.
-            data_2: one or several. For a cross-encoder both are texts.
-            pooling_params: for all pairs.
-            use_tqdm: as for `encode`.
-            truncate_prompt_tokens: cut each text to its first so many tokens, those around it counted; for a
-                cross-encoder both texts of a pair together, from the end of the longer; -1: to as many as the model
-                takes. None: texts that are too long are refused.
-
-        Raises:
-            InvalidRequestError: the numbers do not match, the head has several labels, nothing would be left of a text;
-                and as `encode`.
-        """
-        params = PoolingParams() if pooling_params is None else pooling_params
-        if not isinstance(params, PoolingParams):
-            params = _several(params, 1)[0]
-        plan = plan_scores(self._inputs, as_prompts(data_1), as_prompts(data_2), params, truncate_prompt_tokens)
-        return plan.scores(self._pooled(plan.prompts, plan.params, plan.task, use_tqdm, only=True))
-
-    def _pooled(
-        self,
-        prompts: Any,
-        params: PoolingParams | Sequence[PoolingParams] | None,
-        task: str | None,
-        use_tqdm: Bar,
-        only: bool = False,
-    ) -> list[RequestOutput]:
-        """Run prompts; `only`: no parameter may name another task."""
-        if task is not None:
-            check_task(task, self._inputs.model)
-        several = as_prompts(prompts)
-        complete = []
-        for param in _several(params, len(several)):
-            if only and param.task not in (None, task):
-                raise InvalidRequestError(
-                    f"{task} with task={param.task!r}",
-                    "they contradict each other",
-                    "leave the task out, or use encode",
-                )
-            complete.append(msgspec.structs.replace(param, task=task) if param.task is None else param)
-        return self._pool(several, complete, use_tqdm)
-
-
-def pooling_output(output: RequestOutput) -> PoolingRequestOutput:
-    """The result of a request that pooled, as `encode` gives it."""
-    return _result(PoolingRequestOutput, output, PoolingOutput(data_of(output)))
-
-
-def _result(kind: Callable[..., R], output: RequestOutput, result: object) -> R:
+def pooled_as(kind: Callable[..., R], output: RequestOutput, result: object) -> R:
+    """An output in one of the forms in which callers of `LLM` get it."""
     return kind(output.request_id, result, output.prompt_token_ids, output.num_cached_tokens)
-
-
-def _several(params: PoolingParams | Sequence[PoolingParams] | None, count: int) -> list[PoolingParams]:
-    several = [PoolingParams()] * count if params is None else params
-    if isinstance(several, PoolingParams):
-        several = [several] * count
-    if not isinstance(several, Sequence) or not all(isinstance(param, PoolingParams) for param in several):
-        raise InvalidRequestError(
-            f"pool with {type(params).__name__}", "these are no pooling params", "pass PoolingParams"
-        )
-    if len(several) != count:
-        raise InvalidRequestError(
-            f"pool with {len(several)} pooling params",
-            f"there are {count} prompts",
-            "pass one for all, or one for each",
-        )
-    return list(several)

@@ -306,15 +306,9 @@ class LoopListener:
         loop.add_reader(self._file, self._readable)
         self._listening, self._scheduled = True, False
         self._empty = loop.time()
+        self._farewell: threading.Thread | None = None  # finds out what became of the core
         self._look_handle = loop.call_later(LOOK_SECONDS, self._look)
         self._readable()  # what came before is not told again
-
-    @property
-    def farewell(self) -> threading.Thread | None:
-        """The thread that finds out what became of the core; None while it lives."""
-        return self._farewell
-
-    _farewell: threading.Thread | None = None
 
     def stop(self) -> None:
         """Hear nothing any more. From any thread; returns when the socket is not used any more. Idempotent."""

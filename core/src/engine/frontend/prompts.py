@@ -121,17 +121,6 @@ def _token_ids(value: Any) -> list[int]:
     return ids
 
 
-def timeouts_of(timeout: float | Sequence[float | None] | None, count: int) -> list[float | None]:
-    """One for each of so many prompts; None: no limit. Raises InvalidRequestError."""
-    if not isinstance(timeout, Sequence):
-        return [timeout] * count
-    if len(timeout) != count:
-        raise InvalidRequestError(
-            f"{count} prompts with {len(timeout)} timeouts", "each needs one", "pass one for all, or as many of both"
-        )
-    return list(timeout)
-
-
 def check_truncation(most: Any) -> None:
     """Raise InvalidRequestError for what is neither a number of tokens, nor `ALL_THAT_FITS`, nor None."""
     if most is not None and (type(most) is not int or most < -1 or most == 0):

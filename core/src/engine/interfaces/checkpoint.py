@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.interfaces.context import WorkerContext
+    from engine.types.pooling import Pooler
 
 
 class CheckpointCard(Card):
@@ -29,6 +30,15 @@ class CheckpointCard(Card):
     def resolve(cls, name: str) -> CheckpointFiles:
         """Find the files. Raises ModelNotFoundError, or CheckpointError for a file that is missing or no JSON."""
         raise NotImplementedError
+
+    @classmethod
+    def pooler(cls, files: CheckpointFiles, default: Pooler) -> Pooler | None:
+        """How embeddings are made of hidden states, where files beside the checkpoint say so (sentence-transformers);
+        None: they do not. `default`: the architecture's, for what the files leave open.
+
+        Raises CheckpointError for a broken file, UnsupportedModelError for what this engine does not have.
+        """
+        return None
 
 
 class Checkpoint(Protocol):

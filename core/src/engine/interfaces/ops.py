@@ -25,8 +25,6 @@ from engine.plugin import Card
 if TYPE_CHECKING:
     import torch
 
-    from engine.interfaces.context import WorkerContext
-
 PURPOSE_SAMPLE = 0
 """The draw of a token from the target's distribution."""
 PURPOSE_ACCEPT = 1
@@ -165,10 +163,9 @@ class SamplingRows(NamedTuple):
 class Ops(Protocol):
     """The operations at work. T tokens, H hidden size, V vocabulary, R rows. Nothing is modified unless said so.
 
-    A driver's body has the methods that its card names; the engine sees one object with all of them.
+    A driver's body has the methods that its card names, and is built with a `WorkerContext`, which names this class;
+    the engine sees one object with all of them.
     """
-
-    def __init__(self, context: WorkerContext) -> None: ...
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """ids int [T], weight [V, H] -> [T, H]."""

@@ -11,8 +11,6 @@ from engine.plugin import Card
 if TYPE_CHECKING:
     import torch
 
-    from engine.interfaces.context import WorkerContext
-
 
 class PlatformFacts(NamedTuple):
     """What a platform card knows without torch.
@@ -116,9 +114,7 @@ class CacheMemory(NamedTuple):
 
 
 class Platform(Protocol):
-    """A device at work, in a worker. Built with a `WorkerContext`."""
-
-    def __init__(self, context: WorkerContext) -> None: ...
+    """A device at work, in a worker. Built with a `WorkerContext`, which names this class."""
 
     @property
     def device(self) -> torch.device:

@@ -3,20 +3,21 @@ tokenizer whose vocabulary grammars read, and the scheduler half of a connector.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from engine.interfaces.context import CoreContext, GrammarContext
+from engine.interfaces.context import CoreContext, FrontContext, GrammarContext
 from engine.interfaces.drafter import DrafterOptions
 from engine.interfaces.grammar import GrammarCard
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.loop.grammars import GrammarDriver, Grammars, warm_up
-from engine.loop.vocabulary import Vocabulary
 from engine.plugin import Candidate, HookRelay, Manifest, PluginList, Registry
-from engine.plugin.manifest import check_hooks, restore_choice
+from engine.plugin.manifest import Blame, check_hooks, restore_choice
 from engine.scheduling.jump_forward import JumpForward
 from engine.scheduling.preemption import Swapping
 from engine.scheduling.scheduler import Scheduler
@@ -24,6 +25,9 @@ from engine.scheduling.speculative import Speculation
 from engine.scheduling.structured import Constraints
 from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError, PluginError
 from engine.types.start import CoreStart
+
+if TYPE_CHECKING:
+    from engine.interfaces.tokenizer import Tokenizer
 
 
 def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare: bool = False) -> EngineCore:
@@ -94,6 +98,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
             stages=worker.parallel.pp,
+            blame=Blame(worker.choices),
         )
         hooks = HookRelay("core", registry, options=worker.hook_options)
         ready = msgspec.structs.replace(ready, broken=tuple(dict.fromkeys((*ready.broken, *registry.broken()))))
@@ -154,7 +159,7 @@ def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary, p
             )
             card = cast("type[GrammarCard]", selection.card)
             try:
-                drivers[candidate] = GrammarDriver(candidate.name, card, selection.build(context))
+                drivers[candidate] = GrammarDriver(candidate, card, selection.build(context))
             except PluginError as error:
                 if selection.asked:
                     Grammars(turns, model.vocab_size).close()
@@ -173,16 +178,55 @@ def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary, p
     )
 
 
+class Vocabulary:
+    """What `GrammarContext.vocabulary` is. The core needs no tokenizer otherwise, so it is built when the first
+    constraint is compiled, by the thread that compiles it. Thread-safe.
+
+    Args:
+        start: what names the tokenizer, and says where its files lie.
+        registry: what is installed.
+    """
+
+    def __init__(self, start: CoreStart, registry: Registry) -> None:
+        self._start = start
+        self._registry = registry
+        self._lock = threading.RLock()
+        self._pieces: Sequence[bytes | None] | None = None
+        self._built: Tokenizer | None = None
+
+    def __call__(self) -> Sequence[bytes | None]:
+        """The bytes that each token stands for; see `Tokenizer.vocabulary`. Raises TokenizerError."""
+        with self._lock:
+            if self._pieces is None:
+                self._pieces = self._tokenizer().vocabulary()
+            return self._pieces
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without special tokens. Raises TokenizerError."""
+        return self._tokenizer().encode(text, False)
+
+    def _tokenizer(self) -> Tokenizer:
+        with self._lock:
+            if self._built is None:
+                start, worker = self._start, self._start.worker
+                context = FrontContext(folder=start.tokenizer_folder, files=worker.files, model=worker.model)
+                self._built = cast("Tokenizer", _build("tokenizer", start, self._registry, context))
+            return self._built
+
+
 def _swapping(start: CoreStart, registry: Registry, context: CoreContext, kv: KVManager) -> Swapping | None:
     """Where preempted requests leave their pages; None where they are computed again."""
     if start.preemption_mode != "swap":
         return None
-    (name,) = (choice.driver for choice in start.worker.choices if choice.point == "kv_connector")
     connector = _build("kv_connector", start, registry, context, half="core")
-    return Swapping(kv, connector, name, _build("scheduling_policy", start, registry, context))
+    (name,) = (choice.driver for choice in start.worker.choices if choice.point == "kv_connector")
+    candidate = registry.find("kv_connector", name)
+    return Swapping(kv, connector, candidate, _build("scheduling_policy", start, registry, context))
 
 
-def _build(point: str, start: CoreStart, registry: Registry, context: CoreContext, half: str | None = None) -> Any:
+def _build(
+    point: str, start: CoreStart, registry: Registry, context: CoreContext | FrontContext, half: str | None = None
+) -> Any:
     """The body (or this half of it) of the driver that the manifest names for a point."""
     choices = [choice for choice in start.worker.choices if choice.point == point]
     if len(choices) != 1:

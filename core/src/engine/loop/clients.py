@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from msgspec.structs import replace
 
-from engine.types.messages import Attach, FromCore, Outputs
+from engine.process.link import Inbox, Outbox
+from engine.types.messages import Attach, FromCore, Outputs, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.request import EngineRequest
 
@@ -23,36 +23,12 @@ STATE_SECONDS = 0.05
 """How often a client that has no news of its own is told of the core's state, while there is work."""
 
 
-class Sink(Protocol):
-    """What one client is told by."""
-
-    def put(self, message: FromCore) -> None:
-        """Tell it; never blocks."""
-        ...
-
-    def drop(self) -> None:
-        """Forget what it was not told yet."""
-        ...
-
-
-class Source(Protocol):
-    """What hears all clients."""
-
-    def bind(self, address: str) -> None:
-        """Hear one more. Raises OSError where there is no such place (any more)."""
-        ...
-
-    def unbind(self, address: str) -> None:
-        """Hear one less."""
-        ...
-
-
 class _Client:
     """One of them; the first has no requests of its own where there are others."""
 
     __slots__ = ("address", "behind", "ids", "sink", "told")
 
-    def __init__(self, address: str, sink: Sink) -> None:
+    def __init__(self, address: str, sink: Outbox) -> None:
         self.address = address
         self.sink = sink
         self.ids: dict[str, None] = {}  # of its requests that have not ended
@@ -66,15 +42,15 @@ class Clients:
     Args:
         inbox: hears the clients.
         outbox: tells client 0, who started the core; it attaches the others, and is told what goes to nobody else.
-        connect: makes a client's sink of its address.
+        connect: makes what tells a client, of its address.
         clock: seconds, never going back.
     """
 
     def __init__(
         self,
-        inbox: Source,
-        outbox: Sink,
-        connect: Callable[[str], Sink],
+        inbox: Inbox[ToCore],
+        outbox: Outbox,
+        connect: Callable[[str], Outbox] = Outbox,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inbox = inbox

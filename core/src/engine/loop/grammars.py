@@ -17,6 +17,7 @@ from engine.types.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from engine.interfaces.grammar import Grammar, GrammarCard, Matcher
+    from engine.plugin.candidate import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,12 @@ class GrammarDriver(NamedTuple):
     """One driver at work.
 
     Args:
-        name: it.
+        candidate: where it comes from.
         card: its card.
         grammar: its body.
     """
 
-    name: str
+    candidate: Candidate
     card: type[GrammarCard]
     grammar: Grammar
 
@@ -48,29 +49,59 @@ class GrammarDriver(NamedTuple):
 class InTurn:
     """A matcher of one of several drivers. Implements `engine.interfaces.grammar.Matcher`.
 
+    What the driver raises ends the request, and nothing else: `accept` raises it, when the next token comes at the
+    latest, and until then everything is allowed.
+
     Args:
         matcher: the driver's own.
-        grammar: the driver.
+        driver: it.
+
+    Attributes:
+        failed: what the driver raised; None as long as it has not.
     """
 
-    __slots__ = ("grammar", "matcher")
+    __slots__ = ("driver", "failed", "matcher")
 
-    def __init__(self, matcher: Matcher, grammar: Grammar) -> None:
+    def __init__(self, matcher: Matcher, driver: GrammarDriver) -> None:
         self.matcher = matcher
-        self.grammar = grammar
+        self.driver = driver
+        self.failed: EngineError | None = None
 
     def accept(self, tokens: Sequence[int]) -> int:
-        return self.matcher.accept(tokens)
+        if self.failed is None:
+            try:
+                return self.matcher.accept(tokens)
+            except Exception as error:
+                self.fail(error)
+        raise cast("EngineError", self.failed)
 
     def rollback(self, num_tokens: int) -> None:
-        self.matcher.rollback(num_tokens)
+        if self.failed is None:
+            try:
+                self.matcher.rollback(num_tokens)
+            except Exception as error:
+                self.fail(error)
 
     def forced_bytes(self) -> bytes:
-        return self.matcher.forced_bytes()
+        if self.failed is None:
+            try:
+                return self.matcher.forced_bytes()
+            except Exception as error:
+                self.fail(error)
+        return b""
 
     @property
     def finished(self) -> bool:
-        return self.matcher.finished
+        if self.failed is None:
+            try:
+                return self.matcher.finished
+            except Exception as error:
+                self.fail(error)
+        return False
+
+    def fail(self, error: Exception) -> None:
+        """The driver raised this over it."""
+        self.failed = self.driver.candidate.fault("follow a request's structured_outputs", error)
 
 
 class Grammars:
@@ -105,24 +136,39 @@ class Grammars:
                 matcher = driver.grammar.compile(constraint, end_token_ids)
                 self._check_beginning(matcher, driver.grammar, constraint)
             except InvalidRequestError as error:
-                refusals.append((driver.name, error))
+                refusals.append((driver.candidate.name, error))
                 continue
+            except Exception as error:
+                raise driver.candidate.fault(constraint.asked, error) from error
             if turn > first:
                 self._remember(key, turn)
-            return InTurn(matcher, driver.grammar)
+            return InTurn(matcher, driver)
         if not refusals:
             raise InvalidRequestError(constraint.asked, "no grammar driver at work enforces it")
         raise constraint.refused(refusals)
 
     def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
-        """Each driver is asked once."""
+        """Each driver is asked once; where it raises, once for each matcher, and whoever it raises over fails."""
         places: dict[int, list[int]] = {}
         held = cast("Sequence[InTurn]", matchers)
         for place, matcher in enumerate(held):
-            places.setdefault(id(matcher.grammar), []).append(place)
+            places.setdefault(id(matcher.driver), []).append(place)
         for of_driver in places.values():
-            mine = [held[place].matcher for place in of_driver]
-            held[of_driver[0]].grammar.fill_masks(mine, rows if len(places) == 1 else rows[of_driver], out)
+            mine, at = [held[place] for place in of_driver], rows if len(places) == 1 else rows[of_driver]
+            grammar = mine[0].driver.grammar
+            try:
+                grammar.fill_masks([matcher.matcher for matcher in mine], at, out)
+            except Exception:
+                for place, matcher in enumerate(mine):
+                    self._fill_one(matcher, at[place : place + 1], out)
+
+    def _fill_one(self, matcher: InTurn, row: np.ndarray, out: np.ndarray) -> None:
+        if matcher.failed is None:
+            try:
+                return matcher.driver.grammar.fill_masks([matcher.matcher], row, out)
+            except Exception as error:
+                matcher.fail(error)
+        out[row] = -1
 
     def close(self) -> None:
         for driver in {id(driver.grammar): driver for turns in self._turns.values() for driver in turns}.values():
@@ -152,9 +198,9 @@ def warm_up(drivers: Sequence[GrammarDriver], end_token_ids: Sequence[int]) -> N
                 try:
                     driver.grammar.compile(trial, end_token_ids)
                 except EngineError as error:
-                    logger.info("grammar '%s' does not warm up: %s", driver.name, error)
+                    logger.info("grammar '%s' does not warm up: %s", driver.candidate.name, error)
                 except Exception:
-                    logger.warning("grammar '%s' does not warm up", driver.name, exc_info=True)
+                    logger.warning("grammar '%s' does not warm up", driver.candidate.name, exc_info=True)
                 break
 
 

@@ -15,7 +15,6 @@ import msgspec
 from engine.loop.assemble import assemble_core
 from engine.loop.clients import Clients
 from engine.loop.engine_core import EngineCore
-from engine.process.link import Outbox
 from engine.process.logs import log_as
 from engine.process.run import Parent, run
 from engine.types.errors import EngineError
@@ -53,7 +52,7 @@ def step_loop(core: EngineCore, parent: Parent[ToCore]) -> None:
 
     Raises EngineDeadError once the core has died, after the news of it is out, and where news cannot be told.
     """
-    clients, told, awake = Clients(parent.inbox, parent.outbox, Outbox), time.monotonic(), 0.0
+    clients, told, awake = Clients(parent.inbox, parent.outbox), time.monotonic(), 0.0
     while True:
         while True:
             message = parent.receive(0.0 if core.has_work() else clients.patience(HEALTH_SECONDS), awake)

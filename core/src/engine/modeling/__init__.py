@@ -1,7 +1,7 @@
 """Floor 4, public: what a model's author builds with: layers, weights, rotary tables, and facts from config.json.
 
-The package imports nothing by itself, so that a card may use its torch-free modules (`config`, `parallel`,
-`checkpoint_files`) while the names below, which need torch, come when they are first asked for.
+The package imports nothing by itself, so that a card may use its torch-free modules (`config`,
+`parallel`) while the names below, which need torch, come when they are first asked for.
 """
 
 from __future__ import annotations

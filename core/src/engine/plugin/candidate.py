@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+
+from engine.types.errors import ContractError, EngineError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,19 @@ class Candidate:
     def blame(self) -> dict[str, str]:
         """The keywords of an error that is about it."""
         return {"point": self.point, "driver": self.name, "distribution": self.provenance}
+
+    def fault(self, asked: str, error: Exception) -> EngineError:
+        """What its driver raised at work, in the terms of the request over which it did: an error of Engine's own as it
+        is, any other as a ContractError."""
+        if isinstance(error, EngineError):
+            return error
+        logger.error("driver '%s' for %s could not %s", self.name, self.point, asked, exc_info=error)
+        return ContractError(
+            asked,
+            f"driver '{self.name}' for {self.point}, of {self.provenance}, raised {type(error).__name__}: {error}",
+            "name another driver, or report it to this one's author; the log has the traceback",
+            **self.blame,
+        )
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,15 @@ def choose_one(
     return selection
 
 
-def default_model(registry: Registry, point: Point[CheckpointCard, str], asked: str | None = None) -> str:
-    """The model's name where the user names no model: of the one card that declares a `default_model`.
+class DefaultModel(NamedTuple):
+    """A model that is used where the user names none, and the driver that brings it."""
+
+    candidate: Candidate
+    name: str
+
+
+def default_model(registry: Registry, point: Point[CheckpointCard, str], asked: str | None = None) -> DefaultModel:
+    """The model where the user names none: of the one card that declares a `default_model`.
 
     Args:
         asked: the driver that the user named.
@@ -107,7 +114,7 @@ def default_model(registry: Registry, point: Point[CheckpointCard, str], asked: 
     else:
         candidate = registry.find(point.name, asked.strip())
         cards = [(candidate, registry.card(candidate))]
-    offers = [(c, card.default_model) for c, card in cards if card.default_model is not None]  # type: ignore[attr-defined]
+    offers = [DefaultModel(c, card.default_model) for c, card in cards if card.default_model is not None]  # type: ignore[attr-defined]
     for candidate, _ in offers:
         registry.find(point.name, candidate.name)  # two of one name: no name says which one is meant
     if not offers:
@@ -122,7 +129,7 @@ def default_model(registry: Registry, point: Point[CheckpointCard, str], asked: 
             "several drivers bring one: " + " and ".join(f"{name!r} of {c.provenance}" for c, name in offers),
             "name one: " + " or ".join(f"--model {name}" for _, name in offers),
         )
-    return str(offers[0][1])
+    return offers[0]
 
 
 def ranked(

@@ -108,6 +108,12 @@ class Registry:
         outside = (c for c in outside if c not in self.denied)
         return tuple(sorted((c for c in outside if (c.name, c.distribution) not in served), key=lambda c: c.name))
 
+    def namesakes(self, candidate: Candidate) -> list[Candidate]:
+        """Those of its name, itself among them, where there are several and nothing says which one is meant."""
+        point = self.points.get(candidate.point)
+        same = [c for c in self.candidates(candidate.point) if c.name == candidate.name]
+        return same if len(same) > 1 and not (point and PICKS[point.pick].namesakes) else []
+
     def find(self, point: str, name: str, distribution: str = "") -> Candidate:
         """The one candidate of this name.
 
@@ -238,6 +244,12 @@ class Registry:
         """The reason, with the list and where it was set."""
         return f"{self.denied[candidate]}: {self.plugins.shown}"
 
+    def why_outdated(self, candidate: Candidate) -> str:
+        """The versions, e.g. "speaks v4, this core serves v0, v1"."""
+        return (
+            f"speaks v{candidate.major}, this core serves {', '.join(map('v{}'.format, self._majors(candidate.point)))}"
+        )
+
     def denies(self, point: str, name: str) -> bool:
         """Whether the list of plugins denies a driver of this name, and no other of that name is left."""
         return any(c.name == name for c in only(self.denied, point)) and all(
@@ -246,12 +258,10 @@ class Registry:
 
     def incompatible(self, candidate: Candidate) -> IncompatibleDriverError:
         """The error for a candidate of a major outside the served range."""
-        majors = self._majors(candidate.point)
-        served = ", ".join(f"v{major}" for major in majors)
-        stale = candidate.major < min(majors)
+        stale = candidate.major < min(self._majors(candidate.point))
         return IncompatibleDriverError(
             f"use driver '{candidate.name}' for {candidate.point}",
-            f"{candidate.provenance} speaks {candidate.group}, this core serves {served}",
+            f"{candidate.provenance} {self.why_outdated(candidate)}",
             f"pip install --upgrade {candidate.distribution if stale else 'engine'}",
             **candidate.blame,
         )

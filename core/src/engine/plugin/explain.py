@@ -107,10 +107,8 @@ def explain(
         needs: by kind, what a driver would be asked that none is at work for; None where it is not known.
     """
     outcomes: list[Outcome] = []
-    candidates = registry.candidates(point)
-    for candidate in candidates:
-        namesakes = [other for other in candidates if other.name == candidate.name]
-        if len(namesakes) > 1 and not PICKS[registry.points[point].pick].namesakes:
+    for candidate in registry.candidates(point):
+        if namesakes := registry.namesakes(candidate):
             outcomes.append(Outcome(candidate, None, "duplicate", (), (duplicate(point, namesakes).found,)))
             continue
         try:
@@ -134,9 +132,7 @@ def explain(
         for (verdict, reasons), named in said.items():
             outcomes.append(Outcome(candidate, card.priority, verdict, tuple(filter(None, named)), reasons))
     for candidate in registry.outdated(point):
-        served = ", ".join(f"v{major}" for major in registry.points[point].majors)
-        reason = f"it speaks v{candidate.major}, this core serves {served}"
-        outcomes.append(Outcome(candidate, None, "outdated", (), (reason,)))
+        outcomes.append(Outcome(candidate, None, "outdated", (), (f"it {registry.why_outdated(candidate)}",)))
     outcomes += [Outcome(c, None, "denied", (), (registry.why_denied(c),)) for c in only(registry.denied, point)]
     return sorted(outcomes, key=lambda o: (_ORDER.index(o.verdict), -(o.priority or 0), o.candidate.name))
 

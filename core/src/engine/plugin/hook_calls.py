@@ -185,11 +185,11 @@ class Wraps(Deciders):
     """Wraps an application, so that the first implementation is the outermost. How a failure is answered is the
     server's: it makes each layer with `guard(implementation, application)`, where the hook itself failed from None."""
 
-    def __call__(self, app: Any, guard: Callable[[Implementation, Any, Any], Any]) -> Any:
+    def __call__(self, app: Any, guard: Callable[[Implementation, Any, Any], Any], **values: Any) -> Any:
         for one in reversed(self.deciding):
             wrapped: Any = None
             try:
-                wrapped = one.call({"app": app})
+                wrapped = one.call({**values, "app": app})
                 if not callable(wrapped):
                     raise TypeError(f"it returned {wrapped!r:.80}, which cannot be called")
             except Exception:

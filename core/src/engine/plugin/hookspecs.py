@@ -162,17 +162,17 @@ class FrontendHooks:
         the first step after an interval has passed: nothing is told while nothing is asked.
         """
 
-    @hook("observing", thread=f"{_SERVER}; `engine` is for coroutine functions of routes", cost="once a start")
-    def http_routes(self, router: Any, engine: Any) -> None:
-        """Add routes to the server: `router` is a `fastapi.APIRouter` of this plugin's own, `engine` an
-        `engine_server.http_routes.EngineView`, for once it has started. Called when the server is put together, before
+    @hook("observing", thread=f"{_SERVER}; `server` is for coroutine functions of routes", cost="once a start")
+    def http_routes(self, router: Any, server: Any) -> None:
+        """Add routes to the server: `router` is a `fastapi.APIRouter` of this plugin's own, `server` an
+        `engine_server.plugins.ServerView`, for once it has started. Called when the server is put together, before
         `engine_started`.
 
         The routes, of HTTP alone, stand behind the server's own gate: API key, limits on the body, the request's id.
         Errors that they raise are answered in OpenAI's shape. A route that the server, or a plugin called before, has
         already cannot be taken over. Where a page for browsers is to come before its reader has given a key,
-        `engine_server.http_routes.without_key` marks its routes. An implementation that raises, or adds a route which
-        is there already, is left out with all its routes, with a warning; it is then in quarantine.
+        `engine_server.plugins.without_key` marks its routes. An implementation that raises, or adds a route which is
+        there already, is left out with all its routes, with a warning; it is then in quarantine.
         """
 
     @hook(
@@ -180,14 +180,17 @@ class FrontendHooks:
         thread=f"{_SERVER}; the application runs in the event loop's: never block",
         cost="once a start, and the application once a HTTP request",
     )
-    def http_middleware(self, app: Any) -> Any:
-        """An ASGI application around the routes. Called when the server is put together, before `engine_started`.
+    def http_middleware(self, app: Any, server: Any) -> Any:
+        """An ASGI application around the routes; `server` as for `http_routes`. Called when the server is put together,
+        before `engine_started`.
 
-        It is the innermost of all middleware: the request has an id, has passed the gate, and its body has been read.
-        It gets every scope, also of `/health` and `/metrics`. RequestRefusedError, raised before the answer began, is
-        answered with its status; any other exception before the answer began with 503 and the code `hook_failed`.
-        Where this hook raises or returns what cannot be called, every request is answered so, but for those that ask
-        for no key: `/health`, `/metrics` and their like.
+        The request has an id, the server is serving, and whoever asks for the body first gets all of it, within limits.
+        What asks for API keys is one of these, the server's own plugin `api_keys`, around all but those that are
+        `tryfirst`, too. It gets every scope, also of `/health` and `/metrics`. The tokens of a stream are written to
+        the connection directly where no application puts a `send` of its own in the way. RequestRefusedError, raised
+        before the answer began, is answered with its status; any other exception before the answer began with 503 and
+        the code `hook_failed`. Where this hook raises or returns what cannot be called, every request is answered so,
+        but for those that ask for no key: `/health`, `/metrics` and their like.
         """
 
     @hook(

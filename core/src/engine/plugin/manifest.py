@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from engine.plugin.points import HOOKS
 from engine.plugin.selection import Selection
 from engine.types.errors import ContractError, ManifestError, PluginError
 from engine.types.start import Choice
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -73,7 +75,7 @@ class Blame:
         if error is not None and (named := self.named(error)) is not error:
             raise named from error
 
-    def named(self, error: BaseException) -> BaseException:
+    def named(self, error: ErrorT) -> ErrorT | ContractError:
         """The error with driver and distribution; any that is no ContractError, or names them already, as it is."""
         if not isinstance(error, ContractError) or error.driver:
             return error

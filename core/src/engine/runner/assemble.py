@@ -227,9 +227,10 @@ def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContex
     if not chosen.names("drafter"):
         return None
     need = DrafterNeed(dtype=start.dtype, device=start.device)
-    options = cast(DrafterOptions, chosen.fit("drafter", "", need).options)
+    selection = chosen.fit("drafter", "", need)
+    options = cast(DrafterOptions, selection.options)
     drafter: Drafter = chosen.build("drafter", "", need, context)
-    return ChosenDrafter(drafter, options.acceptance, options.num_tokens)
+    return ChosenDrafter(drafter, options.acceptance, options.num_tokens, selection.candidate)
 
 
 def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> AttentionLayers:
@@ -273,6 +274,7 @@ def _processors(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCon
     need = LogitsProcessorNeed(vocab_size=start.model.vocab_size, device=start.device)
     return tuple(
         Processor(
+            selection.candidate,
             cast("type[LogitsProcessorCard]", chosen.ask(selection, selection.point, "", need).card),
             selection.build(replace(context, options=selection.options)),
         )

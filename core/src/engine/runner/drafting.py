@@ -18,6 +18,8 @@ import torch
 from engine.interfaces.drafter import Acceptance, Drafter, DraftRows, Drafts
 from engine.interfaces.ops import Ops
 from engine.interfaces.platform import Fetch, Platform
+from engine.plugin.candidate import Candidate
+from engine.sampling.faults import SlotFaults
 from engine.sampling.packed import send
 from engine.sampling.sampler import SampledDrafts
 from engine.types.errors import ContractError
@@ -31,6 +33,7 @@ class ChosenDrafter(NamedTuple):
     acceptance: Acceptance
     num_tokens: int
     """The most drafts of a row."""
+    candidate: Candidate
 
 
 @dataclass(frozen=True)
@@ -111,11 +114,15 @@ class Drafting:
         chosen: at work; None where the engine has no drafter: then all drafts come with their plan.
         ops, platform: the worker's.
         tokens: int32 [max_num_seqs + 1, max_model_len + 1]; the device's table of tokens.
+        faults: of slots; what the drafter raises over one request ends that one.
     """
 
-    def __init__(self, chosen: ChosenDrafter | None, ops: Ops, platform: Platform, tokens: torch.Tensor) -> None:
-        self._drafter: Drafter | None = None if chosen is None else chosen.drafter
+    def __init__(
+        self, chosen: ChosenDrafter | None, ops: Ops, platform: Platform, tokens: torch.Tensor, faults: SlotFaults
+    ) -> None:
+        self._chosen = chosen
         self._acceptance: Acceptance = "exact" if chosen is None else chosen.acceptance
+        self._faults = faults
         self._ops = ops
         self._platform = platform
         self._tokens = tokens
@@ -128,14 +135,22 @@ class Drafting:
 
     def leave(self, left: LeftSlots) -> None:
         """Requests have left their slots; their tokens are still in the table."""
-        if self._drafter is not None:
-            for slot, num_tokens in zip(left.slot.tolist(), left.num_tokens.tolist(), strict=True):
-                self._drafter.leave(slot, num_tokens, self._session)
+        if self._chosen is None:
+            return
+        for slot, num_tokens in zip(left.slot.tolist(), left.num_tokens.tolist(), strict=True):
+            try:
+                self._chosen.drafter.leave(slot, num_tokens, self._session)
+            except Exception as error:  # the request has ended: there is nobody to tell but the log
+                self._chosen.candidate.fault(f"let slot {slot} go", error)
 
     def enter(self, new: NewSlot) -> None:
         """A request enters a slot."""
-        if self._drafter is not None:
-            self._drafter.enter(new)
+        if self._chosen is not None:
+            try:
+                self._chosen.drafter.enter(new)
+            except Exception as error:
+                fault = self._chosen.candidate.fault(f"take request {new.request_id!r} in", error)
+                self._faults.add([new.slot], fault)
 
     def propose(self, plan: StepPlan) -> tuple[StepPlan, StepDrafts]:
         """Ask for the drafts of a plan with `num_drafts`, as far as they do not come with it, and put all into the
@@ -152,14 +167,16 @@ class Drafting:
         rows = _rows(plan, place)
         given = plan.forced_drafts
         asked_place = place if given is None else np.setdiff1d(place, given.row)
+        if (faulty := self._faults.among(plan.slot_of_row[asked_place])) is not None:
+            asked_place = asked_place[~faulty]
         asked, drafts = None, None
         if len(asked_place):
-            assert self._drafter is not None, "a plan wants drafts, and there is no drafter"
-            asked = rows if given is None else _rows(plan, asked_place)
-            drafts = self._checked(self._drafter.propose(asked, self._session), asked)
-        if given is not None:
+            asked = rows if len(asked_place) == len(place) else _rows(plan, asked_place)
+            drafts = self._proposed(asked)
+            asked, asked_place = (asked, asked_place) if drafts is not None else (None, asked_place[:0])
+        if drafts is None or len(asked_place) < len(place):
             drafts = self._merged(drafts, np.searchsorted(place, asked_place), given, rows, place)
-        assert drafts is not None and drafts.counts is not None
+        assert drafts.counts is not None
         num_drafts = np.zeros(plan.num_rows, np.int32)
         num_drafts[place] = drafts.counts
         num_tokens = plan.num_tokens.copy()
@@ -174,6 +191,21 @@ class Drafting:
         if plan.masks_follow:
             step.fetch = self._platform.to_host((drafts.tokens,))
         return plan, step
+
+    def _proposed(self, rows: DraftRows) -> Drafts | None:
+        """What the drafter proposes; None where it failed over the one request that it was asked for.
+
+        Raises what it raised where it was asked for several: nobody knows over which.
+        """
+        assert self._chosen is not None, "a plan wants drafts, and there is no drafter"
+        try:
+            return self._checked(self._chosen.drafter.propose(rows, self._session), rows)
+        except Exception as error:
+            fault = self._chosen.candidate.fault(f"propose drafts for {len(rows.slot)} rows", error)
+            if len(rows.slot) > 1:
+                raise fault from error
+            self._faults.add(rows.slot.tolist(), fault)
+            return None
 
     def _checked(self, drafts: Drafts, rows: DraftRows) -> Drafts:
         """The drafts, with counts."""
@@ -190,15 +222,17 @@ class Drafting:
         return drafts._replace(counts=counts)
 
     def _merged(
-        self, proposed: Drafts | None, at: np.ndarray, given: ForcedDrafts, rows: DraftRows, place: np.ndarray
+        self, proposed: Drafts | None, at: np.ndarray, given: ForcedDrafts | None, rows: DraftRows, place: np.ndarray
     ) -> Drafts:
-        """What the drafter proposed, which goes to the rows `at`, and what came with the plan: that is certain."""
+        """What the drafter proposed, which goes to the rows `at`, and what came with the plan: that is certain. Others
+        get none."""
         m, k, device = len(place), int(rows.num_drafts.max()), self._tokens.device
-        mine = np.searchsorted(place, given.row)
-        host = np.full((m, k), -1, np.int32)
-        host[mine, : given.tokens.shape[1]] = given.tokens[:, :k]
+        host, counts, probs = np.full((m, k), -1, np.int32), np.zeros(m, np.int32), None
+        if given is not None:
+            mine = np.searchsorted(place, given.row)
+            host[mine, : given.tokens.shape[1]] = given.tokens[:, :k]
+            counts[mine] = rows.num_drafts[mine]
         tokens, where = send(self._platform, host, at)
-        counts, probs = rows.num_drafts.copy(), None
         if proposed is not None:
             assert proposed.counts is not None
             width = proposed.tokens.shape[1]
@@ -237,8 +271,8 @@ class Drafting:
         of it."""
         counts = self._ops.verify(tokens, step.sampled.tokens, step.start)
         if step.asked is not None:
-            assert self._drafter is not None
-            self._drafter.accepted(step.asked, counts[step.asked_among] - 1)
+            assert self._chosen is not None
+            self._chosen.drafter.accepted(step.asked, counts[step.asked_among] - 1)
         return counts
 
 

@@ -33,6 +33,7 @@ from engine.runner.pooling import StepPooler
 from engine.runner.prompt_logprobs import PromptScorer, ScoredPrompts
 from engine.runner.results import DraftedStep, FailedStep, PendingSample, RunningStep
 from engine.runner.stages import StageLink
+from engine.sampling.faults import SlotFaults
 from engine.sampling.packed import send
 from engine.sampling.parameters import SlotParameters
 from engine.sampling.processors import Processor, ProcessorChain
@@ -165,10 +166,11 @@ class ModelRunner:
         self._token_types = TokenTypes(platform, start.max_num_seqs, max_tokens) if types else None
         self._parameters = SlotParameters(start.max_num_seqs, start.model.vocab_size)
         tokens = self._slots.tables.tokens
-        self._processors = ProcessorChain(processors, platform, tokens)
+        self._faults = SlotFaults()
+        self._processors = ProcessorChain(processors, platform, tokens, self._faults)
         self._sampler = Sampler(ops, platform, tokens, self._parameters, self._processors)
         self._scorer = PromptScorer(ops, platform, model, tokens, start.model.vocab_size)
-        self._drafting = Drafting(drafter, ops, platform, tokens)
+        self._drafting = Drafting(drafter, ops, platform, tokens, self._faults)
         self._open: PendingSample | FailedStep | None = None
         self._captured: dict[tuple[int, int], _Step] = {}
         self._vocab_size = start.model.vocab_size
@@ -267,6 +269,7 @@ class ModelRunner:
         if plan.left_slots is not None:
             self._drafting.leave(plan.left_slots)
         for new in plan.new_slots:
+            self._faults.enter(new.slot)
             self._drafting.enter(new)
             self._parameters.enter(new)
             self._processors.enter(new)
@@ -435,7 +438,8 @@ class ModelRunner:
             logprob_rows = rows[logprobs.places].astype(np.int32)
         if scores is not None:
             tensors += scores.tensors
-        return RunningStep(plan, rows, self._platform.to_host(tensors), logprob_rows, scores)
+        fetch = self._platform.to_host(tensors)
+        return RunningStep(plan, rows, fetch, logprob_rows, scores, self._faults.of_rows(plan))
 
     def _sample_drafted(
         self,
@@ -460,7 +464,7 @@ class ModelRunner:
             tensors += tuple(values)
         if scores is not None:
             tensors += scores.tensors
-        return DraftedStep(plan, at, self._platform.to_host(tensors), places, scores)
+        return DraftedStep(plan, at, self._platform.to_host(tensors), places, scores, self._faults.of_rows(plan))
 
 
 def _all_layers(layers: Iterable[Any], state: State) -> Iterator[Any]:

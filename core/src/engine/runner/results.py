@@ -14,7 +14,7 @@ from engine.interfaces.kv_connector import KVConnectorWorker
 from engine.interfaces.platform import Fetch
 from engine.runner.drafting import Positions
 from engine.runner.prompt_logprobs import ScoredPrompts
-from engine.types.plan import LogprobRows, Masks, PromptLogprobRows, StepPlan, StepResult
+from engine.types.plan import ErrorParts, LogprobRows, Masks, PromptLogprobRows, StepPlan, StepResult
 
 _POLL_SECONDS = 0.0001
 
@@ -29,6 +29,7 @@ class RunningStep:
             `Ops.logprobs` gave for them, then of the prompt scores' tensors; None where there is nothing to bring.
         logprob_rows: int32 [m]; the rows that asked.
         prompt_scores: of prompt tokens, where rows asked for them.
+        errors: as for `StepResult`.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class RunningStep:
         fetch: Fetch | None,
         logprob_rows: np.ndarray | None = None,
         prompt_scores: ScoredPrompts | None = None,
+        errors: dict[int, ErrorParts] | None = None,
     ) -> None:
         self._step_id = plan.step_id
         self._num_rows = plan.num_rows
@@ -45,6 +47,7 @@ class RunningStep:
         self._fetch = fetch
         self._logprob_rows = logprob_rows
         self._prompt_scores = prompt_scores
+        self._errors = errors
         self._result: StepResult | None = None
 
     def done(self) -> bool:
@@ -80,7 +83,13 @@ class RunningStep:
             logprobs = LogprobRows(
                 row=self._logprob_rows, chosen=chosen, rank=rank, top_ids=top_ids, top_values=top_values
             )
-        return StepResult(step_id=self._step_id, tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return StepResult(
+            step_id=self._step_id,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            errors=self._errors,
+        )
 
     def _fetched(self) -> tuple[list[np.ndarray], PromptLogprobRows | None]:
         """What the copy brought: everything but the prompt scores, and these."""
@@ -102,6 +111,7 @@ class DraftedStep(RunningStep):
             the prompt scores' tensors.
         logprob_places: int64; which of the positions asked for log probabilities.
         prompt_scores: of prompt tokens, where rows asked for them.
+        errors: as for `StepResult`.
     """
 
     def __init__(
@@ -111,8 +121,9 @@ class DraftedStep(RunningStep):
         fetch: Fetch,
         logprob_places: np.ndarray | None = None,
         prompt_scores: ScoredPrompts | None = None,
+        errors: dict[int, ErrorParts] | None = None,
     ) -> None:
-        super().__init__(plan, positions.rows, fetch, prompt_scores=prompt_scores)
+        super().__init__(plan, positions.rows, fetch, prompt_scores=prompt_scores, errors=errors)
         self._positions = positions
         self._logprob_places = logprob_places
 
@@ -136,6 +147,7 @@ class DraftedStep(RunningStep):
             logprobs=logprobs,
             num_drafts=at.num_drafts,
             prompt_logprobs=prompt_logprobs,
+            errors=self._errors,
         )
 
 

@@ -10,13 +10,16 @@ import torch
 
 from engine.interfaces.logits_processor import LogitsProcessor, LogitsProcessorCard, LogitsRows
 from engine.interfaces.platform import Platform
+from engine.plugin.candidate import Candidate
+from engine.sampling.faults import SlotFaults
 from engine.sampling.packed import send
 from engine.types.plan import KnownTokens, NewSlot
 
 
 class Processor(NamedTuple):
-    """One processor: its card, which says who uses it, and its body."""
+    """One processor: where it comes from, its card, which says who uses it, and its body."""
 
+    candidate: Candidate
     card: type[LogitsProcessorCard]
     body: LogitsProcessor
 
@@ -40,9 +43,19 @@ class ProcessorChain:
         processors: in the order in which they are applied.
         platform: the worker's.
         tokens: int32 [max_num_seqs + 1, max_model_len + 1]; the device's table of tokens.
+
+    Attributes:
+        faults: of slots; what a processor raises ends the requests that use it there, others go on.
     """
 
-    def __init__(self, processors: Sequence[Processor], platform: Platform, tokens: torch.Tensor) -> None:
+    def __init__(
+        self,
+        processors: Sequence[Processor],
+        platform: Platform,
+        tokens: torch.Tensor,
+        faults: SlotFaults | None = None,
+    ) -> None:
+        self.faults = SlotFaults() if faults is None else faults
         self._processors = tuple(processors)
         self._platform = platform
         self._tokens = tokens
@@ -61,7 +74,12 @@ class ProcessorChain:
         for uses, processor in zip(self._uses, self._processors, strict=True):
             uses[new.slot] = processor.card.used_by(new.params)
             if uses[new.slot]:
-                processor.body.enter(new)
+                try:
+                    processor.body.enter(new)
+                except Exception as error:
+                    uses[new.slot] = False
+                    asked = f"take request {new.request_id!r} in"
+                    self.faults.add([new.slot], processor.candidate.fault(asked, error))
         if self._host_tokens is not None:
             self._host_tokens[new.slot, : len(new.token_ids)] = new.token_ids
         self._used = bool(self._uses.any())
@@ -95,19 +113,21 @@ class ProcessorChain:
             if not len(users.host):
                 continue
             host, row = users
-            processor.body.apply(
-                logits,
-                LogitsRows(
-                    row=row,
-                    slot=(device_slots if row is None else device_slots[row]).long(),
-                    num_prompt=(device_num_prompt if row is None else device_num_prompt[row]).long(),
-                    num_tokens=(device_num_tokens if row is None else device_num_tokens[row]).long(),
-                    tokens=self._tokens,
-                    host_slot=slots[host],
-                    host_num_tokens=num_tokens[host],
-                    host_tokens=self._host_tokens if processor.card.host_tokens else None,
-                ),
+            rows = LogitsRows(
+                row=row,
+                slot=(device_slots if row is None else device_slots[row]).long(),
+                num_prompt=(device_num_prompt if row is None else device_num_prompt[row]).long(),
+                num_tokens=(device_num_tokens if row is None else device_num_tokens[row]).long(),
+                tokens=self._tokens,
+                host_slot=slots[host],
+                host_num_tokens=num_tokens[host],
+                host_tokens=self._host_tokens if processor.card.host_tokens else None,
             )
+            try:
+                processor.body.apply(logits, rows)
+            except Exception as error:  # what it has done to these rows nobody knows; it touches no others
+                asked = f"edit the logits of {len(host)} rows"
+                self.faults.add(slots[host].tolist(), processor.candidate.fault(asked, error))
 
     def _users_of(self, slots: np.ndarray) -> list[_Users]:
         key = self._version, slots.tobytes()

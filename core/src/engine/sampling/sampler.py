@@ -169,6 +169,7 @@ class Sampler:
             raw = logits.clone() if len(asked) == len(slots) else logits[uploaded.asked_rows]
         if self._processors is not None:
             self._processors.apply(logits, slots, rows.num_tokens, uploaded.slot, num_tokens, uploaded.num_prompt)
+            broken = self._processors.faults.spoil(broken, slots)
         if parameters.stop_ids:
             self._mask_early_stops(logits, rows)
         if uploaded.penalised is not None:

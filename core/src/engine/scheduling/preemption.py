@@ -16,10 +16,12 @@ import numpy as np
 from engine.kv.manager import KVManager
 from engine.kv.swap import SwapIn, SwapRecord, find_swapped, swap_out
 from engine.scheduling.slots import Request, SlotTable, Status
+from engine.types.errors import EngineError
 
 if TYPE_CHECKING:
     from engine.interfaces.kv_connector import KVConnectorScheduler
     from engine.interfaces.scheduling_policy import SchedulingPolicy
+    from engine.plugin.candidate import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -88,16 +90,20 @@ class Swapping:
     Args:
         kv: the pages.
         connector: the scheduler half of a connector that swaps.
-        name: of its driver: under it its metadata travel.
+        candidate: where it comes from; its metadata travel under its name.
         queue: a policy of its own, for the swapped requests alone.
+
+    Attributes:
+        faults: requests over which the connector raised an error, since they were last ended: see `States.fail_faulty`.
     """
 
     def __init__(
-        self, kv: KVManager, connector: KVConnectorScheduler, name: str, queue: SchedulingPolicy[Request]
+        self, kv: KVManager, connector: KVConnectorScheduler, candidate: Candidate, queue: SchedulingPolicy[Request]
     ) -> None:
         self.kv = kv
         self.connector = connector
-        self.name = name
+        self.candidate = candidate
+        self.faults: list[tuple[Request, EngineError]] = []
         self.queue = queue
         self._records: dict[str, SwapRecord] = {}
         self._distrusted: set[str] = set()
@@ -122,7 +128,11 @@ class Swapping:
         slot = request.slot
         assert not slots.drafts[slot], "how much of it is computed is not known yet"
         record, pages = swap_out(self.kv, slot, int(slots.computed[slot]))
-        if not self.connector.swap_out(request.request_id, pages):
+        try:
+            if not self.connector.swap_out(request.request_id, pages):
+                return False
+        except Exception as error:
+            self._failed(request, "swap", error)
             return False
         self._records[request.request_id] = record
         return True
@@ -144,7 +154,14 @@ class Swapping:
 
     def _forget(self, request: Request) -> None:
         if self._records.pop(request.request_id, None) is not None:
-            self.connector.forget(request.request_id)
+            try:
+                self.connector.forget(request.request_id)
+            except Exception as error:
+                self._failed(request, "forget", error)
+
+    def _failed(self, request: Request, doing: str, error: Exception) -> None:
+        asked = f"{doing} request {request.request_id!r}"
+        self.faults.append((request, self.candidate.fault(asked, error)))
 
     # -- back ---------------------------------------------------------------------------------------------------------
     def find(self, request: Request) -> SwapIn:
@@ -153,13 +170,16 @@ class Swapping:
 
     def swapped_in(self, request: Request, swap_in: SwapIn) -> None:
         """The request has its pages: have what is missing loaded into them before this step computes."""
-        self.connector.swap_in(request.request_id, swap_in.places, swap_in.pages)
         del self._records[request.request_id]
+        try:
+            self.connector.swap_in(request.request_id, swap_in.places, swap_in.pages)
+        except Exception as error:
+            self._failed(request, "swap back", error)
 
     def plan_metadata(self) -> dict[str, bytes] | None:
         """For the plan that was made."""
         metadata = self.connector.plan_metadata()
-        return None if metadata is None else {self.name: metadata}
+        return None if metadata is None else {self.candidate.name: metadata}
 
     def clear(self) -> None:
         """Forget all requests: the engine is dead."""
@@ -167,6 +187,7 @@ class Swapping:
             self.queue.remove(request)
         self._records.clear()
         self._distrusted.clear()
+        self.faults.clear()
 
     def check_integrity(self, idle: bool) -> None:
         """Raise AssertionError where the tier contradicts itself, or keeps something when there are no requests."""

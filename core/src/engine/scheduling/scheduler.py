@@ -19,8 +19,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine.kv.manager import KVManager
 from engine.kv.reservation import Reservation
+from engine.plugin.manifest import Blame
 from engine.scheduling.admission import Admission
 from engine.scheduling.batch import Batch, build_plan
 from engine.scheduling.decode import choose_decodes
@@ -35,7 +38,7 @@ from engine.scheduling.speculative import Speculation
 from engine.scheduling.states import States
 from engine.scheduling.structured import Constraints
 from engine.scheduling.update import accept, broken_logits, check_result
-from engine.types.errors import EngineError
+from engine.types.errors import EngineError, rebuild_error
 from engine.types.outputs import CoreOutput
 from engine.types.plan import BROKEN, StepPlan, StepResult
 from engine.types.request import EngineRequest
@@ -58,6 +61,7 @@ class Scheduler:
         swapping: where preempted requests leave their pages; None: they are computed again.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
         gates: what else new requests wait for.
+        blame: names the driver that an error is about.
         jump_forward: over what constraints force; None: token by token.
         whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.
         vocab_size: a result with another token ends the engine; None: not checked.
@@ -84,6 +88,7 @@ class Scheduler:
         swapping: Swapping | None = None,
         constraints: Constraints | None = None,
         gates: Sequence[Gate] = (),
+        blame: Blame | None = None,
         jump_forward: JumpForward | None = None,
         whole_prompts: bool = False,
         vocab_size: int | None = None,
@@ -100,7 +105,8 @@ class Scheduler:
         self.drafts = Drafts(speculation, jump_forward, constraints)
         self.fast_path = DecodeFastPath(self.slots, kv, vocab_size)
         waits = Gates([*([] if constraints is None else [constraints]), *gates])
-        self.states = States(kv, policy, self.slots, self.fast_path, self.drafts, swapping, constraints, waits)
+        blame = Blame(()) if blame is None else blame
+        self.states = States(kv, policy, self.slots, self.fast_path, self.drafts, swapping, constraints, waits, blame)
         self.requests = self.states.requests
         self.running = self.states.running
         self.prefilling = self.states.prefilling
@@ -162,6 +168,7 @@ class Scheduler:
         if states.deadlines:
             states.fail_late()
         states.take_ready()
+        states.fail_faulty()
         if self.fast_path.num_plans and not (self.slots.num_free and len(self.policy)):
             self.last_step += 1
             self.outstanding.append(self.fast_path.next_plan(self.last_step))
@@ -179,6 +186,7 @@ class Scheduler:
         self.last_step += 1
         plan = build_plan(self.last_step, batch, self.slots, self.swapping)
         self.outstanding.append(plan)
+        states.fail_faulty()
         if plan.num_decodes == len(self.running) and self._may_repeat(plan):
             self.fast_path.begin(plan)
         return plan
@@ -234,14 +242,18 @@ class Scheduler:
         self.slots.step_done(plan.step_id)
 
     def _fail_broken(self, plan: StepPlan, result: StepResult) -> None:
-        """End the requests of rows whose logits were not numbers; what they drew before is dropped as surplus. Nothing
-        of them stays in the prefix cache, nor what they found there, also where they have ended meanwhile."""
-        rows = (result.tokens == BROKEN).reshape(plan.num_rows, -1).any(axis=1) & plan.samples
-        for slot in plan.slot_of_row[rows].tolist():
-            request = self.slots.owner(slot)
-            self.kv.distrust(slot, request.sequence(self.slots.tokens[slot, : self.slots.known[slot]]))
+        """End the requests of rows that could not draw; what they drew before is dropped as surplus. Where logits were
+        not numbers, nothing of them stays in the prefix cache, nor what they found there, also where they have ended
+        meanwhile."""
+        broken = (result.tokens == BROKEN).reshape(plan.num_rows, -1).any(axis=1) & plan.samples
+        for row in np.flatnonzero(broken).tolist():
+            slot = int(plan.slot_of_row[row])
+            request, parts = self.slots.owner(slot), (result.errors or {}).get(row)
+            if parts is None:
+                self.kv.distrust(slot, request.sequence(self.slots.tokens[slot, : self.slots.known[slot]]))
             if self.slots.accepts[slot]:
-                self.states.fail(request, broken_logits(request.request_id, request.num_tokens))
+                error = rebuild_error(parts) if parts else broken_logits(request.request_id, request.num_tokens)
+                self.states.fail(request, error)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where requests, slots, pages and queue contradict each other."""

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.kv.manager import KVManager
+from engine.plugin.manifest import Blame
 from engine.scheduling.drafts import Drafts
 from engine.scheduling.fast_path import DecodeFastPath
 from engine.scheduling.gates import Gates
 from engine.scheduling.preemption import Preemptions, Swapping, spoilt
 from engine.scheduling.slots import EMPTY, Request, SlotTable, Status
 from engine.scheduling.structured import Constraints
-from engine.types.errors import EngineError, KVCacheTooSmallError, RequestTimeoutError
+from engine.types.errors import ContractError, EngineError, KVCacheTooSmallError, RequestTimeoutError
 from engine.types.outputs import CoreOutput
 from engine.types.request import FinishReason
 
@@ -44,6 +45,7 @@ class States:
         swapping: where preempted requests leave their pages; None: they are computed again.
         constraints: those of requests with structured outputs; None where there is no grammar driver.
         gates: what new requests wait for.
+        blame: names the driver that an error is about.
 
     Attributes:
         requests: all of them, by id.
@@ -66,6 +68,7 @@ class States:
         swapping: Swapping | None,
         constraints: Constraints | None,
         gates: Gates,
+        blame: Blame,
     ) -> None:
         self.kv = kv
         self.policy = policy
@@ -76,6 +79,7 @@ class States:
         self.constraints = constraints
         self.gates = gates
         self.preemptions = Preemptions()
+        self.blame = blame
         self.requests: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.prefilling: dict[str, Request] = {}
@@ -90,13 +94,22 @@ class States:
         """A new request that has all it needs waits for a slot, or for another of its group."""
         request.status = Status.HELD
         if not self.kv.enable_prefix_caching or self.groups.join(request):
-            request.status = Status.WAITING
-            self.policy.push(request)
+            self._queue(request, self.policy.push)
 
     def requeue(self, request: Request) -> None:
         """A request waits for a slot, before those that came after it."""
+        request.status = Status.HELD
+        self._queue(request, self.policy.push_front)
+
+    def _queue(self, request: Request, push: Callable[[Request], None]) -> None:
+        try:
+            push(request)
+        except Exception as error:
+            logger.exception("request %s could not be queued", request.request_id)
+            asked, found = f"queue request {request.request_id!r}", f"it raised {type(error).__name__}: {error}"
+            remedy = "name another driver, or report it to this one's author; the log has the traceback"
+            return self.fail(request, ContractError(asked, found, remedy, point="scheduling_policy"))
         request.status = Status.WAITING
-        self.policy.push_front(request)
 
     def take_ready(self) -> None:
         """Queue the requests that no longer wait at a gate."""
@@ -213,8 +226,21 @@ class States:
 
     def fail(self, request: Request, error: EngineError) -> None:
         """End a request with an error."""
-        self.notices.append(_error_output(request.request_id, error))
+        self.notices.append(_error_output(request.request_id, self.blame.named(error)))
         self.end(request)
+
+    def fail_faulty(self) -> None:
+        """End the requests over which the swap tier's connector raised an error. What should have been loaded for one
+        that runs is not there: nothing of it stays in the prefix cache."""
+        if self.swapping is None:
+            return
+        while self.swapping.faults:
+            request, error = self.swapping.faults.pop()
+            if request.status is Status.RUNNING:
+                known = int(self.slots.known[request.slot])
+                self.kv.distrust(request.slot, request.sequence(self.slots.tokens[request.slot, :known]))
+            if request.status is not Status.FINISHED:
+                self.fail(request, error)
 
     def fail_too_small(self, request: Request) -> None:
         """End a request that the KV cache could not hold if it were alone."""

@@ -177,7 +177,10 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
 
 BROKEN = -2
-"""In place of a token: the logits that it would be drawn from are not numbers (NaN)."""
+"""In place of a token: the logits that it would be drawn from are not numbers (NaN), or a driver raised over it."""
+
+ErrorParts = tuple[str, str, str, str]
+"""An error as it travels; see `engine.types.errors.EngineError.parts`."""
 
 
 class Masks(msgspec.Struct, kw_only=True):
@@ -251,7 +254,8 @@ class StepResult(msgspec.Struct, kw_only=True):
         step_id: of the plan.
         tokens: int32 [R]; the drawn token of each row, -1 where the row does not sample. For a plan with drafts int32
             [R, 1 + k], k the most drafts of a row: the tokens that each row gives, in order, at least one where it
-            samples, then -1. `BROKEN` in place of a row's last token ends its request with an InvalidLogitsError.
+            samples, then -1. `BROKEN` in place of a row's last token ends its request: with the row's error, or else
+            with an InvalidLogitsError.
         logprobs: None where no row asked.
         num_drafts: int32 [R]; the drafts that the drafter found and the step computed, at most the plan's; None where
             the plan has none.
@@ -259,6 +263,7 @@ class StepResult(msgspec.Struct, kw_only=True):
         failed_pages: int32; pages that a connector should have filled for this step, and could not, on any rank; None
             where there are none.
         pooled: None where no row of this step has anything pooled.
+        errors: by row: what a driver raised over it; None where none did.
     """
 
     step_id: int
@@ -268,3 +273,4 @@ class StepResult(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobRows | None = None
     failed_pages: Int32 | None = None
     pooled: PooledRows | None = None
+    errors: dict[int, ErrorParts] | None = None

@@ -9,6 +9,7 @@ from engine.frontend.assemble import start_in_process
 from engine.frontend.launch import launch
 from engine.plugin import Registry
 from engine.plugin.candidate import Candidate
+from engine.plugin.points import ROUTER
 from engine.types.errors import ConfigError, DriverNotFoundError, DuplicateDriverError, UnfitDriverError
 
 
@@ -22,7 +23,7 @@ def test_a_router_without_ranks_is_refused() -> None:
     with pytest.raises(UnfitDriverError, match="prefix caching is off"):
         launch(EngineArgs(model="tiny", data_parallel_size=2, router="prefix_aware", enable_prefix_caching=False))
     plan = launch(EngineArgs(model="tiny", data_parallel_size=2))
-    assert plan.router is not None and plan.router.candidate.name == "least_loaded"
+    assert [selection.candidate.name for selection in plan.chosen(ROUTER)] == ["least_loaded"]
     with pytest.raises(ConfigError, match="data_parallel_size=2"):
         start_in_process(plan)
 

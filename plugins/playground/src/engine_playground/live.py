@@ -12,27 +12,26 @@ from engine_playground.page_cells import summary
 
 if TYPE_CHECKING:
     from engine.types.hooks import EngineInfo
-    from engine_playground.plugin import PlaygroundOptions
-    from engine_server.http_routes import EngineView
+    from engine_server.plugins import ServerView
 
 
-async def live(engine: EngineView, info: EngineInfo | None, options: PlaygroundOptions) -> bytes:
-    """JSON: `engine` and `drivers` as hooks were told, `stats` as the cores told last (counters since their start, so
-    that the page takes the differences), `pages` of each core now, `time` on a clock that only grows.
+async def live(server: ServerView, info: EngineInfo | None, refresh: float, cells: int) -> bytes:
+    """What a page that looks every `refresh` seconds and draws up to `cells` cells is told, as JSON: `engine` and
+    `drivers` as hooks were told, `stats` as the cores told last (counters since their start, so that the page takes the
+    differences), `pages` of each core now, `time` on a clock that only grows.
 
     Raises EngineDeadError where the last core has died.
     """
-    pages = await engine.page_maps()
+    pages = await server.page_maps()
     told: dict[str, Any] = {} if info is None else msgspec.to_builtins(info)
     content = {
         "time": time.monotonic(),
-        "refresh": options.refresh,
+        "refresh": refresh,
         "drivers": told.pop("drivers", []),
         "engine": told or None,
-        "stats": engine.stats(),
+        "stats": server.stats(),
         "pages": [
-            summary(np.frombuffer(one.holders, np.uint8), np.frombuffer(one.cached, np.uint8), options.cells)
-            for one in pages
+            summary(np.frombuffer(one.holders, np.uint8), np.frombuffer(one.cached, np.uint8), cells) for one in pages
         ],
     }
     return msgspec.json.encode(content)

@@ -10,7 +10,7 @@ from engine.plugin import hookimpl
 
 if TYPE_CHECKING:
     from engine.types.hooks import EngineInfo
-    from engine_server.http_routes import EngineView
+    from engine_server.plugins import ServerView
 
 
 class PlaygroundOptions(BaseModel):
@@ -46,8 +46,8 @@ class Playground:
         self._info = info
 
     @hookimpl
-    def http_routes(self, router: Any, engine: EngineView) -> None:
+    def http_routes(self, router: Any, server: ServerView) -> None:
         """Add the page and its files, which need no key, and the live data, which need one where the server asks."""
         from engine_playground.routes import add
 
-        add(router, engine, self._options, lambda: self._info)
+        add(router, server, self._options.refresh, self._options.cells, lambda: self._info)

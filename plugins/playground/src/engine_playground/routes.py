@@ -9,12 +9,11 @@ from fastapi import APIRouter, Request, Response
 
 from engine_playground.files import File, read_files
 from engine_playground.live import live
-from engine_server.http_routes import without_key
+from engine_server.plugins import without_key
 
 if TYPE_CHECKING:
     from engine.types.hooks import EngineInfo
-    from engine_playground.plugin import PlaygroundOptions
-    from engine_server.http_routes import EngineView
+    from engine_server.plugins import ServerView
 
 PAGE, FOLDER, LIVE = "/", "/playground/", "/playground/live"
 INDEX = "index.html"
@@ -43,14 +42,14 @@ HEADERS = {
 
 
 def add(
-    router: APIRouter, engine: EngineView, options: PlaygroundOptions, info: Callable[[], EngineInfo | None]
+    router: APIRouter, server: ServerView, refresh: float, cells: int, info: Callable[[], EngineInfo | None]
 ) -> None:
     """Add all routes.
 
     Args:
         router: the plugin's own.
-        engine: what is looked at.
-        options: the plugin's.
+        server: what is looked at.
+        refresh, cells: the plugin's options.
         info: the engine that stands; None before it does.
     """
     for file in read_files():
@@ -58,7 +57,7 @@ def add(
         router.add_api_route(path, without_key(_serving(file)), methods=["GET"], include_in_schema=False)
 
     async def look() -> Response:
-        content = await live(engine, info(), options)
+        content = await live(server, info(), refresh, cells)
         return Response(content, media_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"})
 
     router.add_api_route(LIVE, look, methods=["GET"], include_in_schema=False)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from engine import modeling
 from engine.interfaces.checkpoint import CheckpointCard
-from engine.modeling.checkpoint_files import resolve_folder
 from engine.types.errors import ModelNotFoundError
 from engine.types.model import CheckpointFiles
+from engine.types.pooling import Pooler
+from engine_kit.hf_folder import read_pooler, resolve_folder
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,11 @@ class SafetensorsCheckpoint(CheckpointCard):
                 "download the model and pass its folder",
             )
         return resolve_folder(name, folder)
+
+    @classmethod
+    def pooler(cls, files: CheckpointFiles, default: Pooler) -> Pooler | None:
+        """As the files of sentence-transformers say."""
+        return read_pooler(Path(files.folder), default)
 
 
 def _is_hub_name(name: str) -> bool:

@@ -57,7 +57,7 @@ def test_calls_that_the_model_does_not_serve(encoder: LLM, classifier: LLM) -> N
         (lambda: classifier.generate("x"), "it gives vectors or labels, no text; ask for classify"),
         (lambda: encoder.embed("x", PoolingParams(task="token_embed")), "embed with task='token_embed'"),
         (lambda: encoder.embed("x", SamplingParams()), "these are no pooling params"),
-        (lambda: encoder.embed(["x", "y"], [PoolingParams()]), "there are 2 prompts"),
+        (lambda: encoder.embed(["x", "y"], [PoolingParams()]), "2 prompts with 1 pooling params"),
         (lambda: classifier.classify("x", PoolingParams(dimensions=3)), "dimensions=3 with task='classify'"),
         (lambda: classifier.encode("x", PoolingParams(normalize=True)), "normalize=True with task='classify'"),
     ):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.errors import CheckpointError, UnsupportedModelError
-from engine.frontend.sentence_transformers import read_pooler
 from engine.types.pooling import Pooler
+from engine_kit.hf_folder import read_pooler
 
 DEFAULT = Pooler(pooling_type="cls", normalize=True)
 

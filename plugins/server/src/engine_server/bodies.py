@@ -1,13 +1,14 @@
-"""What all bodies of requests have in common, and all answers: pydantic models, from which FastAPI makes its document.
-
-What is not named in a body's model is refused by name, never ignored.
-"""
+"""JSON, read and written by orjson, and what all bodies of requests and answers have in common: they are pydantic
+models, from which FastAPI makes its document. What is not named in a body's model is refused by name, never ignored."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import Annotated, Any, Literal, cast
 
+import orjson
+from fastapi import Request
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -20,9 +21,70 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
+from starlette.responses import Response
 from typing_extensions import TypeAliasType
 
 from engine.plugin.hints import did_you_mean
+from engine.types.params import SamplingDefaults, SamplingParams
+
+LARGE = 64 * 1024
+"""Bytes of a body from which it is looked through and read in a thread: below, that takes two milliseconds at most."""
+
+
+def dumps(content: Any) -> bytes:
+    """Plain data and `Answer`s as JSON."""
+    return orjson.dumps(content, default=_set_fields)
+
+
+def _set_fields(answer: BaseModel) -> dict[str, Any]:
+    set_ = answer.model_fields_set
+    return {name: value for name, value in vars(answer).items() if name in set_}
+
+
+def loads(content: bytes) -> Any:
+    """The data of a text of JSON. Raises json.JSONDecodeError, with a hint where that helps."""
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        if b"NaN" in content or b"Infinity" in content:
+            error.msg += " (NaN and Infinity are no JSON; send finite numbers)"
+        error.doc = ""  # the whole body, which nobody reads
+        raise
+
+
+def encoded(content: Any) -> bytes:
+    """What a client sent, as JSON again.
+
+    Raises RecursionError, which is answered with a 400, where it is nested so deep that it can be read but not written.
+    """
+    try:
+        return orjson.dumps(content)
+    except orjson.JSONEncodeError as error:
+        raise RecursionError(str(error)) from error
+
+
+class JSON(Response):
+    """A body of plain data, or an `Answer`."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body's bytes."""
+        return dumps(content)
+
+
+class JSONRequest(Request):
+    """A request whose JSON is read strictly, and once; what is large, in a thread."""
+
+    _data: Any = None
+
+    async def json(self) -> Any:
+        """The body's data. Raises json.JSONDecodeError."""
+        if self._data is None:
+            content = await self.body()
+            self._data = loads(content) if len(content) < LARGE else await asyncio.to_thread(loads, content)
+        return self._data
+
 
 MAX_METADATA = 16
 """The most pairs."""
@@ -92,6 +154,15 @@ class Body(BaseModel):
                 kept = {key: field.pop(key) for key in ("title", "default", "description") if key in field}
                 schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **kept}
         return made
+
+
+_SAMPLING = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "logprobs", "structured_outputs"}
+
+
+def sampling_params(body: Body, defaults: SamplingDefaults, max_tokens: int | None, **more: Any) -> SamplingParams:
+    """The parameters that a body sets, by their own names, and `more`, over the model's. The engine verifies them."""
+    given = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING}
+    return SamplingParams(**defaults.under({**given, **more}, max_tokens))
 
 
 class Answer(BaseModel):

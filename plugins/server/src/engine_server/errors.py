@@ -27,8 +27,7 @@ from engine.types.errors import (
     RequestTimeoutError,
     TokenizerError,
 )
-from engine_server.bodies import Answer
-from engine_server.json import JSON, dumps
+from engine_server.bodies import JSON, Answer, dumps
 
 log = logging.getLogger("engine.server")
 

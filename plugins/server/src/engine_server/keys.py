@@ -1,8 +1,8 @@
 """The API keys that a server knows, from flags and environment and from a file that is read again when it changes, and
-how much each may ask for: requests a minute, and requests at once.
+how much each may ask for: requests a minute, and requests at once. The hook plugin `api_keys` brings what asks for
+them.
 
-A key itself is never kept, nor written anywhere: only its SHA-256, and a name for logs.
-"""
+A key itself is never kept, nor written anywhere: only its SHA-256, and a name for logs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ import hmac
 import logging
 import math
 import os
+import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from engine.types.errors import ConfigError
-from engine_server.errors import APIError
+from engine_server.errors import APIError, refuse
+from engine_server.middleware import is_for_admin, is_open
 
 log = logging.getLogger("engine.server")
 
@@ -227,10 +231,10 @@ class KeyRing:
             await asyncio.sleep(LOOK_SECONDS)
             self.look()
 
-    @property
-    def is_read_from_file(self) -> bool:
-        """Whether there is a file that may change."""
-        return self._path is not None
+    def read_at_signal(self, loop: asyncio.AbstractEventLoop) -> None:
+        """SIGHUP has the file read again, where there is one; else it ends the program, as always."""
+        if self._path is not None and hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, lambda: self.look(changed=True))
 
     def look(self, changed: bool = False) -> None:
         """Read the file again if it has changed, or is said to have. One that cannot be used leaves the keys as they
@@ -281,6 +285,72 @@ class KeyRing:
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class Keys:
+    """ASGI middleware: nobody is let in without a key that fits, and with each key no more than it may ask for.
+
+    Args:
+        app: what comes after.
+        keys: those that fit; an empty ring lets everybody in.
+        admin: the administrator's key; without one, nobody may administer.
+        pages: paths that everybody may get.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, admin: AdminKey, pages: Collection[str] = ()) -> None:
+        self._app = app
+        self._keys = keys
+        self._admin = admin
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; see ASGI."""
+        if scope["type"] != "http" or is_open(scope, self._pages):
+            return await self._app(scope, receive, send)
+        administers = is_for_admin(scope["path"])
+        key: ApiKey | None = None
+        if self._keys or administers:
+            headers = dict(reversed(scope["headers"]))  # of several with one name the first counts
+            sent = headers.get(b"authorization", b""), headers.get(b"x-api-key")
+            key = self._keys.find(*sent)
+            error = self._no_administrator(sent, key) if administers else _no_key(key)
+            if error is None and key is not None and not administers:
+                entered = key.usage.enter()
+                error = entered if entered is None or isinstance(entered, APIError) else await entered
+            if error is not None:
+                return await refuse(scope, receive, send, error, close=True)
+        state = scope.setdefault("state", {})
+        if administers or key is None:
+            state["administers"] = administers
+            return await self._app(scope, receive, send)
+        state.update(api_key=key.name, cache_salt=key.cache_salt, key_usage=key.usage)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            key.usage.leave()
+
+    def _no_administrator(self, sent: tuple[bytes, bytes | None], key: ApiKey | None) -> APIError | None:
+        if not self._admin:
+            found = "this server has no routes for administrators; start it with --admin-key to have them"
+            return APIError(403, found, code="admin_disabled")
+        if self._admin.fits(*sent):
+            return None
+        if key is not None:
+            return APIError(403, "an API key does not open this; send the administrator's", code="admin_key_required")
+        return _unknown("the administrator's key was not sent")
+
+
+def _no_key(key: ApiKey | None) -> APIError | None:
+    return _unknown("no valid API key was sent") if key is None else None
+
+
+def _unknown(why: str) -> APIError:
+    return APIError(
+        401,
+        f"{why}; send one as 'Authorization: Bearer <key>'",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
 
 
 @dataclass(frozen=True)

@@ -15,20 +15,22 @@ from engine_kit.banner import greeting
 from engine_server.certificate import CertificateWatch, check_certificate, tls_context
 from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey, KeyLimits, KeyRing
-from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain
-from engine_server.process_life import (
+from engine_server.lifecycle import (
+    ACCESS_LOG,
     BACKLOG,
     DEATH_NOTICE_SECONDS,
+    Lifecycle,
+    Phase,
+    StatisticsLog,
     address_of,
     allow_connections,
+    drain,
     greet,
     loop_factory,
-    read_keys_at_signal,
     say,
     spare_the_collector,
     statistics_writer,
 )
-from engine_server.statistics_log import StatisticsLog
 
 if TYPE_CHECKING:
     import uvicorn
@@ -114,7 +116,7 @@ class _Run:
         loop = asyncio.get_running_loop()
         for signal_ in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_, self._on_signal)
-        read_keys_at_signal(loop, self._keys)
+        self._keys.read_at_signal(loop)
         if self._early:
             self._on_signal()
         stopped = asyncio.ensure_future(self._stop.wait())

@@ -12,9 +12,8 @@ from engine.embedding import AsyncLLM
 from engine_server.config import ServerConfig
 from engine_server.errors import APIError
 from engine_server.lifecycle import Lifecycle
-from engine_server.metrics.exposition import Exposition
-from engine_server.processes.gathering import Gathered
-from engine_server.responses.store import Background, OwnResponses, Responses, ResponseStore
+from engine_server.metrics.gathering import Gathered
+from engine_server.responses.store import Background, Responses
 
 QUEUE_RETRY_SECONDS = 1
 
@@ -33,42 +32,30 @@ class Others(Protocol):
 
 @dataclass(frozen=True)
 class ServerState:
-    """Made once, by `create_app`.
+    """What the routes share. Made once, by `create_app`.
 
     Args:
         engine: started.
-        model_names: the first is what answers carry; requests may use any.
         lifecycle: whether requests are taken.
-        metrics: for `/metrics`.
-        max_queue: most sequences that may wait.
-        share_prefix_cache: requests with different API keys may find each other's cached prompts.
-        settings: of the server; None: not told.
+        settings: of the server.
         responses: those that are kept.
-        background: what runs there; by itself one of its own.
+        background: what runs there.
         others: the API processes beside this one; None: there are none.
         created: seconds, for `/v1/models`.
     """
 
     engine: AsyncLLM
-    model_names: tuple[str, ...]
     lifecycle: Lifecycle
-    metrics: Exposition
-    max_queue: int
-    share_prefix_cache: bool = False
-    settings: ServerConfig | None = None
-    responses: Responses = field(default_factory=lambda: OwnResponses(ResponseStore(0, 0.0)))
-    background: Background = field(default=None)  # type: ignore[assignment]
+    settings: ServerConfig
+    responses: Responses
+    background: Background
     others: Others | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def __post_init__(self) -> None:
-        if self.background is None:
-            object.__setattr__(self, "background", Background(self.lifecycle))
-
     @property
-    def force_include_usage(self) -> bool:
-        """Every stream ends with an event that counts tokens."""
-        return self.settings is not None and self.settings.enable_force_include_usage
+    def model_names(self) -> tuple[str, ...]:
+        """Under which requests may ask for the model; the first is what answers carry."""
+        return self.engine.model_names
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; None means the first. Raises a 404 APIError for a model that is not served."""
@@ -84,10 +71,10 @@ class ServerState:
 
     def check_queue(self) -> None:
         """Raises a 429 APIError where as many sequences wait as may. An engine with a free place takes any request."""
-        if (waiting := self.engine.queue_length) >= self.max_queue:
+        if (waiting := self.engine.queue_length) >= self.settings.max_queue:
             raise APIError(
                 429,
-                f"{waiting} sequences wait for a place, and no more than {self.max_queue} may (--max-queue); "
+                f"{waiting} sequences wait for a place, and no more than {self.settings.max_queue} may (--max-queue); "
                 f"try again in {QUEUE_RETRY_SECONDS} s",
                 code="queue_full",
                 headers={"Retry-After": str(QUEUE_RETRY_SECONDS)},

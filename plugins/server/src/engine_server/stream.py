@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import orjson
 from fastapi import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.embedding import RequestStream
 from engine.types.outputs import RequestOutput
 from engine_server import errors
-from engine_server.json import dumps
+from engine_server.bodies import dumps
 from engine_server.lifecycle import ENDED_AS
 
 T = TypeVar("T")
@@ -33,6 +33,8 @@ CLIENT_GONE = 499
 DONE = b"data: [DONE]\n\n"
 EXTENSION = "engine.write_body"
 """ASGI extension: the connection's `WriteBody` for this request's answer."""
+OWN_SEND = "own_send"
+"""In the state of a request with a body: the `send` that the server gives to the middleware of plugins."""
 _WRITE_BODY, _SEND = "write_body", "direct_send"
 
 
@@ -230,21 +232,31 @@ class TokenStream(EventStream):
 
 class Direct:
     """ASGI middleware around a framework whose own layers have nothing to do with the parts of a body: a stream finds
-    the way around them.
+    the way around them, and to the connection itself where nobody in between has put a `send` of his own. The
+    framework sees a request when its body is there.
 
     Args:
         app: the framework's.
-        alone: nobody around it has to do with them either: it may be written to the connection.
     """
 
-    def __init__(self, app: ASGIApp, *, alone: bool) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._alone = alone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; see ASGI."""
         state = scope.setdefault("state", {})
         state[_SEND] = send
-        if self._alone:
+        if (own := state.get(OWN_SEND)) is None:  # a request without a body
+            return await self._app(scope, receive, send)
+        if own is send:
             state[_WRITE_BODY] = scope.get("extensions", {}).get(EXTENSION)
-        await self._app(scope, receive, send)
+        first: Message | None = await receive()
+        if first is None or first["type"] == "http.disconnect":  # the client has left, or the body was refused
+            return
+
+        async def replayed() -> Message:
+            nonlocal first
+            message, first = first, None
+            return await receive() if message is None else message
+
+        await self._app(scope, replayed, send)

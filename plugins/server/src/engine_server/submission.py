@@ -1,9 +1,10 @@
-"""Requests on their way to the engine, of whatever protocol, and the way back: what all routes that generate share."""
+"""Requests on their way to the engine, of whatever protocol, and the way back: what all routes that generate share; and
+how many tokens an answer took, as OpenAI's `usage` tells it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from fastapi import Request
@@ -13,6 +14,7 @@ from engine.types.hooks import HTTPOrigin
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
+from engine_server.bodies import Answer
 from engine_server.errors import APIError
 from engine_server.keys import is_secret
 from engine_server.state import ServerState
@@ -101,7 +103,8 @@ def salted(prompts: Sequence[Prompt], request: Request, state: ServerState) -> S
     """The prompts so that they share no cached pages with those of other API keys, unless they may, and none with those
     of another `cache_salt`."""
     noted = request.scope["state"]
-    salts = [*filter(None, (None if state.share_prefix_cache else noted.get("cache_salt"), noted.get("own_salt")))]
+    of_key = None if state.settings.share_prefix_cache else noted.get("cache_salt")
+    salts = [*filter(None, (of_key, noted.get("own_salt")))]
     if not salts:
         return prompts
     several = [_fields(prompt) for prompt in prompts]
@@ -150,3 +153,67 @@ async def merged(streams: list[RequestStream]) -> AsyncGenerator[tuple[int, Requ
     finally:
         for task in pending:
             task.cancel()
+
+
+class CachedTokens(Answer):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class Usage(Answer):
+    """Tokens over all prompts and completions of an answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class UsageCount:
+    """Counts over all prompts and completions of an answer, whole outputs or deltas alike."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, tuple[int, int]] = {}
+        self._completion = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Count one output of a stream."""
+        self._prompts[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
+        for completion in output.outputs:
+            self._completion += len(completion.token_ids)
+        self._completion += output.num_discarded_tokens
+
+    def usage(self) -> Usage:
+        """What was counted so far."""
+        prompt = sum(length for length, _ in self._prompts.values())
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=self._completion,
+            total_tokens=prompt + self._completion,
+            prompt_tokens_details=CachedTokens(cached_tokens=sum(found for _, found in self._prompts.values())),
+        )
+
+
+class UsageSoFar:
+    """Counts tokens of each choice while they come: vLLM's `continuous_usage_stats`."""
+
+    def __init__(self) -> None:
+        self._completions: dict[int, int] = {}
+
+    def json(self, index: int, num_prompt_tokens: int, new_tokens: int = 0) -> dict[str, int]:
+        """As OpenAI's `usage`, of a choice that has so many tokens more."""
+        told = self._completions[index] = self._completions.get(index, 0) + new_tokens
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": told,
+            "total_tokens": num_prompt_tokens + told,
+        }
+
+
+def usage_of_prompts(outputs: Iterable[RequestOutput]) -> Usage:
+    """Of prompts that were pooled."""
+    told = list(outputs)
+    tokens = sum(len(output.prompt_token_ids) for output in told)
+    cached = CachedTokens(cached_tokens=sum(output.num_cached_tokens for output in told))
+    return Usage(prompt_tokens=tokens, completion_tokens=0, total_tokens=tokens, prompt_tokens_details=cached)

@@ -212,7 +212,7 @@ def make_server(
     # Several processes share the connections that may be open; each takes its part.
     connections = -(-settings.max_connections // settings.api_workers)
     config = uvicorn.Config(
-        create_app(llm, llm.model_names, settings, lifecycle, keys, admin, shared),
+        create_app(llm, settings, lifecycle, keys, admin, shared),
         http=bounded_protocol(settings.header_timeout, settings.write_timeout, connections),
         ws="none",  # the gate, the limits and the timeouts know HTTP alone
         log_level="warning",

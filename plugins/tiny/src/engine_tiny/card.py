@@ -1,8 +1,8 @@
 """The card of checkpoint driver `tiny`: the model that lies in this package."""
 
 from engine.interfaces.checkpoint import CheckpointCard
-from engine.modeling.checkpoint_files import resolve_folder
 from engine.types.model import CheckpointFiles
+from engine_kit.hf_folder import resolve_folder
 from engine_tiny import model_folder
 
 

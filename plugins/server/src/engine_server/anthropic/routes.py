@@ -1,22 +1,244 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's protocol."""
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, Anthropic's protocol: completions as messages, whole and as
+events."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Annotated, Any, Literal
+
+import orjson
 from fastapi import Request
 from fastapi.responses import Response
+from pydantic import Field
 
-from engine_server import stream
-from engine_server.anthropic.answer import DIALECT, MessageMaker, TokenCount
-from engine_server.anthropic.bodies import CountTokensBody, MessagesBody
-from engine_server.anthropic.input import conversation
-from engine_server.conversation.completion import Blocks
-from engine_server.conversation.thinking import with_budget, with_effort, without_thoughts
-from engine_server.conversation.turn import Conversation, count_tokens, prepare
-from engine_server.json import JSON
-from engine_server.request_id import engine_id, note, request_id
-from engine_server.routes import State
+from engine.types.outputs import CompletionOutput, RequestOutput
+from engine_server import errors, stream
+from engine_server.anthropic.input import CountTokensBody, MessagesBody, conversation
+from engine_server.bodies import JSON, Answer
+from engine_server.conversation.completion import Block, BlockNews, Blocks, new_id
+from engine_server.conversation.turn import (
+    Conversation,
+    count_tokens,
+    prepare,
+    with_budget,
+    with_effort,
+    without_thoughts,
+)
+from engine_server.middleware import engine_id, note, request_id
+from engine_server.plugins import State
 from engine_server.state import ServerState
 from engine_server.submission import collect, generate
+
+Event = tuple[str, dict[str, Any]]
+
+
+class TextBlock(Answer):
+    """What the model says."""
+
+    type: Literal["text"]
+    text: str
+    citations: None
+
+
+class ThinkingBlock(Answer):
+    """What it thinks; the signature is a checksum."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Answer):
+    """A tool that it calls."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class MessageUsage(Answer):
+    """Tokens; those of the prompt that were found in the prefix cache stand apart."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    service_tier: Literal["standard"]
+
+
+class Message(Answer):
+    """`POST /v1/messages`."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Answer):
+    """`POST /v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+def _error(error: Exception, request_id: str) -> tuple[int, bytes]:
+    status, told = errors.describe(error, request_id)
+    return status, stream.named_event("error", errors.anthropic(status, told, request_id))
+
+
+DIALECT = stream.Dialect(_error, b"")
+
+
+class MessageMaker:
+    """Makes one message.
+
+    Args:
+        identity, model: of the message.
+        blocks: reads the completion.
+        max_tokens: that were asked for: an answer cut off with fewer has filled the context.
+    """
+
+    def __init__(self, identity: str, model: str, blocks: Blocks, max_tokens: int) -> None:
+        self._identity = identity
+        self._model = model
+        self._blocks = blocks
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._pinged = False
+
+    def whole(self, output: RequestOutput) -> Message:
+        """The message of a finished request."""
+        (completion,) = output.outputs
+        self._num_tokens = len(completion.token_ids)
+        content = [_content(block) for block in self._blocks.whole(completion.text)]
+        return Message(**{**self._message(output, content), **self._end(completion)})
+
+    async def events(self, outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes]:
+        """The message as it comes."""
+        begun = False
+        async for output in outputs:
+            (completion,) = output.outputs or (None,)
+            if not begun:
+                begun = True
+                yield self._event("message_start", message=self._message(output, []))
+            if completion is None:
+                continue
+            self._num_tokens += len(completion.token_ids)
+            for news in self._blocks.push(completion.text, completion.finished):
+                for name, fields in self._told(news):
+                    yield self._event(name, **fields)
+            if completion.finished:
+                usage = self._usage(output)
+                yield self._event("message_delta", delta=self._end(completion), usage=usage)
+        yield self._event("message_stop")
+
+    def _told(self, news: BlockNews) -> Iterator[Event]:
+        block, index = news.block, news.block.index
+        match news.step:
+            case "start":
+                yield "content_block_start", {"index": index, "content_block": _empty(block)}
+                if not self._pinged:
+                    self._pinged = True
+                    yield "ping", {}
+                if block.kind == "call":
+                    yield "content_block_delta", {"index": index, "delta": _delta(block, "")}
+            case "more":
+                yield "content_block_delta", {"index": index, "delta": _delta(block, news.text)}
+            case "stop":
+                if block.kind == "thoughts":
+                    delta = {"type": "signature_delta", "signature": _signature(block.text)}
+                    yield "content_block_delta", {"index": index, "delta": delta}
+                yield "content_block_stop", {"index": index}
+
+    @staticmethod
+    def _event(name: str, **fields: Any) -> bytes:
+        return stream.named_event(name, {"type": name, **fields})
+
+    def _message(self, output: RequestOutput, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._identity,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {**self._usage(output), "service_tier": "standard"},
+        }
+
+    def _usage(self, output: RequestOutput) -> dict[str, Any]:
+        cached = output.num_cached_tokens
+        return {
+            "input_tokens": len(output.prompt_token_ids) - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self._num_tokens,
+        }
+
+    def _end(self, completion: CompletionOutput) -> dict[str, Any]:
+        sequence: str | None = None
+        match completion.finish_reason:
+            case "length":
+                reason = "max_tokens" if self._num_tokens >= self._max_tokens else "model_context_window_exceeded"
+            case "stop" if isinstance(completion.stop_reason, str):
+                reason, sequence = "stop_sequence", completion.stop_reason
+            case "stop" if self._blocks.called:
+                reason = "tool_use"
+            case _:
+                reason = "end_turn"
+        return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def _content(block: Block) -> dict[str, Any]:
+    """A block that has come to its end."""
+    match block.kind:
+        case "thoughts":
+            return {"type": "thinking", "thinking": block.text, "signature": _signature(block.text)}
+        case "text":
+            return {"type": "text", "text": block.text, "citations": None}
+    return {**_empty(block), "input": _input(block.text)}
+
+
+def _empty(block: Block) -> dict[str, Any]:
+    """A block that begins."""
+    match block.kind:
+        case "thoughts":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case "text":
+            return {"type": "text", "text": "", "citations": None}
+    return {"type": "tool_use", "id": block.call_id or new_id("toolu_"), "name": block.name, "input": {}}
+
+
+def _delta(block: Block, text: str) -> dict[str, Any]:
+    match block.kind:
+        case "thoughts":
+            return {"type": "thinking_delta", "thinking": text}
+        case "text":
+            return {"type": "text_delta", "text": text}
+    return {"type": "input_json_delta", "partial_json": text}
+
+
+def _signature(thoughts: str) -> str:
+    """Clients want some text here to send thoughts back. It is a checksum, which nobody looks at."""
+    return base64.b64encode(hashlib.sha256(thoughts.encode()).digest()).decode()
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object. A model may write an escaped half of a surrogate pair,
+    which UTF-8 cannot carry."""
+    try:
+        return dict(orjson.loads(arguments))
+    except orjson.JSONDecodeError:
+        read = json.dumps(json.loads(arguments), ensure_ascii=False)
+        return dict(orjson.loads(read.encode(errors="replace")))
 
 
 async def messages(body: MessagesBody, request: Request, state: State) -> Response:

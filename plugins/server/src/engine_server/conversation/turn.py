@@ -1,24 +1,114 @@
 """From a conversation to a request of the engine: what chat, messages and responses have in common.
 
 Each of these routes reads its own body into a `Conversation`. The model's chat template makes a prompt of it, tools and
-constraints become parameters, and a `CompletionReader` for each completion tells thoughts, text and calls apart.
-"""
+constraints become parameters, and a `CompletionReader` for each completion tells thoughts, text and calls apart."""
 
 from __future__ import annotations
 
+import dataclasses
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.embedding import TextPrompt
+from engine.plugin.hints import did_you_mean
 from engine.types.params import SamplingParams, ThinkingBudget
+from engine_server.bodies import Effort
 from engine_server.conversation.completion import CompletionReader
 from engine_server.conversation.tool_constraint import Plan, plan_calls
 from engine_server.conversation.tools import ToolRequest
 from engine_server.errors import APIError
 from engine_server.state import ServerState
+
+if TYPE_CHECKING:
+    from engine_server.state import ServerState
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_CONTINUE = "continue_final_message"
+
+
+async def rendered(
+    state: ServerState,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+    tools: ToolRequest | None = None,
+) -> TextPrompt:
+    """The conversation as the model's chat template writes it.
+
+    Args:
+        state: the server's.
+        messages: in OpenAI's chat form.
+        add_generation_prompt: end the prompt where the assistant begins.
+        continue_final_message: the last message, the assistant's, is the beginning of the answer.
+        variables: further ones for the template.
+        tools: that it shows.
+
+    Raises:
+        APIError: no messages, unknown roles, or tools that the template has no place for.
+        InvalidRequestError, TokenizerError: the messages are none, or the template refuses them.
+    """
+    if not messages:
+        raise APIError(400, "messages is empty; send at least one", param="messages")
+    check_roles(messages)
+    shown = tools is not None and tools.choice != "none"
+    if shown and not state.engine.renders_tools:
+        raise APIError(400, "tools: the model's chat template has no place for them; leave them out", param="tools")
+    rest, begun = cut_prefill(messages) if continue_final_message else (messages, "")
+    prompt = await state.engine.render_chat(
+        rest,
+        tools=tools.given if tools is not None and shown else None,
+        add_generation_prompt=add_generation_prompt or bool(begun),
+        variables=variables,
+    )
+    return TextPrompt(prompt=prompt["prompt"] + begun, add_special_tokens=False)
+
+
+def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a 400 APIError for a role that is none.
+
+    Many templates write any role into the prompt as it is, and a slip would only make the answer worse.
+    """
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if role not in ROLES:
+            hint = did_you_mean(role[:64], ROLES) if isinstance(role, str) else ""
+            raise APIError(
+                400,
+                f"messages.{i}: the role is {reprlib.repr(role)}; {hint or 'send one of ' + ', '.join(ROLES)}",
+                param="messages",
+            )
+
+
+def cut_prefill(messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """The messages without the last one, and its text: the beginning of the answer, vLLM's `continue_final_message`.
+
+    Raises a 400 APIError where the last message is no text of the assistant, or stands alone.
+    """
+    last = messages[-1]
+    if last.get("role") != "assistant":
+        raise _refused("the last message is not the assistant's")
+    if strange := [name for name in ("tool_calls", "reasoning_content", "reasoning") if last.get(name)]:
+        raise _refused(f"the last message has {strange[0]}")
+    content = last.get("content")
+    if not isinstance(content, str) or not content:
+        raise _refused("the last message's content is no text")
+    if len(messages) == 1:
+        raise _refused("no message stands before it")
+    return messages[:-1], content
+
+
+def _refused(found: str) -> APIError:
+    return APIError(
+        400, f"{_CONTINUE}: {found}; end messages with the assistant's own words, as a string", param=_CONTINUE
+    )
+
 
 PROMPT_END = 4096
 """Characters of the prompt's end that a reasoning parser looks at."""
@@ -177,3 +267,76 @@ def _thinks(state: ServerState, prompt: str) -> bool:
     """Whether the answer to a prompt with this end begins with thoughts."""
     parser = state.engine.reasoning_parser
     return parser is not None and parser.stream(prompt).thinking
+
+
+_NO_THOUGHTS = {"enable_thinking": False, "thinking": False}
+"""The switches that chat templates have: Qwen's, and DeepSeek's."""
+_THOUGHTS = {"enable_thinking": True, "thinking": True}
+_EFFORT = "reasoning_effort"
+"""The variable that chat templates have, as gpt-oss' do."""
+_DOCUMENTS = "documents"
+"""The variable that chat templates have, as Cohere's do."""
+
+
+def without_thoughts(state: ServerState, said: Conversation, parameter: str) -> Conversation:
+    """The conversation with its template's switch against thoughts; as it is where the model has none anyway.
+
+    Raises a 400 APIError, which names the parameter, where the template has no switch.
+    """
+    if state.engine.reasoning_parser is None:
+        return said
+    if not state.engine.chat_template.tells_apart(_NO_THOUGHTS, _THOUGHTS):
+        raise _unsupported("thinking cannot be disabled: this model's chat template has no switch for it", parameter)
+    return with_variables(said, **_NO_THOUGHTS)
+
+
+def with_budget(
+    state: ServerState, said: Conversation, tokens: int | None, parameter: str, *, switch: bool = False
+) -> Conversation:
+    """The conversation with thoughts of at most so many tokens; with `switch` a template that can be told to think is.
+
+    Raises a 400 APIError, which names the parameter, where nobody knows how the model marks its thoughts.
+    """
+    if tokens is None:
+        return said
+    if state.engine.reasoning_parser is None:
+        found = "no reasoning parser is at work, so that nobody knows how this model marks its thoughts"
+        raise _unsupported(f"{found} (--reasoning-parser NAME)", parameter)
+    return dataclasses.replace(with_variables(said, **_THOUGHTS) if switch else said, thinking_budget=tokens)
+
+
+def with_effort(state: ServerState, said: Conversation, effort: Effort | None, parameter: str) -> Conversation:
+    """The conversation with so much thinking: the template's variable `reasoning_effort`, for "none" its switch.
+
+    Raises a 400 APIError, which names the parameter, where the template has nothing of the kind.
+    """
+    if effort is None:
+        return said
+    if effort == "none":
+        return without_thoughts(state, said, parameter)
+    if not state.engine.chat_template.tells_apart({_EFFORT: "low"}, {_EFFORT: "high"}):
+        raise _unsupported(f"this model's chat template does not take {_EFFORT}", parameter)
+    return with_variables(said, **{_EFFORT: effort})
+
+
+def with_documents(
+    state: ServerState, said: Conversation, documents: Sequence[Mapping[str, Any]] | None
+) -> Conversation:
+    """The conversation with documents beside it: vLLM's `documents`. Raises a 400 APIError where the template does not
+    show them."""
+    if not documents:
+        return said
+    if not state.engine.chat_template.tells_apart({}, {_DOCUMENTS: [{"title": "?", "text": "?"}]}):
+        message = f"{_DOCUMENTS}: this model's chat template does not show them; put them into a message"
+        raise APIError(400, message, param=_DOCUMENTS, code="unsupported_parameter")
+    return with_variables(said, **{_DOCUMENTS: list(documents)})
+
+
+def with_variables(said: Conversation, **variables: object) -> Conversation:
+    """The conversation with these variables for the template too."""
+    return dataclasses.replace(said, variables={**(said.variables or {}), **variables})
+
+
+def _unsupported(found: str, parameter: str) -> APIError:
+    message, top = f"{parameter} is not supported: {found}; leave it out", parameter.partition(".")[0]
+    return APIError(400, message, param=top, code="unsupported_parameter")

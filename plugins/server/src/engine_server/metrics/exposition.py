@@ -11,23 +11,26 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from fastapi import Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.embedding import NOTHING, AsyncLLM, broken_plugins
 from engine.plugin import HookRelay
-from engine.plugin.hook_calls import Failures, Implementation, sum_failures
+from engine.plugin.hook_calls import FailureCounts, Failures, Implementation, sum_failures
 from engine.types.outputs import StepStats
+from engine_server.metrics.gathering import OWN_PREFIX, Family, Gathered, Snapshot, family_of
 from engine_server.metrics.measures import Histogram, Measures
-from engine_server.processes.gathering import OWN_PREFIX, Family, Gathered, Snapshot, family_of
-from engine_server.request_id import RequestIds
+
+if TYPE_CHECKING:
+    from engine_server.plugins import ServerView
 
 log = logging.getLogger("engine.server")
 
 _FAMILY = re.compile(rb"^# TYPE (\S+) ", re.MULTILINE)
-HookFailures = tuple[tuple[str, str, int], ...]
 _Read = Callable[[StepStats], float]
 
 _GAUGES: Mapping[str, tuple[_Read, str]] = MappingProxyType(
@@ -70,75 +73,62 @@ class Exposition:
     """One server's metrics, in a registry of their own. Observes the engine's requests.
 
     Args:
-        llm: the engine.
-        model_name: the label of every metric.
-        requests: counts the answers.
-        hooks: the frontend's; None: nobody listens.
+        server: whose they are.
     """
 
-    def __init__(self, llm: AsyncLLM, model_name: str, requests: RequestIds, hooks: HookRelay | None = None) -> None:
-        self._registry = CollectorRegistry()
-        self._plugins = None if hooks is None else PluginMetrics(hooks)
+    def __init__(self, server: ServerView) -> None:
+        llm = server.llm
+        self._server = server
         self._measures = Measures(llm.max_model_len)
         llm.observe(self._measures)
-        self._collector = _EngineCollector(llm, model_name, requests, self._measures, self._plugins)
-        self._registry.register(self._collector)
+        self._plugins = PluginMetrics(llm.hooks)
+        self._collector = _EngineCollector(llm, server.responses, self._measures, self._plugins.failures.told)
         self._process = ProcessCollector(registry=None)
+        server.count_for_others(self.snapshot)
+
+    async def metrics(self) -> Response:
+        """Prometheus' text form; of several API processes as of one. Without a key."""
+        others = self._server.others
+        text = self.text() if others is None else self.merged(await others.gather())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def text(self) -> bytes:
         """All metrics as of now."""
-        own = generate_latest(self._registry) + generate_latest(self._process)
-        return own if self._plugins is None else own + self._plugins.text(own)
+        own = generate_latest(self._collector) + generate_latest(self._process)
+        return own + self._plugins.text(own)
 
     def snapshot(self) -> Snapshot:
         """What this process has counted, for another that tells of all."""
-        own, plugins = self._collector, self._plugins
         return Snapshot(
             measured=self._measures.plain(),
-            responses=dict(own.requests.responses),
-            hook_failures=() if plugins is None else plugins.failures.told(),
-            families=[] if plugins is None else plugins.families(),
+            responses=dict(self._server.responses),
+            hook_failures=self._plugins.failures.told(),
+            families=self._plugins.families(),
         )
 
     def merged(self, gathered: Gathered) -> bytes:
         """All metrics, over several processes: what each has counted together, and the state of the cores once."""
-        collector, registry = self._collector, CollectorRegistry()
-        registry.register(collector.over(gathered))
-        own = generate_latest(registry) + generate_latest(gathered.processes())
-        return own + generate_latest(gathered.of_plugins())
+        llm = self._server.llm
+        measures = gathered.measures(llm.max_model_len)
+        own = _EngineCollector(llm, gathered.responses, measures, lambda: gathered.hook_failures)
+        return b"".join(map(generate_latest, (own, gathered.processes(), gathered.of_plugins())))
 
 
 class _EngineCollector(Collector):
+    """Of the cores as they are, and of what was counted: answers by status code, requests, failures of hooks."""
+
     def __init__(
         self,
         llm: AsyncLLM,
-        model_name: str,
-        requests: RequestIds,
+        responses: Mapping[int, int],
         measures: Measures,
-        plugins: PluginMetrics | None,
-        gathered: Gathered | None = None,
+        hook_failures: Callable[[], FailureCounts],
     ) -> None:
-        self.llm = llm
-        self.requests = requests
-        self._model_name = model_name
+        self._llm = llm
+        self._model_name = llm.model_name
+        self._responses = responses
         self._measures = measures
-        self._plugins = plugins
-        self._gathered = gathered
-
-    def over(self, gathered: Gathered) -> _EngineCollector:
-        """The same over several processes."""
-        measures = gathered.measures(self.llm.max_model_len)
-        return _EngineCollector(self.llm, self._model_name, self.requests, measures, self._plugins, gathered)
-
-    @property
-    def _responses(self) -> Mapping[int, int]:
-        return self.requests.responses if self._gathered is None else self._gathered.responses
-
-    @property
-    def _hook_failures(self) -> HookFailures:
-        if self._gathered is not None:
-            return self._gathered.hook_failures
-        return () if self._plugins is None else self._plugins.failures.told()
+        self._hook_failures = hook_failures
 
     def collect(self) -> Iterator[Metric]:
         yield from self._state()
@@ -157,7 +147,7 @@ class _EngineCollector(Collector):
 
     def _state(self) -> Iterator[Metric]:
         """Of each engine core, by its number, as vLLM labels them."""
-        cores = [(str(core.dp_rank), core, core.stats or NOTHING) for core in self.llm.cores]
+        cores = [(str(core.dp_rank), core, core.stats or NOTHING) for core in self._llm.cores]
         for name, (value, text) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"engine:{name}", text, labels=["model_name", "engine"])
             for label, _, stats in cores:
@@ -176,7 +166,7 @@ class _EngineCollector(Collector):
         retries.add_metric([self._model_name], self._measures.retries)
         yield retries
         broken = GaugeMetricFamily("engine:quarantined_drivers", "Drivers installed but broken.", labels=["model_name"])
-        plugins = broken_plugins(self.llm.plan, self.llm.worker)
+        plugins = broken_plugins(self._llm.plan, self._llm.worker)
         broken.add_metric([self._model_name], len(plugins))
         yield broken
         which = ["point", "driver", "distribution", "version"]
@@ -185,10 +175,10 @@ class _EngineCollector(Collector):
             named.add_metric([self._model_name, *(str(getattr(plugin, name)) for name in which)], 1)
         yield named
         failures = self._counter("hook_failures", "How often hooks of plugins raised.", "plugin", "hook")
-        worker = self.llm.worker
+        worker = self._llm.worker
         told = [] if worker is None else [worker.hook_failures]
         told += [stats.hook_failures for _, _, stats in cores]
-        told.append(self._hook_failures)
+        told.append(self._hook_failures())
         for name, hook, count in sum_failures(told):
             failures.add_metric([self._model_name, name, hook], count)
         yield failures

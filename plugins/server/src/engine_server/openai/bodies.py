@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's routes. What is not named here is refused by name, never ignored."""
+"""The bodies of OpenAI's routes, and what they answer where they do not stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ from typing import Annotated, Any, Literal
 from pydantic import FailFast, Field, model_validator
 
 from engine.embedding import Prompt
-from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
-from engine_server.bodies import Body, Effort, Inputs, Integers, Metadata, Objects, Salt, Strings, Truncation, several
+from engine_server.bodies import (
+    Answer,
+    Body,
+    Effort,
+    Inputs,
+    Integers,
+    Metadata,
+    Objects,
+    Salt,
+    Strings,
+    Truncation,
+    several,
+)
+from engine_server.submission import Usage
 
-_RENAMED = frozenset({"max_tokens", "logprobs"})
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -100,13 +111,9 @@ class StructuredOutputsBody(Body):
     grammar: str | None = None
     structural_tag: str | None = None
 
-    def params(self) -> StructuredOutputsParams:
-        """The same for the engine."""
-        return StructuredOutputsParams(**self.model_dump(by_alias=True))
-
 
 class SamplingBody(Body):
-    """What completions and chat have in common. Ranges are checked by `SamplingParams.verify`.
+    """What completions and chat have in common. Ranges are checked by the engine.
 
     `user`, the client's name for its own user, stands in the access log. Prompts with another `cache_salt` find none of
     each other's cached pages. With `truncate_prompt_tokens` only the last so many tokens of a prompt are taken; -1: as
@@ -169,19 +176,11 @@ class SamplingBody(Body):
         """Whether log probabilities of the output are asked for."""
         raise NotImplementedError
 
-    def sampling_params(
-        self, defaults: SamplingDefaults, *, max_tokens: int | None, logprobs: int | None
-    ) -> SamplingParams:
-        """The request's parameters over the model's, verified. Raises InvalidRequestError."""
-        names = set(SamplingParams.__struct_fields__) & set(type(self).model_fields) - _RENAMED
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+    def constraint(self) -> StructuredOutputsParams | None:
+        """On the output; None where there is none."""
         if self.structured_outputs is not None:
-            given["structured_outputs"] = self.structured_outputs.params()
-        if self.response_format is not None and (constraint := self.response_format.constraint()) is not None:
-            given["structured_outputs"] = constraint
-        params = SamplingParams(logprobs=logprobs, **defaults.under(given, max_tokens))
-        params.verify()
-        return params
+            return StructuredOutputsParams(**self.structured_outputs.model_dump(by_alias=True))
+        return None if self.response_format is None else self.response_format.constraint()
 
 
 class CompletionBody(SamplingBody):
@@ -283,3 +282,101 @@ class ChatBody(SamplingBody):
     def logprobs_asked(self) -> bool:
         """Whether log probabilities of the output are asked for."""
         return self.logprobs
+
+
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]
+PromptLogprobs = list[dict[str, Any] | None]
+
+
+class FunctionCall(Answer):
+    """A function, and the JSON of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ChatMessage(Answer):
+    """What the model says: thoughts where they are told apart, calls where there are some."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = Field(default_factory=list)
+
+
+class ChatChoice(Answer):
+    """One of the answers; `token_ids` with `return_token_ids`."""
+
+    index: int
+    message: ChatMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    token_ids: list[int] = Field(default_factory=list)
+
+
+class ChatCompletion(Answer):
+    """`POST /v1/chat/completions`; what the body asks for comes beside the choices."""
+
+    id: str
+    created: int
+    model: str
+    service_tier: str = ""
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] = Field(default_factory=list)
+    prompt_text: str | None = None
+    metadata: dict[str, str] = Field(default_factory=dict)
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class CompletionChoice(Answer):
+    """One of the completions; ids with `return_token_ids`."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    token_ids: list[int] = Field(default_factory=list)
+    prompt_token_ids: list[int] = Field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(Answer):
+    """`POST /v1/completions`."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class Model(Answer):
+    """A name under which the model is served; `root` is the first."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+    default_sampling_params: dict[str, Any]
+
+
+class Models(Answer):
+    """All of them."""
+
+    object: Literal["list"]
+    data: list[Model]

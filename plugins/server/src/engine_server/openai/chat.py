@@ -13,20 +13,32 @@ from engine.embedding import RequestState, TextPrompt
 from engine.interfaces.tool_parser import BrokenCall, ToolCallDelta, whole
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import stream
+from engine_server.bodies import JSON, sampling_params
 from engine_server.conversation.completion import CompletionReader, new_id
-from engine_server.conversation.rendering import check_roles, cut_prefill
-from engine_server.conversation.thinking import with_budget, with_documents, with_effort
 from engine_server.conversation.tools import tool_request
-from engine_server.conversation.turn import Conversation, prepare
+from engine_server.conversation.turn import (
+    Conversation,
+    check_roles,
+    cut_prefill,
+    prepare,
+    with_budget,
+    with_documents,
+    with_effort,
+)
 from engine_server.errors import APIError
-from engine_server.json import JSON
+from engine_server.middleware import engine_id, note, request_id
 from engine_server.openai import logprobs
-from engine_server.openai.answers import ChatChoice, ChatCompletion, ChatMessage, FunctionCall, ToolCall
-from engine_server.openai.bodies import ChatBody, StreamOptions
-from engine_server.request_id import engine_id, note, request_id
-from engine_server.routes import State
-from engine_server.submission import collect, generate
-from engine_server.usage import UsageCount, UsageSoFar
+from engine_server.openai.bodies import (
+    ChatBody,
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    FunctionCall,
+    StreamOptions,
+    ToolCall,
+)
+from engine_server.plugins import State
+from engine_server.submission import UsageCount, UsageSoFar, collect, generate
 
 
 class ChatReader:
@@ -109,7 +121,9 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
         raise APIError(400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs_asked = (body.top_logprobs or 0) if body.logprobs else None
-    params = body.sampling_params(state.engine.sampling_defaults, max_tokens=max_tokens, logprobs=logprobs_asked)
+    constraint = body.constraint()
+    defaults = state.engine.sampling_defaults
+    params = sampling_params(body, defaults, max_tokens, logprobs=logprobs_asked, structured_outputs=constraint)
     note(request, body.user, body.safety_identifier, cache_salt=body.cache_salt)
     tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
     messages, prefill = cut_prefill(body.messages) if body.continue_final_message else (body.messages, "")
@@ -136,7 +150,7 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
         head["service_tier"] = "default"
     if body.stream:
         head = {**head, "object": "chat.completion.chunk"}
-        events = _Events(body, params.n, head, reader, streams[0].request, state.force_include_usage)
+        events = _Events(body, params.n, head, reader, streams[0].request, state.settings.enable_force_include_usage)
         return stream.TokenStream(events, streams[0], request_id(request))
     (output,) = await stream.until_disconnect(request, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))

@@ -12,16 +12,14 @@ from fastapi.responses import Response
 from engine.embedding import RequestStream
 from engine.types.outputs import CompletionOutput, RequestOutput
 from engine_server import stream
+from engine_server.bodies import JSON, sampling_params
 from engine_server.errors import APIError
-from engine_server.json import JSON
+from engine_server.middleware import engine_id, note, request_id
 from engine_server.openai import logprobs
-from engine_server.openai.answers import Completion, CompletionChoice
-from engine_server.openai.bodies import CompletionBody, StreamOptions
-from engine_server.request_id import engine_id, note, request_id
-from engine_server.routes import State
+from engine_server.openai.bodies import Completion, CompletionBody, CompletionChoice, StreamOptions
+from engine_server.plugins import State
 from engine_server.state import ServerState
-from engine_server.submission import collect, generate, merged, truncated
-from engine_server.usage import UsageCount, UsageSoFar
+from engine_server.submission import UsageCount, UsageSoFar, collect, generate, merged, truncated
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -38,7 +36,8 @@ async def completions(body: CompletionBody, request: Request, state: State) -> R
         raise APIError(400, f"prompt holds {len(prompts)} prompts; send 1 to {MAX_PROMPTS}", param="prompt")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     defaults = state.engine.sampling_defaults
-    params = body.sampling_params(defaults, max_tokens=max_tokens, logprobs=body.logprobs)
+    constraint = body.constraint()
+    params = sampling_params(body, defaults, max_tokens, logprobs=body.logprobs, structured_outputs=constraint)
     identity = engine_id(request, "cmpl")
     prompts = list(truncated(prompts, body.truncate_prompt_tokens))
     streams = await generate(state, request, body, prompts, params, identity)
@@ -79,7 +78,7 @@ class _Events:
         self._n = n
         self._head = head
         options = body.stream_options or StreamOptions()
-        self._include_usage = options.include_usage or state.force_include_usage
+        self._include_usage = options.include_usage or state.settings.enable_force_include_usage
         self._so_far = UsageSoFar() if options.continuous_usage_stats else None
         self._blank = {**head, "usage": None} if self._include_usage else head
         self._usage = UsageCount()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi.responses import Response
 
-from engine_server.json import JSON
-from engine_server.openai.answers import Model, Models
-from engine_server.routes import State
+from engine_server.bodies import JSON
+from engine_server.openai.bodies import Model, Models
+from engine_server.plugins import State
 from engine_server.state import ServerState
 
 

@@ -1,15 +1,16 @@
-"""The bodies of requests that pool. What is not named here is refused by name, never ignored."""
+"""The bodies of requests that pool, and what is answered where that is JSON."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field, model_validator
+from pydantic import FailFast, Field, SkipValidation, model_validator
 from typing_extensions import TypeAliasType
 
 from engine.types.pooling import PoolingParams
-from engine_server.bodies import Body, Inputs, Objects, Salt, Strings, Truncation, several
+from engine_server.bodies import Answer, Body, Inputs, Objects, Salt, Strings, Truncation, several
 from engine_server.pooling.vector_bytes import EmbedDType, Endianness
+from engine_server.submission import Usage
 
 
 class RerankDocument(Body):
@@ -229,3 +230,94 @@ class RerankBody(PoolingBody):
 
 def _list(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
+
+
+class _List(Answer):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+
+
+class Embedding(Answer):
+    """The vector of an input: its numbers, or their bytes in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: SkipValidation[list[float] | str]
+
+
+class Embeddings(_List):
+    """`POST /v1/embeddings`."""
+
+    data: list[Embedding]
+    usage: Usage
+
+
+class PooledInput(Answer):
+    """What the model makes of an input: numbers in lists of any depth, or their bytes in base64."""
+
+    object: Literal["pooling"]
+    index: int
+    data: SkipValidation[list[Any] | str]
+
+
+class Pooled(_List):
+    """`POST /pooling`."""
+
+    data: list[PooledInput]
+    usage: Usage
+
+
+class Labelled(Answer):
+    """A number for each label, and the label of the largest."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Classified(_List):
+    """`POST /classify`."""
+
+    data: list[Labelled]
+    usage: Usage
+
+
+class Score(Answer):
+    """How well a pair fits."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(_List):
+    """`POST /score`."""
+
+    data: list[Score]
+    usage: Usage
+
+
+class RankedText(Answer):
+    """A document."""
+
+    text: str
+
+
+class Ranked(Answer):
+    """A document's place in what was sent, and how well it fits; its text where that is asked for."""
+
+    index: int
+    document: RankedText = RankedText(text="")
+    relevance_score: float
+
+
+class Ranking(Answer):
+    """`POST /rerank`."""
+
+    id: str
+    model: str
+    usage: Usage
+    results: list[Ranked]

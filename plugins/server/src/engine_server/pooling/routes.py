@@ -17,40 +17,36 @@ from fastapi.responses import Response
 from engine.embedding import check_task, data_of
 from engine.types.outputs import RequestOutput
 from engine.types.pooling import PoolingParams
-from engine_server.bodies import Answer
-from engine_server.conversation.rendering import rendered
+from engine_server.bodies import JSON, Answer
+from engine_server.conversation.turn import rendered
 from engine_server.errors import APIError
-from engine_server.json import JSON
-from engine_server.pooling.answers import (
+from engine_server.middleware import engine_id, note
+from engine_server.plugins import State
+from engine_server.pooling.bodies import (
     Classified,
+    ClassifyBody,
     Embedding,
     Embeddings,
+    EmbeddingsBody,
+    InputBody,
     Labelled,
+    PoolBody,
     Pooled,
     PooledInput,
+    PoolingBody,
     Ranked,
     RankedText,
     Ranking,
-    Score,
-    Scores,
-)
-from engine_server.pooling.bodies import (
-    ClassifyBody,
-    EmbeddingsBody,
-    InputBody,
-    PoolBody,
-    PoolingBody,
     RerankBody,
+    Score,
     ScoreBody,
+    Scores,
     VectorsBody,
 )
 from engine_server.pooling.vector_bytes import vector_bytes
-from engine_server.request_id import engine_id, note
-from engine_server.routes import State
 from engine_server.state import ServerState
 from engine_server.stream import until_disconnect
-from engine_server.submission import collect, submit
-from engine_server.usage import usage_of_prompts
+from engine_server.submission import collect, submit, usage_of_prompts
 
 OCTETS = "application/octet-stream"
 MAX_METADATA_HEADER = 60_000

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -15,10 +15,68 @@ from engine.process.child import Child
 from engine.process.run import FAILED
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Beat
+from engine.types.start import CoreStart
+from engine_server.metrics.gathering import Snapshot, Told
 from engine_server.processes.channel import Channel, Handler
-from engine_server.processes.gathering import Snapshot, Told
-from engine_server.processes.signs_of_life import until_silent
-from engine_server.processes.start import ApiStart
+
+ASK_SECONDS = 1.0
+"""Between a question and the next, at most; and how exactly silence is measured."""
+
+
+async def until_silent(ask: Callable[[], Awaitable[object]], seconds: float) -> bool:
+    """Ask again and again, until no answer comes for so many seconds: True; or until asking fails: False.
+
+    Silence is counted in the waits of this process, not by a clock: one that was itself stopped for a while, with all
+    others, takes nobody for hung.
+    """
+    pause = min(ASK_SECONDS, seconds / 4)
+    while True:
+        answer = asyncio.ensure_future(ask())
+        try:
+            silence = 0.0
+            while not answer.done():
+                if silence >= seconds:
+                    return True
+                await asyncio.wait((answer,), timeout=pause)
+                silence += pause
+            answer.result()
+        except EngineError:
+            return False
+        finally:
+            answer.cancel()
+            with contextlib.suppress(asyncio.CancelledError, EngineError):
+                if answer.done():
+                    answer.exception()
+        await asyncio.sleep(pause)
+
+
+class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one needs; see `engine_server.processes.child`.
+
+    Args:
+        number: of the process, from 0 on; one that comes in a dead one's place has the same.
+        client: its number for the cores, which nobody had before.
+        core: what the cores were started with.
+        num_cores: how many they are.
+        config: the engine's settings as JSON, those that were set.
+        settings: the server's, likewise.
+        listener, channel: descriptors that it inherits: the listening socket's, and the one's to the first process.
+        asks_for_key: whether clients need one.
+        replaces: it comes in a dead one's place, beside others that serve: it listens when it can serve, and until then
+            no connection is given to it. Without that it listens at once, so that probes learn that the model loads.
+    """
+
+    number: int
+    client: int
+    core: CoreStart
+    num_cores: int
+    config: str
+    settings: str
+    listener: int
+    channel: int
+    asks_for_key: bool
+    replaces: bool = False
+
 
 MODULE = "engine_server.processes.child"
 ANSWER_SECONDS = 1.0

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -27,15 +28,12 @@ from engine_server.app import Shared
 from engine_server.certificate import CertificateWatch, tls_context
 from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey
-from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain
-from engine_server.metrics.exposition import Exposition
-from engine_server.process_life import loop_factory, spare_the_collector
+from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain, loop_factory, spare_the_collector
+from engine_server.metrics.gathering import Gathered, Snapshot, told_of
+from engine_server.processes.api_process import ApiStart
 from engine_server.processes.attached import AttachedCores, CorePlace
 from engine_server.processes.channel import Channel
-from engine_server.processes.gathering import Gathered, told_of
-from engine_server.processes.limits import SharedKeys
-from engine_server.processes.responses import SharedBackground, SharedResponses
-from engine_server.processes.start import ApiStart
+from engine_server.processes.shared import SharedBackground, SharedKeys, SharedResponses
 from engine_server.uvicorn_server import Server, make_server
 
 SNAPSHOT_SECONDS = 1.0
@@ -78,7 +76,7 @@ class ApiServer:
         self._stop, self._stop_now, self._may_listen = asyncio.Event(), asyncio.Event(), asyncio.Event()
         if not start.replaces:
             self._may_listen.set()
-        self._metrics: Exposition | None = None
+        self._counted: Callable[[], Snapshot] | None = None
         self._llm: AsyncLLM
         self._server: Server
 
@@ -105,7 +103,7 @@ class ApiServer:
             self._lifecycle,
             self._keys,
             self._admin,
-            Shared(responses, self._background, self, self._take_metrics),
+            Shared(responses, self._background, self, self._count_for_others),
         )
         serving = asyncio.ensure_future(self._listen(listener))
         telling = asyncio.ensure_future(self._tell_snapshots())
@@ -175,12 +173,12 @@ class ApiServer:
             os._exit(PARENT_DIED)
 
     # ------------------------------------------------------------------------------------------------------------------
-    def _take_metrics(self, metrics: Exposition) -> None:
-        self._metrics = metrics
+    def _count_for_others(self, counted: Callable[[], Snapshot]) -> None:
+        self._counted = counted
 
     def _snapshot(self) -> tuple[int, Any]:
         """Requests in progress, and what was counted."""
-        return self._lifecycle.active, None if self._metrics is None else self._metrics.snapshot()
+        return self._lifecycle.active, None if self._counted is None else self._counted()
 
     async def _tell_snapshots(self) -> None:
         before = b""

@@ -24,24 +24,23 @@ from engine.types.start import WorkerReady
 from engine_kit.banner import greeting
 from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey, KeyRing
-from engine_server.lifecycle import FAREWELL_SECONDS, Phase
-from engine_server.process_life import (
+from engine_server.lifecycle import (
     BACKLOG,
     DEATH_NOTICE_SECONDS,
+    FAREWELL_SECONDS,
+    Phase,
+    StatisticsLog,
     address_of,
     greet,
     loop_factory,
-    read_keys_at_signal,
     say,
     statistics_writer,
 )
-from engine_server.processes.api_process import LEAVE_SECONDS, ApiProcess
+from engine_server.metrics.gathering import Told, past
+from engine_server.processes.api_process import LEAVE_SECONDS, ApiProcess, ApiStart
 from engine_server.processes.attached import CorePlace
-from engine_server.processes.gathering import Told, past
-from engine_server.processes.responses import KeptResponses
-from engine_server.processes.start import ApiStart
+from engine_server.processes.shared import KeptResponses
 from engine_server.responses.store import ResponseStore
-from engine_server.statistics_log import StatisticsLog
 
 SHORT_LIFE = 10.0
 """Seconds. One that dies sooner is started again after a pause, each twice as long as the last."""
@@ -133,7 +132,7 @@ class Parent:
         loop = asyncio.get_running_loop()
         for signal_ in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_, self._on_signal)
-        read_keys_at_signal(loop, self._keys)
+        self._keys.read_at_signal(loop)
         if self._early:
             self._on_signal()
         self._keys.on_change.append(self._tell_keys)

@@ -13,17 +13,15 @@ from fastapi.responses import Response
 
 from engine.embedding import RequestStream
 from engine.types.params import SamplingParams
+from engine_server.bodies import JSON, encoded
 from engine_server.conversation.completion import Blocks
-from engine_server.conversation.thinking import with_effort
-from engine_server.conversation.turn import prepare
+from engine_server.conversation.turn import prepare, with_effort
 from engine_server.errors import APIError
-from engine_server.json import JSON, encoded
-from engine_server.request_id import engine_id, note, request_id
+from engine_server.middleware import engine_id, note, request_id
+from engine_server.plugins import State
 from engine_server.responses.answer import DIALECT, Deleted, InputItems, ResponseAnswer, ResponseMaker
-from engine_server.responses.bodies import ResponsesBody
-from engine_server.responses.input import Item, conversation, items_of
+from engine_server.responses.input import Item, ResponsesBody, conversation, items_of
 from engine_server.responses.store import EventLog, Owner, StoredResponse
-from engine_server.routes import State
 from engine_server.state import ServerState
 from engine_server.stream import EventStream, until_disconnect
 from engine_server.submission import collect, generate

@@ -1,26 +1,120 @@
-"""How a route gets its body and the server's state; and how plugins add routes, this package's own families too."""
+"""What hook plugins, ours and strangers', add to the server: routes, pages for everybody, and middleware."""
 
 from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.plugin import HookRelay
 from engine.plugin.hook_calls import Implementation
-from engine.types.errors import ContractError
-from engine_server.errors import ANY_ROUTE, faults
-from engine_server.gate import ADMIN_PATH, OPEN_PATHS, PAGE_METHODS
-from engine_server.http_routes import EngineView, is_without_key
-from engine_server.json import JSONRequest
-from engine_server.state import ServerState, state_of
+from engine.types.errors import ConfigError, ContractError, EngineError, HookFailedError, RequestRefusedError
+from engine.types.kv import PageMap
+from engine.types.outputs import StepStats
+from engine_server.bodies import JSONRequest
+from engine_server.errors import ANY_ROUTE, APIError, describe, faults, refuse, retry_after
+from engine_server.keys import AdminKey, KeyRing
+from engine_server.middleware import ADMIN_PATH, OPEN_PATHS, PAGE_METHODS, has_begun
+from engine_server.state import Others, ServerState, state_of
+
+if TYPE_CHECKING:
+    from engine.embedding import AsyncLLM
+    from engine_server.metrics.gathering import Snapshot
+
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+class ServerView:
+    """A server, as its plugins see it, its own too. From the event loop's thread.
+
+    Args:
+        llm: the engine.
+        responses: is counted up: answers by status code.
+        keys: the API keys that clients must have; an empty ring: they need none.
+        admin: the administrator's key.
+        others: the API processes beside this one; None: there are none.
+        count_for_others: is given what tells them what this process has counted.
+
+    Attributes:
+        pages: paths that everybody may get, with or without a key; complete when the server is put together.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        responses: Counter[int],
+        keys: KeyRing,
+        admin: AdminKey,
+        others: Others | None = None,
+        count_for_others: Callable[[Callable[[], Snapshot]], None] = lambda counted: None,
+    ) -> None:
+        self.llm = llm
+        self.responses = responses
+        self.others = others
+        self.count_for_others = count_for_others
+        self.pages: set[str] = set()
+        self._keys = keys
+        self._admin = admin
+        self._taken = False
+
+    def stats(self) -> StepStats | None:
+        """What the engine cores told last, as of one core; None before the first step. Free."""
+        return self.llm.last_stats
+
+    async def page_maps(self) -> list[PageMap]:
+        """The pages of each engine core that lives, in the order of their ranks, copied between two steps: some
+        microseconds of the core's time for each 10,000 pages.
+
+        Raises:
+            EngineDeadError: the last core has died.
+        """
+        return msgspec.convert(await self.llm.call("page_maps"), list[PageMap])
+
+    def take_keys(self) -> tuple[KeyRing, AdminKey]:
+        """The keys that the server was told of, for the middleware that asks for them: whoever takes them sees to it
+        that nobody is let in without."""
+        self._taken = True
+        return self._keys, self._admin
+
+    def check_keys(self) -> None:
+        """Raise ConfigError where there are keys, and nobody asks for them."""
+        if (self._keys or self._admin) and not self._taken:
+            raise ConfigError(
+                f"ask for {'API keys' if self._keys else 'a key of administrators'}",
+                "no plugin at work does: hooks:api_keys is left out, or broken",
+                "let it in, or install another; or leave out --api-key, --api-key-file and --admin-key",
+            )
+
+
+def without_key(endpoint: Endpoint) -> Endpoint:
+    """Mark the function of a route that a hook plugin adds: it is served to everybody, also while the model loads, and
+    counts in no key's limits. For files that hold nothing secret, such as a page and its scripts; nothing that asks
+    the engine for anything belongs there. The route takes GET (and HEAD) alone and has no parameters in its path; a
+    plugin that marks another is left out, with a warning. Above it stands the router's decorator:
+
+        @router.get("/page.css")
+        @without_key
+        def style() -> Response: ...
+    """
+    endpoint.engine_without_key = True  # type: ignore[attr-defined]
+    return endpoint
+
+
+def is_without_key(endpoint: object) -> bool:
+    """Whether a route's function bears the mark."""
+    return getattr(endpoint, "engine_without_key", False) is True
+
 
 State = Annotated[ServerState, Depends(state_of)]
 """What a route declares to get the server's state."""
@@ -77,19 +171,14 @@ def _declares_json(request: Request) -> bool:
     return request.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
 
 
-def add_routes(app: FastAPI, hooks: HookRelay, engine: EngineView) -> frozenset[str]:
+def add_routes(app: FastAPI, hooks: HookRelay, server: ServerView) -> None:
     """Let plugins add routes, this package's families first. One that fails, or takes a route that is there, is left
-    out with all of its own.
-
-    Returns:
-        The paths that everybody may get, with or without a key.
-    """
-    opened: set[str] = set()
+    out with all of its own."""
     listening = hooks.http_routes.listening if hooks.http_routes else []
     for one in sorted(listening, key=lambda one: not one.candidate.value.startswith(f"{__package__}.")):
         router = APIRouter(route_class=JSONRoute, responses=faults(*ANY_ROUTE))
         try:
-            one.call({"router": router, "engine": engine})
+            one.call({"router": router, "server": server})
             if taken := _taken(app, router):
                 raise ValueError(f"the server has the route {taken} already")
             pages = _pages(router)
@@ -97,9 +186,8 @@ def add_routes(app: FastAPI, hooks: HookRelay, engine: EngineView) -> frozenset[
             _leave_out(hooks, one, error)
         else:
             app.router.routes += router.routes  # an included router would be asked twice for every request
-            opened |= pages
+            server.pages |= pages
     app.router.routes.sort(key=_turn)
-    return frozenset(opened)
 
 
 def _turn(route: BaseRoute) -> int:
@@ -179,3 +267,54 @@ def describe_keys(app: FastAPI, *, keys: bool, administered: bool) -> None:
         return make()
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+# -- middleware --------------------------------------------------------------------------------------------------------
+def wrap(app: ASGIApp, hooks: HookRelay, server: ServerView) -> ASGIApp:
+    """Put the middleware of plugins around the routes; without any, the app as it is."""
+    if not hooks.http_middleware:
+        return app
+    wrapped: ASGIApp = hooks.http_middleware(app, Guarded, server=server)
+    return wrapped
+
+
+class Guarded:
+    """A plugin's middleware that fails closed.
+
+    Args:
+        implementation: whose it is.
+        layer: the application that it made; None where it failed to make one: every request is refused then.
+        inner: what it is around.
+    """
+
+    def __init__(self, implementation: Implementation, layer: Any, inner: ASGIApp) -> None:
+        self._implementation = implementation
+        self._layer = layer
+        self._inner = inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; see ASGI."""
+        if self._layer is None:
+            if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+                return await self._inner(scope, receive, send)
+            return await _answer(scope, receive, send, self._missing())
+        try:
+            await self._layer(scope, receive, send)
+        except Exception as error:
+            if scope["type"] != "http" or has_begun(scope):  # also what a route raised: its answer is out
+                raise
+            known = isinstance(error, (RequestRefusedError, HookFailedError))
+            await _answer(scope, receive, send, error if known else self._implementation.failed(error))
+
+    def _missing(self) -> HookFailedError:
+        return HookFailedError(
+            f"decide about a request with {self._implementation.who}",
+            "it could not be set up when the server started",
+            "the log of the server has the details; mend the plugin, or uninstall it",
+        )
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send, error: Exception) -> None:
+    assert isinstance(error, EngineError)
+    status, told = describe(error)
+    await refuse(scope, receive, send, APIError(status, told.message, code=error.code, headers=retry_after(error)))

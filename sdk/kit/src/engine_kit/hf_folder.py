@@ -1,4 +1,10 @@
-"""The files of a model's folder in the Hugging Face layout, for checkpoint cards. Torch-free, opens no tensor."""
+"""A model's folder in the Hugging Face layout, for checkpoint cards: its files, and those of sentence-transformers,
+which say how embeddings are made of hidden states. Torch-free, opens no tensor.
+
+modules.json                        the chain of modules: Transformer, Pooling, Normalize
+1_Pooling/config.json               which pooling
+sentence_bert_config.json           max_seq_length, do_lower_case
+"""
 
 from __future__ import annotations
 
@@ -7,29 +13,42 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.modeling.config import architecture
 from engine.plugin.hints import near_matches
-from engine.types.errors import CheckpointError, ModelNotFoundError
+from engine.types.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from engine.types.model import CheckpointFiles
+from engine.types.pooling import Pooler, PoolingType
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MODULES = "modules.json"
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5")
+_MODES: dict[str, PoolingType] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError naming the file."""
+    content = _read(path)
+    if not isinstance(content, dict):
+        found = f"it holds a {type(content).__name__}, not an object"
+        raise CheckpointError(f"read {path}", found, "fetch the file again")
+    return content
+
+
+def _read(path: Path) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         found = error.strerror or str(error)
         raise CheckpointError(f"read {path}", found, "check the file and its permissions") from error
     except ValueError as error:
         raise CheckpointError(f"read {path}", f"it is no JSON: {error}", "fetch the file again") from error
-    if not isinstance(content, dict):
-        found = f"it holds a {type(content).__name__}, not an object"
-        raise CheckpointError(f"read {path}", found, "fetch the file again")
-    return content
 
 
 def resolve_folder(name: str, folder: Path) -> CheckpointFiles:
@@ -115,3 +134,69 @@ def _folders(parent: Path) -> list[str]:
         return sorted(entry.name for entry in os.scandir(parent) if entry.is_dir())
     except OSError:
         return []
+
+
+# -- sentence-transformers ---------------------------------------------------------------------------------------------
+def read_pooler(folder: Path, default: Pooler) -> Pooler | None:
+    """The pooler that the files describe; None where there are none.
+
+    Args:
+        folder: the checkpoint's.
+        default: the architecture's, for what the files do not say.
+
+    Raises:
+        CheckpointError: a file is missing, or makes no sense.
+        UnsupportedModelError: it names a module or a kind of pooling that this engine does not have.
+    """
+    path = folder / MODULES
+    if not path.is_file():
+        return None
+    pooler = msgspec.structs.replace(default, normalize=False)
+    modules = _read(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise CheckpointError(f"read {path}", "it is no list of modules", "fetch the file again")
+    for module in modules:
+        kind = str(module.get("type")).rpartition(".")[2]
+        inner = folder / str(module.get("path", ""))
+        if kind == "Transformer":
+            pooler = _transformer(inner / "sentence_bert_config.json", pooler)
+        elif kind == "Pooling":
+            pooler = msgspec.structs.replace(pooler, pooling_type=_pooling_type(inner / "config.json"))
+        elif kind == "Normalize":
+            pooler = msgspec.structs.replace(pooler, normalize=True)
+        else:
+            raise UnsupportedModelError(
+                f"embed with the modules of {path}",
+                f"it names a module {kind!r}; served are Transformer, Pooling and Normalize",
+                f"remove {MODULES} to have the hidden states pooled without it",
+            )
+    return pooler
+
+
+def _transformer(path: Path, pooler: Pooler) -> Pooler:
+    settings = read_json(path) if path.is_file() else {}
+    length = settings.get("max_seq_length")
+    return msgspec.structs.replace(
+        pooler,
+        max_tokens=length if type(length) is int and length > 0 else None,
+        lower_case=settings.get("do_lower_case") is True,
+    )
+
+
+def _pooling_type(path: Path) -> PoolingType:
+    settings = read_json(path)
+    chosen = sorted(key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True)
+    if (named := settings.get("pooling_mode")) is not None:  # the form of newer versions
+        names = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}
+        chosen = [f"pooling_mode_{names.get(str(name), name)}" for name in _names(named)]
+    if len(chosen) != 1 or chosen[0] not in _MODES:
+        raise UnsupportedModelError(
+            f"pool as {path} says",
+            f"it chooses {', '.join(chosen) or 'nothing'}",
+            f"served is one of {', '.join(_MODES)}",
+        )
+    return _MODES[chosen[0]]
+
+
+def _names(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

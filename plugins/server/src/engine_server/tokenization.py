@@ -10,12 +10,11 @@ from fastapi.responses import Response
 from pydantic import model_validator
 
 from engine.embedding import LONG
-from engine_server.bodies import Answer, Body, Integers, Objects
-from engine_server.conversation.rendering import rendered
+from engine_server.bodies import JSON, Answer, Body, Integers, Objects
 from engine_server.conversation.tools import tool_request
+from engine_server.conversation.turn import rendered
 from engine_server.errors import APIError
-from engine_server.json import JSON
-from engine_server.routes import State
+from engine_server.plugins import State
 from engine_server.state import ServerState
 
 T = TypeVar("T")

@@ -1,8 +1,7 @@
 """What several API processes have counted, as one: counters and histograms are summed, what only holds for one process
 carries its number.
 
-What a process had counted when it died stays in the sums: a counter never goes back.
-"""
+What a process had counted when it died stays in the sums: a counter never goes back."""
 
 from __future__ import annotations
 

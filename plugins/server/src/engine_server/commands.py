@@ -1,4 +1,4 @@
-"""`engine run-batch IN OUT`: a file of requests in OpenAI's batch format, and a file of their results."""
+"""`engine serve [MODEL]` and `engine run-batch IN OUT`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,40 @@ import argparse
 import sys
 from pathlib import Path
 
-from engine.embedding import add_engine_flags, command_settings
+from engine.embedding import (
+    add_engine_flags,
+    add_positional_model,
+    add_settings,
+    command_settings,
+    name_positional_model,
+)
 from engine.plugin.card import Command
 from engine.types.errors import ConfigError, InvalidRequestError
+from engine_server.settings import ServerSettings
+
+
+class Serve(Command):
+    """Serve a model over HTTP until SIGTERM or Ctrl-C."""
+
+    help = "Serve a model over HTTP, as OpenAI's clients expect it."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_positional_model(parser)
+        add_settings(parser.add_argument_group("server"), ServerSettings.declared)
+        add_engine_flags(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        name_positional_model(arguments, "serve")
+        merged = command_settings(arguments)
+
+        # Only now is anything heavy imported: mistakes in the command line are answered at once.
+        from engine.embedding import EngineConfig
+        from engine_server.config import ServerConfig
+        from engine_server.run import serve
+
+        config, server = EngineConfig.from_merged(merged), ServerConfig.from_merged(merged)
+        return serve(config, server)
+
 
 _EPILOG = """\
 Each line of IN is an object {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions", "body": {...}}; url
@@ -42,7 +73,7 @@ class RunBatch(Command):
 
         # Only now is anything heavy imported: mistakes in the command line are answered at once.
         from engine.embedding import EngineConfig
-        from engine_server.batch_file import Results, left, read_requests
+        from engine_server.batch import Results, left, read_requests
 
         config = EngineConfig.from_merged(merged)
         requests = read_requests(_data(source, target), source)

@@ -1,1 +1,0 @@
-"""The commands `serve` and `run-batch`."""

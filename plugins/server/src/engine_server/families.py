@@ -1,0 +1,136 @@
+"""What the server does, family by family: each is a hook plugin as any other, so `--plugins=-hooks:openai_routes`
+leaves one out, and a stranger's may take its place. Light: every program with hooks imports this, whether it is a
+server or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.plugin import hookimpl
+
+_EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
+
+
+class OpenAI:
+    """OpenAI's API: chat, completions and models."""
+
+    @hookimpl
+    def http_routes(self, router: Any) -> None:
+        from engine_server.errors import WITH_BODY, faults
+        from engine_server.openai import bodies, chat, completions, models
+
+        asked = faults(*WITH_BODY) | _EVENTS
+        router.post("/v1/chat/completions", response_model=bodies.ChatCompletion, responses=asked)(
+            chat.chat_completions
+        )
+        router.post("/v1/completions", response_model=bodies.Completion, responses=asked)(completions.completions)
+        router.get("/v1/models", response_model=bodies.Models)(models.models)
+        router.get("/v1/models/{name:path}", response_model=bodies.Model, responses=faults(400, 404))(models.model)
+
+
+class Anthropic:
+    """Anthropic's API: messages."""
+
+    @hookimpl
+    def http_routes(self, router: Any) -> None:
+        from engine_server.anthropic import routes
+        from engine_server.errors import ANY_ROUTE, WITH_BODY, AnthropicError, faults
+
+        wrong = faults(*ANY_ROUTE, *WITH_BODY, shape=AnthropicError)
+        router.post("/v1/messages", response_model=routes.Message, responses=wrong | _EVENTS)(routes.messages)
+        router.post("/v1/messages/count_tokens", response_model=routes.TokenCount, responses=wrong)(routes.count)
+
+
+class Responses:
+    """OpenAI's newer API, whose responses the server may keep."""
+
+    @hookimpl
+    def http_routes(self, router: Any) -> None:
+        from engine_server.errors import WITH_BODY, faults
+        from engine_server.responses import answer, routes
+
+        kept, one, asked = faults(400, 404), "/v1/responses/{identity}", faults(*WITH_BODY) | _EVENTS
+        router.post("/v1/responses", response_model=answer.ResponseAnswer, responses=asked)(routes.respond)
+        router.get(one, response_model=answer.ResponseAnswer, responses=kept | _EVENTS)(routes.retrieve)
+        router.delete(one, response_model=answer.Deleted, responses=kept)(routes.delete)
+        router.post(f"{one}/cancel", response_model=answer.ResponseAnswer, responses=kept)(routes.cancel)
+        router.get(f"{one}/input_items", response_model=answer.InputItems, responses=kept)(routes.input_items)
+
+
+class Pooling:
+    """The API of models that pool: vectors, labels and scores in place of text."""
+
+    @hookimpl
+    def http_routes(self, router: Any) -> None:
+        from engine_server.errors import WITH_BODY, faults
+        from engine_server.pooling import bodies, routes
+
+        wrong = faults(*WITH_BODY)
+        octets: dict[int | str, Any] = wrong | {200: {"content": {routes.OCTETS: {}}}}
+        router.post("/v1/embeddings", response_model=bodies.Embeddings, responses=octets)(routes.embeddings)
+        router.post("/pooling", response_model=bodies.Pooled, responses=octets)(routes.pooling)
+        router.post("/classify", response_model=bodies.Classified, responses=wrong)(routes.classify)
+        for path in ("/score", "/v1/score"):
+            router.post(path, response_model=bodies.Scores, responses=wrong)(routes.score)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+            router.post(path, response_model=bodies.Ranking, responses=wrong)(routes.rerank)
+
+
+class Tokenization:
+    """The API of the tokenizer alone."""
+
+    @hookimpl
+    def http_routes(self, router: Any) -> None:
+        from engine_server import tokenization as routes
+        from engine_server.errors import WITH_BODY, faults
+
+        wrong = faults(*WITH_BODY)
+        router.post("/tokenize", response_model=routes.Tokens, responses=wrong)(routes.tokenize)
+        router.post("/detokenize", response_model=routes.Text, responses=wrong)(routes.detokenize)
+
+
+class Operations:
+    """What load balancers, monitors and administrators ask."""
+
+    @hookimpl
+    def http_routes(self, router: Any) -> None:
+        from engine_server import operations as routes
+        from engine_server.errors import faults
+
+        told = {503: {"model": routes.Health, "description": "no requests are taken"}}
+        router.get("/health", response_model=routes.Health, responses=told)(routes.health)
+        router.get("/ping", response_model=routes.Health, responses=told)(routes.ping)
+        router.post("/ping", response_model=routes.Health, responses=told)(routes.ping)
+        told = {503: {"model": routes.Ready, "description": "no requests are taken"}}
+        router.get("/ready", response_model=routes.Ready, responses=told)(routes.ready)
+        router.get("/load", response_model=routes.Load)(routes.load)
+        router.get("/version", response_model=routes.Version)(routes.version)
+        router.get("/server_info", response_model=dict[str, Any])(routes.server_info)
+        closed: dict[str, Any] = {"dependencies": routes.ADMINISTERS, "responses": faults(403, 409)}
+        router.get("/admin/plugins", response_model=routes.Plugins, **closed)(routes.plugins)
+        router.post("/admin/kv/reset", response_model=routes.Reset, **closed)(routes.reset_kv)
+        router.post("/admin/profile/start", response_model=routes.ProfileStarted, **closed)(routes.start_profile)
+        router.post("/admin/profile/stop", response_model=routes.ProfileStopped, **closed)(routes.stop_profile)
+
+
+class Metrics:
+    """What the server has measured, for Prometheus. Without this nothing is measured."""
+
+    @hookimpl
+    def http_routes(self, router: Any, server: Any) -> None:
+        from fastapi.responses import PlainTextResponse
+
+        from engine_server.metrics.exposition import Exposition
+
+        router.get("/metrics", response_class=PlainTextResponse)(Exposition(server).metrics)
+
+
+class ApiKeys:
+    """API keys and what each may ask for; the administrator's key."""
+
+    @hookimpl(tryfirst=True)
+    def http_middleware(self, app: Any, server: Any) -> Any:
+        from engine_server.keys import Keys
+
+        keys, admin = server.take_keys()
+        return Keys(app, keys, admin, server.pages)
