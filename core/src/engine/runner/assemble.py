@@ -97,7 +97,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
         model.load_weights(checkpoint.weights())
         drafter = _drafter(start, chosen, context)
-        processors = _processors(start, chosen, context)
+        processors = _processors(start, chosen, context) if start.place.draws else ()
         connectors = _connectors(start, chosen, context)
     except BaseException:
         for group in groups.values():
