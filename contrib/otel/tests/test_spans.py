@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from engine.plugin import HookRelay, Registry
 from engine.plugin.candidate import Candidate
 from engine.types.hooks import EngineInfo, HTTPOrigin, RequestSummary
-from engine_otel.plugin import TracingOptions
+from engine_otel.options import TracingOptions
 from engine_otel.spans import traces_url
 
 INFO = EngineInfo(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from engine.frontend.launch import launch as launch
     from engine.frontend.offline import DeferredInterrupt as DeferredInterrupt
     from engine.frontend.pooling import data_of as data_of
+    from engine.frontend.process_client import LoopListener as LoopListener
     from engine.frontend.process_client import ProcessClient as ProcessClient
     from engine.frontend.prompts import LONG as LONG
     from engine.frontend.prompts import Prompt as Prompt
@@ -85,7 +86,7 @@ NAMES = {
     # several processes in front of several cores
     "frontend.assemble": ("start_cores",),
     "frontend.client": ("Attached",),
-    "frontend.process_client": ("ProcessClient",),
+    "frontend.process_client": ("LoopListener", "ProcessClient"),
 }
 _HOMES = {name: f"engine.{module}" for module, names in NAMES.items() for name in names}
 

@@ -108,7 +108,7 @@ def test_majors_outside_the_served_range_are_refused_before_import(candidate, ma
     with pytest.raises(IncompatibleDriverError) as caught:
         registry.find("evictor", "stale")
     assert caught.value.remedy == remedy
-    assert f"engine.evictor.v{major}" in caught.value.found
+    assert f"speaks v{major}, this core serves v1, v2" in caught.value.found
     assert "v1, v2" in caught.value.found
 
 

@@ -291,7 +291,7 @@ def test_card(native: Any) -> None:
     assert CpuAttention.unsupported(need(kind="encoder", block_size=1, kv_dtype="float16")) == []
     assert CpuAttention.tokens_per_page(need(block_size=4)) == 4
     for word, changes in (
-        ("mla", {"kind": "mla"}), ("cuda:0", {"device": "cuda:0"}), ("jax", {"framework": "jax"}),
+        ("mla", {"kind": "mla"}), ("cuda:0", {"device": "cuda:0"}),
         ("float16", {"dtype": "float16"}), ("float16", {"kv_dtype": "float16"}),
         ("saves no memory", {"kv_dtype": "float32"}), ("7 elements", {"head_size": 7}),
         ("3 tokens", {"block_size": 3}), ("tree_mask", {"features": frozenset({"tree_mask"})}),

@@ -74,7 +74,7 @@ def attention(
     return Case(
         attention_kernel,
         {
-            **dict.fromkeys(("out", "q"), f"*{dtype}"), "kv": (f"*{kv}",) * 2, "step": ("*i32", "*i32", "*i64", "*i64"),
+            **dict.fromkeys(("out", "q"), f"*{dtype}"), "kv": (f"*{kv}",) * 2, "step": ("*i32", "*i32", "*i64"),
             "scratch": ("*fp32", "*fp32", "*i32"), "scores": ("fp32", "fp32", "i32"), **STRIDES,
             **{name: "*fp32" for name, feature in optional.items() if feature in features},
         },
@@ -92,12 +92,12 @@ def plan(where: str, cached: bool = True, queries: int = 32, ones: bool = False)
     return Case(
         plan_kernel,
         {
-            "items": "*i32", "step": ("*i32", "*i32", "*i64", "*i64"),
+            "items": "*i32", "step": ("*i32", "*i32", "*i64"),
             **dict.fromkeys((name for name in ("window", *COUNTS) if name not in known), "i32"),
             **dict.fromkeys(pairs, ("constexpr" if ones else "i32",) * 2),
         },
         {
-            "CACHED": cached, "ONE": queries == 1, "PAGE": 16, "BQ": queries, "ROWS": ROWS, "AT_ONCE": AT_ONCE,
+            "CACHED": cached, "ONE": queries == 1, "BQ": queries, "ROWS": ROWS, "AT_ONCE": AT_ONCE,
             "FIELDS": FIELDS, **known,
         },
         where,

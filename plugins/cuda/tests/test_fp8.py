@@ -125,7 +125,8 @@ def test_the_card() -> None:
 def test_gpus_that_it_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with its reason; none on a processor."""
     from engine_cuda import nvidia
-    from engine_cuda.gpu import Gpu, Gpus, Machine, TorchBuild
+    from engine_cuda.gpu import Gpu, Gpus, TorchBuild
+    from engine_cuda.machine import Machine
 
     def reasons(gpu: Gpu, **build: Any) -> list[str]:
         maker = "AMD" if gpu.target else "NVIDIA"

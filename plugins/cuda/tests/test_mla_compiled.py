@@ -34,7 +34,7 @@ def attention(target: str, pairs: int, ragged: bool, divided: bool, dtype: str =
     tiles = tiles_of(pairs, BYTES[dtype], BYTES[kv], target_of(CAPABILITIES[target]))
     strides = {"q_strides": ("i32",) * 4, "cache_strides": ("i32",) * 2, "out_strides": ("i32",) * 2}
     signature = {
-        "queries": (f"*{dtype}",) * 2, "cache": f"*{kv}", "step": ("*i32", "*i32", "*i64", "*i64"), "out": f"*{dtype}",
+        "queries": (f"*{dtype}",) * 2, "cache": f"*{kv}", "step": ("*i32", "*i32", "*i64"), "out": f"*{dtype}",
         "lse": "*fp32", "partial": ("*fp32",) * 2, "scale_log2": "fp32", "table_stride": "i32", **strides, **ROWS,
         **LSE_STRIDES,
     }  # fmt: skip
@@ -49,12 +49,11 @@ def attention(target: str, pairs: int, ragged: bool, divided: bool, dtype: str =
 def joining(target: str) -> Case:
     """The parts of divided rows, put together."""
     signature = {
-        "step": ("*i32", "*i64", "*i64"), "out": "*bf16", "lse": "*fp32", "partial": ("*fp32",) * 2,
+        "step": ("*i32", "*i64"), "out": "*bf16", "lse": "*fp32", "partial": ("*fp32",) * 2,
         "out_strides": ("i32",) * 2, **ROWS, **LSE_STRIDES,
     }  # fmt: skip
     constexprs = {
         **SIZES, "BLOCK_M": 16, "BLOCK_N": 32, "RAGGED": True, "LSE": True, "SPLITS": 64, "BLOCK_COLUMNS": 128,
-        "PAGE": 16,
     }  # fmt: skip
     return Case(join_kernel, signature, constexprs | ONE, target, 1, 3, ["out_strides", "heads"])
 

@@ -43,7 +43,6 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"kv_dtype": "float32"}, "saves no memory"),
         ({"soft_cap": 30.0}, "soft cap"),
         ({"features": frozenset({"sinks"})}, "'sinks'"),
-        ({"framework": "jax"}, "jax"),
     ],
 )
 def test_what_it_refuses(change: dict[str, object], words: str) -> None:

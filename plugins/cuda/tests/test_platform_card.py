@@ -8,7 +8,8 @@ from engine.config.settings import EngineConfig
 from engine.frontend.launch import launch
 from engine.interfaces.platform import PlatformNeed
 from engine.types.errors import UnfitDriverError
-from engine_cuda.gpu import Gpu, Gpus, Machine, TorchBuild, machine
+from engine_cuda.gpu import Gpu, Gpus, TorchBuild
+from engine_cuda.machine import Machine, machine
 from engine_cuda.platform_cuda.card import CudaPlatform, CudaPlatformOptions
 from engine_cuda.platform_cuda.reasons import dtypes_of, name_of, why_not
 

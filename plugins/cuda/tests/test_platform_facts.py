@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_cuda.gpu import Gpu, Machine, TorchBuild, chosen, machine
+from engine_cuda.gpu import Gpu, TorchBuild, chosen
 from engine_cuda.gpu_amd import amd_gpus
 from engine_cuda.gpu_nvidia import CUDA, NVML, nvidia_gpus
+from engine_cuda.machine import Machine, machine
 from engine_cuda.torch_build import torch_build
 
 H100, A10 = "NVIDIA H100 80GB HBM3", "NVIDIA A10G"

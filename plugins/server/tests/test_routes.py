@@ -13,14 +13,17 @@ import orjson
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, model_validator
+from pydantic import model_validator
+from starlette.types import ASGIApp
 
 from engine.plugin import HookRelay, Registry, hookimpl
 from engine.plugin.candidate import Candidate
 from engine.plugin.plugin_list import PluginList
-from engine_server import bodies, errors, families
+from engine_server import bodies, errors
 from engine_server.bodies import JSON, LARGE, Body
+from engine_server.direct import Direct
 from engine_server.keys import AdminKey, KeyRing
+from engine_server.middleware import BodyLimit, Count
 from engine_server.plugins import JSONRoute, ServerView, State, add_routes
 
 
@@ -76,17 +79,10 @@ async def of_an_unknown_type(body: Said) -> "OnlyForTypeCheckers":  # type: igno
     return JSON(body.text)
 
 
-class Resolved(JSONRoute):
-    """Always FastAPI's way."""
-
-    def _body_model(self) -> type[BaseModel] | None:
-        return None
-
-
-def application(route: type[JSONRoute] = JSONRoute) -> FastAPI:
+def application() -> FastAPI:
     app = FastAPI()
     errors.install(app)
-    router = APIRouter(route_class=route)
+    router = APIRouter(route_class=JSONRoute)
     router.post("/say")(say)
     router.post("/names")(names)
     router.post("/parts/{part}")(parts)
@@ -99,6 +95,13 @@ def application(route: type[JSONRoute] = JSONRoute) -> FastAPI:
     app.router.routes += router.routes
     app.state.server = SimpleNamespace(model_names=("tiny",))
     return app
+
+
+def straight(app: FastAPI) -> ASGIApp:
+    """The way around the framework."""
+    direct = Direct(app)
+    assert set(direct._functions) == {"/say", "/names"}
+    return BodyLimit(direct, max_body=10**6, timeout=5, most=Count(10**9, 10**9))
 
 
 async def post(app: Any, path: str, content: bytes, kind: str | None) -> tuple[int, bytes, dict[str, str]]:
@@ -133,7 +136,8 @@ PATHS = ("say", "names", "parts/a", "plain", "thread", "query?request=a", "depen
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_both_ways_answer_alike(path: str) -> None:
-    app, resolved = application(), application(Resolved)
+    resolved = application()
+    app = straight(resolved)
     for content in BODIES:
         for kind in ("application/json", "application/json; charset=utf-8", "text/plain", "application/jsonish", None):
             assert await post(app, f"/{path}", content, kind) == await post(resolved, f"/{path}", content, kind), (
@@ -143,7 +147,7 @@ async def test_both_ways_answer_alike(path: str) -> None:
 
 
 async def test_a_large_body_is_read_in_a_thread_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = application()
+    app = straight(application())
     read_in: list[int] = []
 
     def loads(content: bytes) -> Any:
@@ -213,8 +217,7 @@ def test_a_stranger_takes_a_familys_place_where_it_is_left_out_and_only_there() 
 
 
 def test_the_routes_that_generate_are_asked_without_fastapis_resolution() -> None:
-    router = APIRouter(route_class=JSONRoute)
-    for family in (families.OpenAI, families.Anthropic, families.Responses, families.Pooling):
-        family().http_routes(router)
-    straight = {route.path for route in router.routes if isinstance(route, JSONRoute) and route._body_model()}
-    assert straight >= {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"}
+    app, hooks = FastAPI(), HookRelay("frontend", Registry.discover())
+    add_routes(app, hooks, idle_server(hooks))
+    families = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"}
+    assert set(Direct(app)._functions) >= families

@@ -82,7 +82,7 @@ def stream(aborted: list[str]) -> RequestStream:
 
 
 def scope(connection: Connection, alone: bool = True) -> dict[str, Any]:
-    return {"type": "http", "state": {sse._WRITE_BODY: functools.partial(WRITE_BODY, connection) if alone else None}}
+    return {"type": "http", "state": {sse.WRITE_BODY: functools.partial(WRITE_BODY, connection) if alone else None}}
 
 
 STEPS = st.lists(st.sampled_from(["token", "pause", "resume", "turn"]), max_size=40)

@@ -65,6 +65,13 @@ class LseInBase2(Plain):
         return total / math.log(2)
 
 
+class RoundsLse(Plain):
+    """lse is rounded to float32 where queries are float64"""
+
+    def logarithm(self, total: torch.Tensor) -> torch.Tensor:
+        return total.float()
+
+
 class ReadsHiddenPages(Plain):
     """what is not seen is read with weight 0, so that stale pages and NaN in them spoil the sum"""
 
@@ -135,6 +142,13 @@ class IgnoresKvIndex(Plain):
 
     def place(self, batch: AttentionBatch, row: int, token: int) -> int:
         return int(batch.seq_lens[row]) - int(batch.query_start_loc[row + 1]) + token
+
+
+class SeesTheFirstKey(Plain):
+    """a query at kv_index -1 sees its row's first key"""
+
+    def place(self, batch: AttentionBatch, row: int, token: int) -> int:
+        return max(0, super().place(batch, row, token)) if batch.seq_lens[row] else -1
 
 
 class KeepsOldLengths(Plain):
@@ -294,6 +308,13 @@ class LatentIgnoresKvIndex(PlainLatent):
         return int(batch.seq_lens[row]) - int(batch.query_start_loc_host[row + 1]) + token
 
 
+class LatentSeesTheFirst(PlainLatent):
+    """latent attention at kv_index -1 sees the row's first vector"""
+
+    def place(self, batch: AttentionBatch, row: int, token: int) -> int:
+        return max(0, super().place(batch, row, token)) if batch.seq_lens[row] else -1
+
+
 class LatentAssumesDense(PlainLatent):
     """latent attention reads queries as if they were contiguous"""
 
@@ -333,16 +354,17 @@ LATENT = [
     LatentWithoutPositions,
     LatentValuesFromTheEnd,
     LatentIgnoresKvIndex,
+    LatentSeesTheFirst,
     LatentAssumesDense,
     LatentWeighsByNothing,
 ]
 
 MUTANTS = [
-    SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, LeavesLse, ReadsHiddenPages,
-    WeighsByNothing, HidesNaN, MixesRows,
-    PaddedDraftsSpoilTheRow, IgnoresKvIndex, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound, WrongGroups,
-    NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes, SlopesToOneSide,
-    KeepsTwoBits, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
+    SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, RoundsLse, LeavesLse,
+    ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
+    PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound,
+    WrongGroups, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes,
+    SlopesToOneSide, KeepsTwoBits, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
 ]  # fmt: skip
 
 globals().update(suites_of(AttentionConformance, PlainAttention, [m for m in MUTANTS if m not in LATENT]))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.context.context import Context
 
     from engine.types.hooks import EngineInfo, RequestSummary
-    from engine_otel.plugin import TracingOptions
+    from engine_otel.options import TracingOptions
 
 SCOPE = "engine_otel"
 _TRACES = "/v1/traces"

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from engine.interfaces.client import CoreState
 from engine.process.child import Child, ProcessTree
@@ -19,6 +19,8 @@ from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.request import EngineRequest
 from engine.types.start import CoreStart, WorkerReady
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 MODULE = "engine.loop.process"
 POLL_SECONDS = 0.1
 LEAVE_SECONDS = 5.0
@@ -34,11 +36,23 @@ HASTY_MESSAGES = 16
 DETACH_SECONDS = 5.0
 
 
-class CoreEnd(Protocol):
-    """This process's end of a core: see `engine.process.child.Child`."""
+class Heard(Protocol[T_co]):
+    """Whom a `LoopListener` hears: see `engine.process.child.Child`."""
 
     stopping: threading.Event
     failed: bool
+
+    def fileno(self) -> int: ...
+
+    def take(self) -> T_co | None: ...
+
+    def lost(self) -> bool: ...
+
+    def death(self) -> EngineError: ...
+
+
+class CoreEnd(Heard[FromCore], Protocol):
+    """This process's end of a core."""
 
     @property
     def pid(self) -> int: ...
@@ -51,15 +65,7 @@ class CoreEnd(Protocol):
 
     def send(self, message: ToCore) -> None: ...
 
-    def fileno(self) -> int: ...
-
-    def take(self) -> FromCore | None: ...
-
     def receive(self, timeout: float) -> FromCore | None: ...
-
-    def lost(self) -> bool: ...
-
-    def death(self) -> EngineError: ...
 
     def ask_to_stop(self) -> None: ...
 
@@ -98,7 +104,7 @@ class ProcessClient:
         self._stats: StepStats | None = None
         self._num_others = 0
         self._error: EngineError | None = None
-        self._listener: LoopListener | None = None
+        self._listener: LoopListener[FromCore] | None = None
         self._starting = threading.Lock()  # held while `wait_ready` reads what `shutdown` closes
         self._closing = threading.Event()
 
@@ -276,7 +282,7 @@ class ProcessClient:
             self._core.close()
 
 
-class LoopListener:
+class LoopListener(Generic[T]):
     """Hands over what comes, in the loop, until the core has ended or `stop` is called.
 
     A message is handed over in a turn of the loop of its own, so that whoever reads a stream has read the news of one
@@ -284,7 +290,7 @@ class LoopListener:
     over as those of one, which costs less, and the loop catches up.
 
     Args:
-        core: whose messages; nobody else reads its socket now.
+        core: whose messages, or another process; nobody else reads its socket now.
         loop: this thread's.
         on_message: takes one, or several that came.
         on_death: takes the error, once, if it is lost.
@@ -295,9 +301,9 @@ class LoopListener:
 
     def __init__(
         self,
-        core: CoreEnd,
+        core: Heard[T],
         loop: asyncio.AbstractEventLoop,
-        on_message: Callable[[Sequence[FromCore]], None],
+        on_message: Callable[[Sequence[T]], None],
         on_death: Callable[[EngineError], None],
     ) -> None:
         self._core, self._loop = core, loop
@@ -344,7 +350,7 @@ class LoopListener:
     def _take(self) -> None:
         self._scheduled = False
         behind = self._loop.time() - self._empty > BEHIND_SECONDS
-        messages: list[FromCore] = []
+        messages: list[T] = []
         for _ in range(HASTY_MESSAGES if behind else 1):
             if not self._listening or self._core.stopping.is_set():
                 return self._detach()
@@ -363,7 +369,7 @@ class LoopListener:
                 self._scheduled = True
                 self._loop.call_soon(self._take)
 
-    def _hand_over(self, messages: list[FromCore]) -> None:
+    def _hand_over(self, messages: list[T]) -> None:
         if messages:
             self._on_message(messages)
 
@@ -376,7 +382,6 @@ class LoopListener:
 
     def _end(self) -> None:
         """Tell what became of the core: that takes time, in which the loop goes on."""
-        self._detach()
 
         def find_out() -> None:
             error = self._core.death()
@@ -385,6 +390,7 @@ class LoopListener:
 
         self._farewell = threading.Thread(target=find_out, name="core-end", daemon=True)
         self._farewell.start()
+        self._detach()  # now: from here on `stop`, in another thread, waits for that one alone
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

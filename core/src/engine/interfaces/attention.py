@@ -38,9 +38,10 @@ class AttentionNeed:
         block_size: tokens of the hash unit.
         sliding_window: tokens that a query sees, itself included; None for all.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap); None for none.
-        features: further demands: "kv_index" (queries whose KV position is given for each), "sinks" and "alibi" (layers
-            that have them, see `AttentionLayer`), "lse" (`forward` is asked for the logarithms of its sums, by which
-            results over parts of a row's keys are put together; nothing in this engine asks yet).
+        features: further demands: "kv_index" (a row's queries need not be its last keys, and may see none: see
+            `AttentionBatch.kv_index`), "sinks" and "alibi" (layers that have them, see `AttentionLayer`), "lse"
+            (`forward` is asked for the logarithms of its sums, by which results over parts of a row's keys are put
+            together; nothing in this engine asks yet).
         framework: "torch" or "jax".
         rope_size: of kind "mla", how many of the last of `head_size` elements are the key with rotary positions; the
             others are the latent.
@@ -123,16 +124,22 @@ class AttentionBatch:
         num_decodes: the first rows, which have exactly one token each.
         query_start_loc: int32 [R + 1], device; row r's queries are tokens query_start_loc[r] .. [r + 1] - 1.
         query_start_loc_host: the same with numpy.
-        seq_lens: int32 [R], device; keys of the row, those of this step included. Exact.
+        seq_lens: int32 [R], device; keys of the row, those of this step included. Exact. With the feature "kv_index"
+            0 for a row none of whose keys is here; without a block then.
         seq_lens_bound: int32 [R], numpy; the same or more.
         block_table: int32 [R, max_blocks], device; entries past the row's blocks are not to be read, and entries that
             left a sliding window are stale.
-        slot_mapping: int64 [T], device; where each token's K and V go: page * tokens_per_block + offset.
-        kv_index: int64 [T], device; each query's place among its row's keys: it sees keys 0 .. kv_index.
+        slot_mapping: int64 [T], device; where each token's K and V go: page * tokens_per_block + offset. The null page
+            takes what is not kept here.
+        kv_index: int64 [T], device; each query's place among its row's keys: it sees keys 0 .. kv_index, and none where
+            that is -1. Without the feature "kv_index" a row's queries are its last keys, and drivers need not read it.
         bounds_are_exact: `seq_lens_bound` says what `seq_lens` says.
 
-    A row of fewer drafts may be padded to the others' number of tokens: what pads it writes to the null page, stands at
-    places that the row has not reached, and gives an output that nobody reads.
+    A row of fewer drafts may be padded to the others' number of tokens: what pads it writes to the null page, has the
+    kv_index -1, and gives an output that nobody reads.
+
+    Where ranks share a row's keys (context parallel), token p's key lies on rank p % n, at place p // n; a query at p
+    sees the first (p - rank) // n + 1 keys of a rank, all the same whether its own key is among them.
     """
 
     num_rows: int
@@ -192,12 +199,13 @@ class AttentionBackend(Protocol):
         """Causal attention of every row over its own keys, those just written included.
 
         q [T, num_q_heads, head_size], k and v [T, num_kv_heads, head_size] (this step's, already in the cache);
-        out like q, written in full (padding too, with finite values); lse float32 [T, num_q_heads], the natural
-        logarithm of the sum of exponentials of the scores, a sink's included: written where given, and given to drivers
-        alone that serve a need with the feature "lse". A query at kv_index i sees keys max(0, i - sliding_window + 1)
-        .. i; keys and values that it does not see have no effect, not on a bit, NaN and infinities included (0 * NaN is
-        NaN), also where other queries of its row see them. What it makes of a NaN or an infinity among the values that
-        it sees is not finite: so the engine learns of it.
+        out like q, written in full (padding too, with finite values); lse [T, num_q_heads], the natural logarithm of
+        the sum of exponentials of the scores, a sink's included: written where given, and given to drivers alone that
+        serve a need with the feature "lse"; of float64 where q is, else of float32, in which scores are computed. A
+        query at kv_index i sees keys max(0, i - sliding_window + 1) .. i; one at -1 sees none: its out is 0, its lse
+        -inf, or its sink's score. Keys and values that a query does not see have no effect, not on a bit, NaN and
+        infinities included (0 * NaN is NaN), also where other queries of its row see them. What it makes of a NaN or an
+        infinity among the values that it sees is not finite: so the engine learns of it.
 
         Layers of kind "encoder" keep nothing: `cache` and `write` are not called, `cache` is empty here, the batch's
         block table has no column and its slot mapping means nothing. Each row is whole, and each of its queries sees

@@ -76,8 +76,9 @@ class LatentAttentionBackend(Protocol):
 
         q_latent [T, num_q_heads, C], q_rope [T, num_q_heads, P] (either may be a view of a wider tensor); out
         [T, num_q_heads, C], written in full (padding too, with finite values): the mean of the latents by the weights
-        of their scores; lse float32 [T, num_q_heads], the natural logarithm of the sum of exponentials of the scores,
-        given where the need has the feature "lse". A query at kv_index i sees vectors 0 .. i; what it does not see has
-        no effect, and NaN that it sees does, as `engine.interfaces.attention.AttentionBackend.forward` says.
+        of their scores; lse [T, num_q_heads], the natural logarithm of the sum of exponentials of the scores, given
+        where the need has the feature "lse", of float64 where queries are, else of float32. A query at kv_index i sees
+        vectors 0 .. i, one at -1 none: its out is 0, its lse -inf. What it does not see has no effect, and NaN that it
+        sees does, as `engine.interfaces.attention.AttentionBackend.forward` says.
         """
         ...

@@ -172,7 +172,10 @@ class Grammars:
 
     def close(self) -> None:
         for driver in {id(driver.grammar): driver for turns in self._turns.values() for driver in turns}.values():
-            driver.grammar.close()
+            try:
+                driver.grammar.close()
+            except Exception:
+                logger.warning("grammar '%s' cannot be closed", driver.candidate.name, exc_info=True)
 
     def _check_beginning(self, matcher: Matcher, grammar: Grammar, constraint: StructuredOutputsParams) -> None:
         """That there is a way to begin. Raises InvalidRequestError."""

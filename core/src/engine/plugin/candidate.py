@@ -35,6 +35,11 @@ class Candidate:
         return f"engine.{self.point}.v{self.major}"
 
     @property
+    def role(self) -> str:
+        """What it is, for messages: the driver of a point, or a plugin, which has hooks or is a command."""
+        return "plugin" if self.point == "commands" or self.point.startswith("hooks.") else "driver"
+
+    @property
     def provenance(self) -> str:
         """The distribution with its version, e.g. "engine 0.1.0"."""
         return f"{self.distribution} {self.version}"

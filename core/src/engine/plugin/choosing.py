@@ -7,6 +7,7 @@ start with one error. `auto` walks the cards by priority, keeps every reason, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,7 +65,7 @@ def choose(
             driver fits, with everybody's reasons; an option is unknown or bad.
     """
     if point.pick == "recognises" and asked is not None and asked.strip() == NONE:
-        chosen: list[_Chosen] = []
+        chosen: list[Selection[Any]] = []
     else:
         walk = _Walk(registry, point, asks, asked)
         chosen = walk.jobs() if point.pick == "many" else walk.by_kind(together)
@@ -73,10 +74,7 @@ def choose(
             raise _options_for_nobody(point, options, asked)
         return []
     validated = validate_options(point.name, [(taken.candidate, taken.card) for taken in chosen], options)
-    return [
-        Selection(point.name, kind, candidate, card, validated[candidate], named, verdicts, need)
-        for kind, need, candidate, card, named, verdicts in chosen
-    ]
+    return [replace(taken, options=validated[taken.candidate]) for taken in chosen]
 
 
 def choose_one(
@@ -117,19 +115,13 @@ def default_model(registry: Registry, point: Point[CheckpointCard, str], asked: 
     offers = [DefaultModel(c, card.default_model) for c, card in cards if card.default_model is not None]  # type: ignore[attr-defined]
     for candidate, _ in offers:
         registry.find(point.name, candidate.name)  # two of one name: no name says which one is meant
-    if not offers:
-        raise ConfigError(
-            "start without naming a model",
-            "no installed checkpoint driver brings a model of its own" + "".join(f"; {v}" for v in passed_over),
-            "name one: --model PATH",
-        )
-    if len(offers) > 1:
-        raise ConfigError(
-            "start without naming a model",
-            "several drivers bring one: " + " and ".join(f"{name!r} of {c.provenance}" for c, name in offers),
-            "name one: " + " or ".join(f"--model {name}" for _, name in offers),
-        )
-    return offers[0]
+    if len(offers) == 1:
+        return offers[0]
+    found = "no installed checkpoint driver brings a model of its own" + "".join(f"; {v}" for v in passed_over)
+    if offers:
+        found = "several drivers bring one: " + " and ".join(f"{name!r} of {c.provenance}" for c, name in offers)
+    remedy = "name one: " + (" or ".join(f"--model {name}" for _, name in offers) or "--model PATH")
+    raise ConfigError("start without naming a model", found, remedy)
 
 
 def ranked(
@@ -183,17 +175,6 @@ class _Named(NamedTuple):
     kind: str | None
 
 
-class _Chosen(NamedTuple):
-    """A driver that is taken; the attributes are those of `Selection`."""
-
-    kind: str
-    need: Any
-    candidate: Candidate
-    card: type[Any]
-    asked: bool
-    verdicts: tuple[Verdict, ...]
-
-
 class _Walk:
     """One choice under way; the arguments are those of `choose`."""
 
@@ -226,7 +207,7 @@ class _Walk:
         return [_Named(candidate, card, kind) for kind in served]
 
     # -- every pick but `many` ---------------------------------------------------------------------------------------
-    def by_kind(self, together: Iterable[tuple[str, ...]]) -> list[_Chosen]:
+    def by_kind(self, together: Iterable[tuple[str, ...]]) -> list[Selection[Any]]:
         """Who serves each kind."""
         if self._point.pick == "by_architecture":
             return self._of_architecture()
@@ -247,14 +228,16 @@ class _Walk:
         place = {kind: index for index, kind in enumerate(self._asks)}
         return sorted(chosen, key=lambda taken: place.get(taken.kind, 0))
 
-    def _take(self, group: Mapping[str, Any]) -> list[_Chosen]:
+    def _take(self, group: Mapping[str, Any]) -> list[Selection[Any]]:
         """Who serves a group of kinds: the first that fits, or all that do."""
         verdicts: list[Verdict] = []
         fitting: list[tuple[Candidate, type[Any], bool]] = []
         for candidate, card, named in self._in_order(group):
-            verdict = self._ask_named(candidate, card, group) if named else self._ask(candidate, card, group)
-            verdicts.append(verdict)
-            if verdict.fit:
+            if named:
+                verdicts.append(self._ask_named(candidate, card, group))
+            else:
+                verdicts.append(self._ask(candidate, partial(answer, self._pick, card, candidate, group)))
+            if verdicts[-1].fit:
                 fitting.append((candidate, card, named))
                 if self._pick.takes == "first":
                     break
@@ -266,7 +249,7 @@ class _Walk:
         if not fitting and self._others and self._pick.required:
             raise self._nobody(group, verdicts)
         return [
-            _Chosen(kind, need, candidate, card, named, tuple(verdicts))
+            self._selection(kind, need, candidate, card, named, verdicts)
             for kind, need in group.items()
             for candidate, card, named in fitting
             if self._pick.served(card, [kind])
@@ -287,19 +270,20 @@ class _Walk:
         refused += [reason for reason in verdict.reasons if reason not in refused]
         return verdict
 
-    def _ask(self, candidate: Candidate, card: type[Any], group: Mapping[str, Any]) -> Verdict:
-        return self._unique(
-            or_quarantine(self._registry, candidate, lambda: answer(self._pick, card, candidate, group))
-        )
-
-    def _unique(self, verdict: Verdict) -> Verdict:
-        """Raise DuplicateDriverError for one that fits where another distribution offers its name: no name says which
-        one runs."""
+    def _ask(self, candidate: Candidate, ask: Callable[[], Verdict]) -> Verdict:
+        """The verdict of one that nobody named. Raises DuplicateDriverError for one that fits where another
+        distribution offers its name: no name says which one runs."""
+        verdict = or_quarantine(self._registry, candidate, ask)
         if verdict.fit:
-            self._registry.find(self._point.name, verdict.candidate.name)
+            self._registry.find(self._point.name, candidate.name)
         return verdict
 
-    def _of_architecture(self) -> list[_Chosen]:
+    def _selection(
+        self, kind: str, need: Any, candidate: Candidate, card: type[Any], named: bool, verdicts: Iterable[Verdict]
+    ) -> Selection[Any]:
+        return Selection(self._point.name, kind, candidate, card, None, named, tuple(verdicts), need)
+
+    def _of_architecture(self) -> list[Selection[Any]]:
         """The driver that the user named; else one that is called like an architecture, else one for any of them."""
         registry, point = self._registry, self._point.name
         asked, verdicts = bool(self._names), list[Verdict]()
@@ -309,7 +293,7 @@ class _Walk:
             called = [*self._asks.items(), *((ANY_ARCHITECTURE, need) for need in self._asks.values())]
         for name, need in called:
             if taken := self._best_called(name, need, verdicts):
-                return [_Chosen("", need, *taken, asked, tuple(verdicts))]
+                return [self._selection("", need, *taken, asked, verdicts)]
         broken = [registry.quarantine[v.candidate] for v in verdicts if v.candidate in registry.quarantine]
         if broken and len(broken) == len(verdicts):
             raise broken[0]
@@ -353,15 +337,15 @@ class _Walk:
         return fitting[0] if fitting else None
 
     # -- many --------------------------------------------------------------------------------------------------------
-    def jobs(self) -> list[_Chosen]:
+    def jobs(self) -> list[Selection[Any]]:
         """All that are named, and for each job that none of them does the first that fits and whose jobs are all free;
         a job that nobody does stays undone. Those with jobs come in the order of these."""
         need = next(iter(self._asks.values()))
         doing: dict[str, Candidate] = {}
-        chosen: list[_Chosen] = []
+        chosen: list[Selection[Any]] = []
 
         def take(candidate: Candidate, card: type[Any], named: bool, verdicts: Sequence[Verdict]) -> None:
-            chosen.append(_Chosen("", need, candidate, card, named, tuple(verdicts)))
+            chosen.append(self._selection("", need, candidate, card, named, verdicts))
             doing.update(dict.fromkeys(getattr(card, self._pick.serves), candidate))
 
         def free(candidate: Candidate, card: type[Any]) -> Verdict:
@@ -385,8 +369,7 @@ class _Walk:
             verdicts: list[Verdict] = []
             for candidate, card in cards:
                 if job not in doing and self._pick.served(card, [job]):
-                    ask = partial(free, candidate, card)
-                    verdicts.append(self._unique(or_quarantine(self._registry, candidate, ask)))
+                    verdicts.append(self._ask(candidate, partial(free, candidate, card)))
                     if verdicts[-1].fit:
                         take(candidate, card, False, [*verdicts, *passed_over])
         jobs = list(self._asks)

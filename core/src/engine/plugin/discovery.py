@@ -60,9 +60,11 @@ class Registry:
     plugins: PluginList = field(default_factory=PluginList)
     denied: Mapping[Candidate, str] = field(init=False)
     _cards: dict[Candidate, type[Card]] = field(default_factory=dict, repr=False)
+    _candidates: dict[str, tuple[Candidate, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.found = tuple(dict.fromkeys(self.found))
+        self._candidates = {}
         self.denied = self.plugins.denials(self.found, [_name_of(problem) for problem in self.problems])
         self.problems = tuple(p for p in self.problems if not self.plugins.denies_distribution(_name_of(p)))
 
@@ -93,13 +95,13 @@ class Registry:
 
         Where one distribution registers a name under several served majors, the highest counts.
         """
-        majors = self._majors(point)
-        best: dict[tuple[str, str, str], Candidate] = {}
-        for candidate in sorted(self.found, key=lambda c: c.major):
-            if candidate.point == point and candidate.major in majors and candidate not in self.denied:
-                same = candidate.value if self._is_twice(candidate) else ""
-                best[candidate.name, candidate.distribution, same] = candidate
-        return tuple(sorted(best.values(), key=lambda c: (c.name, c.distribution, c.value)))
+        if point not in self._candidates:
+            mine = [c for c in self.found if c.point == point and c not in self.denied]
+            mine = sorted((c for c in mine if c.major in self._majors(point)), key=lambda c: c.major)
+            highest = {(c.name, c.distribution): c.major for c in mine}
+            mine = [c for c in mine if c.major == highest[c.name, c.distribution]]
+            self._candidates[point] = tuple(sorted(mine, key=lambda c: (c.name, c.distribution, c.value)))
+        return self._candidates[point]
 
     def outdated(self, point: str) -> tuple[Candidate, ...]:
         """The candidates of a point that speak only majors outside the served range."""
@@ -185,15 +187,6 @@ class Registry:
             return COMMAND_MAJORS
         return HOOK_MAJORS if point.startswith("hooks.") else self.points[point].majors
 
-    def _is_twice(self, candidate: Candidate) -> bool:
-        """Whether its own distribution registers the name twice in one group, with different values."""
-        return any(
-            (c.point, c.major, c.name, c.distribution)
-            == (candidate.point, candidate.major, candidate.name, candidate.distribution)
-            and c.value != candidate.value
-            for c in self.found
-        )
-
     def _not_found(self, point: str, name: str) -> DriverNotFoundError:
         installed = self.candidates(point)
         listing = ", ".join(f"{c.name} ({c.provenance})" for c in installed) or "none"
@@ -233,8 +226,7 @@ class Registry:
         named = self.denied[candidate].startswith("'")
         remedy = "take that entry out of the list" if named else f"add {candidate.distribution} to the list"
         return DriverDeniedError(
-            f"use {'plugin' if candidate.point not in self.points else 'driver'} '{candidate.name}' for "
-            f"{candidate.point}",
+            f"use {candidate.role} '{candidate.name}' for {candidate.point}",
             f"{candidate.provenance} offers it, but {self.why_denied(candidate)}",
             f"{remedy}, or name another",
             **candidate.blame,

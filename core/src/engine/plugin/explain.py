@@ -11,7 +11,7 @@ from engine.plugin.choosing import or_quarantine
 from engine.plugin.discovery import Registry, duplicate
 from engine.plugin.plugin_list import only
 from engine.plugin.points import ANY_ARCHITECTURE, PICKS, POINTS
-from engine.plugin.selection import Selection, Verdict, answer
+from engine.plugin.selection import Selection, answer
 from engine.types.errors import PluginError
 from engine.types.hooks import ChosenDriver
 
@@ -106,6 +106,7 @@ def explain(
         selections: of this point; none where no driver of it is at work.
         needs: by kind, what a driver would be asked that none is at work for; None where it is not known.
     """
+    pick = registry.points[point].pick
     outcomes: list[Outcome] = []
     for candidate in registry.candidates(point):
         if namesakes := registry.namesakes(candidate):
@@ -116,21 +117,15 @@ def explain(
         except PluginError as error:
             outcomes.append(Outcome(candidate, None, "broken", (), (error.found or str(error),)))
             continue
+        # In turn, each has kinds of its own; who has no turn is compared with everybody.
+        mine = [s.kind for s in selections if pick != "in_turn" or s.candidate == candidate] or [""]
         said: dict[_Said, list[str]] = {}
-        kinds = dict.fromkeys(selection.kind for selection in selections)
-        if registry.points[point].pick == "in_turn":  # who has no turn has it with no kind
-            kinds = {s.kind: None for s in selections if s.candidate == candidate} or dict.fromkeys(
-                [""] if kinds else []
-            )
-        for kind in kinds:
+        for kind in dict.fromkeys(mine if selections else needs or ()):
             turns = [selection for selection in selections if kind in (selection.kind, "")]
-            asks = {selection.kind: selection.need for selection in turns}
+            asks = {s.kind: s.need for s in turns} if needs is None or turns else {kind: needs[kind]}
             said.setdefault(_said(registry, candidate, card, turns, asks), []).append(kind)
-        for kind, need in (needs or {}).items() if not selections else ():
-            said.setdefault(_idle(registry, candidate, card, {kind: need}), []).append(kind)
-        said = said or {("unused", (_NONE_AT_WORK,)): []}
-        for (verdict, reasons), named in said.items():
-            outcomes.append(Outcome(candidate, card.priority, verdict, tuple(filter(None, named)), reasons))
+        for (verdict, reasons), kinds in (said or {("unused", (_NONE_AT_WORK,)): []}).items():
+            outcomes.append(Outcome(candidate, card.priority, verdict, tuple(filter(None, kinds)), reasons))
     for candidate in registry.outdated(point):
         outcomes.append(Outcome(candidate, None, "outdated", (), (f"it {registry.why_outdated(candidate)}",)))
     outcomes += [Outcome(c, None, "denied", (), (registry.why_denied(c),)) for c in only(registry.denied, point)]
@@ -144,57 +139,50 @@ def _said(
     turns: Sequence[Selection[Any]],
     asks: Mapping[str, Any],
 ) -> _Said:
-    """What is said of one candidate where these drivers are at work, in the order of their turns.
+    """What is said of one candidate.
 
     Args:
-        asks: what they were asked.
+        turns: the drivers at work, in the order of their turns.
+        asks: what they were asked, or would be.
     """
-    first, pick = turns[0], registry.points[candidate.point].pick
-    place = next((index for index, selection in enumerate(turns) if selection.candidate == candidate), None)
-    if place is not None:
-        reason = turns[place].reason
-        if pick == "in_turn":
-            before = _names(turns[:place]) + (" refuses" if place == 1 else " refuse")
-            reason = f"gets what {before} ({reason})" if place else f"asked first ({reason})"
-        return "chosen", (reason, *_remarks(card, turns[place].need))
-    if pick == "by_architecture" and candidate.name not in (first.need.architecture, ANY_ARCHITECTURE):
+    point = registry.points[candidate.point]
+    for place, selection in enumerate(turns):
+        if selection.candidate == candidate:
+            reason = selection.reason
+            if point.pick == "in_turn":
+                before = _names(turns[:place]) + (" refuses" if place == 1 else " refuse")
+                reason = f"gets what {before} ({reason})" if place else f"asked first ({reason})"
+            return "chosen", (reason, *_remarks(card, selection.need))
+    by_architecture = turns and point.pick == "by_architecture"
+    if by_architecture and candidate.name not in (turns[0].need.architecture, ANY_ARCHITECTURE):
         return "unfit", ("it is for another architecture",)
-    if pick in ("ordered", "per_kind") and not PICKS[pick].served(card, asks):
+    if turns and point.pick in ("ordered", "per_kind") and not PICKS[point.pick].served(card, asks):
         return "unfit", ("not among what it serves",)
     verdict = next((v for selection in turns for v in selection.verdicts if v.candidate == candidate), None)
-    if refused := _refused(registry, candidate, card, asks, verdict):
-        return refused
-    if pick == "in_turn":
-        return "fits", (f"{_names(turns)} {'was' if len({s.candidate for s in turns}) == 1 else 'were'} asked for",)
-    if first.asked:
-        return "fits", (f"{_names([first])} was asked for",)
-    if candidate.name == ANY_ARCHITECTURE != first.candidate.name:
-        return "fits", (f"{_names([first])} is for this architecture alone, and comes before",)
-    if candidate.name == first.candidate.name:
-        return "fits", (f"that of {first.candidate.provenance} has priority {first.card.priority}",)
-    same = " and comes first by name" if card.priority == first.card.priority else ""
-    return "fits", (
-        f"{_names([first])} has {'the same priority' if same else f'priority {first.card.priority}'}{same}",
-    )
-
-
-def _idle(registry: Registry, candidate: Candidate, card: type[Card], asks: Mapping[str, Any]) -> _Said:
-    """What is said of one candidate where no driver of the point is at work."""
-    point = registry.points[candidate.point]
-    how = f"; name one with {point.option_flag}" if point.optional else ""
-    return _refused(registry, candidate, card, asks) or ("fits", (_NONE_AT_WORK + how,))
-
-
-def _refused(
-    registry: Registry, candidate: Candidate, card: type[Card], asks: Mapping[str, Any], verdict: Verdict | None = None
-) -> _Said | None:
-    """What is said of one that is broken or does not fit; without a verdict it is asked now."""
     if verdict is None:
-        pick = PICKS[registry.points[candidate.point].pick]
-        verdict = or_quarantine(registry, candidate, lambda: answer(pick, card, candidate, asks))
+        verdict = or_quarantine(registry, candidate, lambda: answer(PICKS[point.pick], card, candidate, asks))
     if (error := registry.quarantine.get(candidate)) is not None:
         return "broken", (error.found or str(error),)
-    return None if verdict.fit else ("unfit", verdict.reasons)
+    if not verdict.fit:
+        return "unfit", verdict.reasons
+    if not turns:
+        return "fits", (_NONE_AT_WORK + (f"; name one with {point.option_flag}" if point.optional else ""),)
+    return "fits", (_why_before(turns, candidate, card),)
+
+
+def _why_before(turns: Sequence[Selection[Any]], candidate: Candidate, card: type[Card]) -> str:
+    """Why others are at work and not this one, which would fit."""
+    first = turns[0]
+    who = _names(turns if POINTS[first.point].pick == "in_turn" else [first])
+    if first.asked or "," in who:
+        return f"{who} {'were' if ',' in who else 'was'} asked for"
+    if candidate.name == ANY_ARCHITECTURE != first.candidate.name:
+        return f"{who} is for this architecture alone, and comes before"
+    if candidate.name == first.candidate.name:
+        return f"that of {first.candidate.provenance} has priority {first.card.priority}"
+    if card.priority == first.card.priority:
+        return f"{who} has the same priority and comes first by name"
+    return f"{who} has priority {first.card.priority}"
 
 
 def _names(selections: Sequence[Selection[Any]]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from engine.types.errors import HookFailedError, RequestRefusedError
@@ -35,10 +37,11 @@ def sum_failures(several: Iterable[FailureCounts]) -> FailureCounts:
     return total.told()
 
 
+@dataclass(frozen=True, eq=False)
 class Implementation:
     """One plugin's implementation of one hook.
 
-    Args:
+    Attributes:
         hook: the hook's name.
         candidate: the plugin.
         function: what it implements it with.
@@ -46,16 +49,11 @@ class Implementation:
         failures: where its failures are counted.
     """
 
-    def __init__(
-        self,
-        hook: str,
-        candidate: Candidate,
-        function: Callable[..., Any],
-        arguments: Sequence[str],
-        failures: Failures,
-    ) -> None:
-        self.hook, self.candidate, self.function = hook, candidate, function
-        self.arguments, self.failures = tuple(arguments), failures
+    hook: str
+    candidate: Candidate
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+    failures: Failures
 
     @property
     def who(self) -> str:
@@ -97,7 +95,8 @@ class Observers:
 
     def __init__(self, all_: Iterable[Implementation], limit: int, on_silence: Callable[[], None]) -> None:
         self.listening = list(all_)
-        self._limit, self._on_silence = limit, on_silence
+        self._limit = limit
+        self._on_silence = on_silence
 
     def __call__(self, **values: Any) -> None:
         failed = [one for one in self.listening if not self._tell(one, values)]
@@ -204,3 +203,9 @@ def _text(one: Implementation, value: Any) -> str:
     if not isinstance(value, str):
         raise one.failed(TypeError(f"it returned {value!r:.80}, which is no text"))
     return value
+
+
+DECIDERS: Mapping[str, type[Checks | Chain | Filters | Wraps]] = MappingProxyType(
+    {"check": Checks, "chain": Chain, "filter": Filters, "wrap": Wraps}
+)
+"""By kind of hook; the kind "observing" has `Observers`."""

@@ -20,11 +20,13 @@ from typing import Any
 import pluggy
 
 from engine.plugin.candidate import Candidate
-from engine.plugin.discovery import Registry, duplicate
+from engine.plugin.discovery import Registry
 from engine.plugin.hints import did_you_mean
-from engine.plugin.hook_calls import Chain, Checks, Failures, Filters, Implementation, Observers, Wraps
+from engine.plugin.hook_calls import DECIDERS, Chain, Checks, Failures, Filters, Implementation, Observers, Wraps
 from engine.plugin.hookspecs import HOOKSPECS, facts_of
-from engine.plugin.options import HookOptions, build_hook_options, plain
+from engine.plugin.loading import load_entry_point
+from engine.plugin.options import HookOptions, build_options, plain
+from engine.plugin.points import HOOKS
 from engine.types.errors import ContractError, PluginError
 
 logger = logging.getLogger(__name__)
@@ -33,9 +35,6 @@ MAX_FAILURES = 10
 """An observing implementation that has raised this often is not called again."""
 
 Hook = Callable[..., None]
-
-_Decider = Checks | Chain | Filters | Wraps
-_DECIDERS: dict[str, type[_Decider]] = {"check": Checks, "chain": Chain, "filter": Filters, "wrap": Wraps}
 
 
 class HookRelay:
@@ -83,67 +82,51 @@ class HookRelay:
         options: HookOptions | None = None,
     ) -> None:
         self.process = process
-        self.plugins: tuple[Candidate, ...] = ()
-        self.failures: Failures = Failures()
+        self.failures = Failures()
         self._registry = registry
         self._options = options or {}
-        spec = HOOKSPECS[process]
-        names = _names(spec)
-        manager = pluggy.PluginManager("engine")
-        manager.add_hookspecs(spec)
-        loaded = self._register(manager, registry)
-        self.plugins = tuple(loaded.values())
-        for name in names:
-            setattr(self, name, self._resolve(name, manager, loaded, max_failures))
-
-    def __repr__(self) -> str:
-        heard = [name for name in _names(HOOKSPECS[self.process]) if getattr(self, name) is not None]
-        return f"HookRelay({self.process!r}, plugins={[c.name for c in self.plugins]}, heard={heard})"
-
-    def _register(self, manager: pluggy.PluginManager, registry: Registry) -> dict[str, Candidate]:
-        from engine.plugin.loading import load_entry_point
-
-        candidates = registry.candidates(f"hooks.{self.process}")
+        manager = _manager(process)
         loaded: dict[str, Candidate] = {}
-        for candidate in candidates:
-            same = [c for c in candidates if c.name == candidate.name]
-            if len(same) > 1:
-                raise duplicate(candidate.point, same)
+        for candidate in registry.candidates(f"{HOOKS}.{process}"):
+            registry.find(candidate.point, candidate.name)  # raises where two have that name
             try:
-                _register(manager, candidate, self._instance(candidate, load_entry_point(candidate)))
+                _register(manager, candidate, self._load(candidate))
             except PluginError as error:
-                self._quarantine(candidate, error)
-            except Exception as error:
-                self._quarantine(candidate, _contract(candidate, f"{type(error).__name__}: {error}", ""))
+                if plain(candidate.name) in self._options:
+                    raise
+                self.leave_out(candidate, error)
             else:
                 loaded[candidate.name] = candidate
-        return loaded
+        self.plugins = tuple(loaded.values())
+        for name in _names(process):
+            implementations = [
+                Implementation(name, loaded[impl.plugin_name], impl.function, tuple(impl.argnames), self.failures)
+                for impl in reversed(getattr(manager.hook, name).get_hookimpls())
+            ]
+            setattr(self, name, self._resolved(name, implementations, max_failures) if implementations else None)
 
-    def _instance(self, candidate: Candidate, plugin: Any) -> Any:
-        """A plugin that is a class as an object, built with its options where it has some."""
-        options = build_hook_options(candidate, plugin, self._options.get(plain(candidate.name), {}))
+    def __repr__(self) -> str:
+        heard = [name for name in _names(self.process) if getattr(self, name) is not None]
+        return f"HookRelay({self.process!r}, plugins={[c.name for c in self.plugins]}, heard={heard})"
+
+    def _load(self, candidate: Candidate) -> Any:
+        """What the entry point names; a class as an object, built with its options where it has some."""
+        plugin: Any = load_entry_point(candidate)
+        options = build_options(candidate, plugin, self._options.get(plain(candidate.name), {}))
         if not isinstance(plugin, type):
             return plugin
-        return plugin() if options is None else plugin(options)
+        try:
+            return plugin() if options is None else plugin(options)
+        except Exception as error:
+            raise _contract(candidate, f"{type(error).__name__}: {error}") from error
 
-    def _resolve(
-        self, name: str, manager: pluggy.PluginManager, loaded: dict[str, Candidate], max_failures: int
-    ) -> Observers | _Decider | None:
-        implementations = [
-            Implementation(name, loaded[impl.plugin_name], impl.function, impl.argnames, self.failures)
-            for impl in reversed(getattr(manager.hook, name).get_hookimpls())
-        ]
-        if not implementations:
-            return None
-        kind = facts_of(getattr(HOOKSPECS[self.process], name)).kind
-        if kind in _DECIDERS:
-            return _DECIDERS[kind](implementations)
+    def _resolved(
+        self, name: str, implementations: list[Implementation], max_failures: int
+    ) -> Observers | Checks | Chain | Filters | Wraps:
+        decider = DECIDERS.get(facts_of(getattr(HOOKSPECS[self.process], name)).kind)
+        if decider is not None:
+            return decider(implementations)
         return Observers(implementations, max_failures, lambda: setattr(self, name, None))
-
-    def _quarantine(self, candidate: Candidate, error: PluginError) -> None:
-        if plain(candidate.name) in self._options:
-            raise error
-        self.leave_out(candidate, error)
 
     def leave_out(self, candidate: Candidate, error: PluginError) -> None:
         """Put a broken plugin into quarantine, and say so."""
@@ -151,18 +134,22 @@ class HookRelay:
         logger.warning("a hook plugin is broken and left out: %s", error)
 
 
-def _names(spec: type) -> list[str]:
-    return [name for name in vars(spec) if not name.startswith("_")]
-
-
 def check_hooks_of(candidate: Candidate, plugin: object) -> None:
     """See whether a start would take a hook plugin, without building what is a class.
 
     Raises ContractError: it misspells a hook or its arguments, implements one of another process, or not by a function.
     """
+    _register(_manager(_process(candidate)), candidate, plugin)
+
+
+def _manager(process: str) -> pluggy.PluginManager:
     manager = pluggy.PluginManager("engine")
-    manager.add_hookspecs(HOOKSPECS[_process(candidate)])
-    _register(manager, candidate, plugin)
+    manager.add_hookspecs(HOOKSPECS[process])
+    return manager
+
+
+def _names(process: str) -> list[str]:
+    return [name for name in vars(HOOKSPECS[process]) if not name.startswith("_")]
 
 
 def _process(candidate: Candidate) -> str:
@@ -173,48 +160,43 @@ def _register(manager: pluggy.PluginManager, candidate: Candidate, plugin: objec
     """Enter a plugin. Raises ContractError, and leaves it out, where it is no implementation of the manager's hooks."""
     try:
         manager.register(plugin, name=candidate.name)
-        _refuse_what_is_no_plain_call(manager, plugin)
-        _refuse_misspelt(manager, candidate, plugin)
+        _check(manager, candidate, plugin)
     except Exception as error:
         if manager.has_plugin(candidate.name):
             manager.unregister(name=candidate.name)
         if isinstance(error, ContractError):
             raise
-        raise _contract(candidate, f"{type(error).__name__}: {error}", "") from error
+        raise _contract(candidate, f"{type(error).__name__}: {error}") from error
 
 
-def _refuse_misspelt(manager: pluggy.PluginManager, candidate: Candidate, plugin: object) -> None:
-    process = _process(candidate)
-    names = _names(HOOKSPECS[process])
-    hooks = {hook.name: hook for hook in manager.get_hookcallers(plugin) or ()}
-    unknown = [
-        name
-        for name, hook in hooks.items()
-        if not hook.has_spec() and any(i.plugin is plugin and not i.optionalhook for i in hook.get_hookimpls())
-    ]
-    if not unknown:
-        return
-    elsewhere = [p for p, spec in HOOKSPECS.items() if p != process and hasattr(spec, unknown[0])]
-    hint = did_you_mean(unknown[0], names) or f"the hooks of this process are: {', '.join(names)}"
-    if elsewhere:
-        hint = f"it is a hook of {elsewhere[0]}: register the plugin in engine.hooks.{elsewhere[0]}.v0"
-    found = f"it implements {', '.join(repr(u) for u in unknown)}, which is no hook of {process}"
-    raise _contract(candidate, found, hint)
-
-
-def _refuse_what_is_no_plain_call(manager: pluggy.PluginManager, plugin: object) -> None:
-    """Raise TypeError where the plugin wraps a hook, or implements one by a coroutine, which nobody would await."""
+def _check(manager: pluggy.PluginManager, candidate: Candidate, plugin: object) -> None:
+    """Raise ContractError where the plugin wraps a hook, implements one by a coroutine, which nobody would await, or
+    one that is no hook of this process."""
+    unknown: list[str] = []
     for hook in manager.get_hookcallers(plugin) or ():
         for implementation in hook.get_hookimpls():
             if implementation.plugin is not plugin:
                 continue
             if implementation.wrapper or implementation.hookwrapper:
-                raise TypeError(f"it wraps {hook.name}: hooks are resolved to plain calls and cannot be wrapped")
+                wraps = f"it wraps {hook.name}: hooks are resolved to plain calls and cannot be wrapped"
+                raise _contract(candidate, wraps)
             if inspect.iscoroutinefunction(implementation.function):
-                raise TypeError(f"its {hook.name} is a coroutine function: hooks are plain functions")
+                raise _contract(candidate, f"its {hook.name} is a coroutine function: hooks are plain functions")
+            if not hook.has_spec() and not implementation.optionalhook:
+                unknown.append(hook.name)
+    if not unknown:
+        return
+    process = _process(candidate)
+    elsewhere = [p for p, spec in HOOKSPECS.items() if p != process and hasattr(spec, unknown[0])]
+    names = _names(process)
+    hint = did_you_mean(unknown[0], names) or f"the hooks of this process are: {', '.join(names)}"
+    if elsewhere:
+        hint = f"it is a hook of {elsewhere[0]}: register the plugin in engine.hooks.{elsewhere[0]}.v0"
+    found = f"it implements {', '.join(map(repr, unknown))}, which is no hook of {process}"
+    raise _contract(candidate, found, hint)
 
 
-def _contract(candidate: Candidate, found: str, remedy: str) -> ContractError:
+def _contract(candidate: Candidate, found: str, remedy: str = "") -> ContractError:
     return ContractError(
         f"use plugin '{candidate.name}' for {candidate.point}",
         f"{found} ({candidate.value} of {candidate.provenance})",

@@ -46,7 +46,7 @@ def load_entry_point(candidate: Candidate) -> object:
         raise
     except BaseException as error:
         raise DriverImportError(
-            f"load {'driver' if candidate.point in POINTS else 'plugin'} '{candidate.name}' for {candidate.point}",
+            f"load {candidate.role} '{candidate.name}' for {candidate.point}",
             f"importing {candidate.value} of {candidate.provenance} raised {_cause(error)}",
             _import_remedy(error, candidate.value, candidate.distribution),
             **candidate.blame,

@@ -42,24 +42,34 @@ def validate_options(
     """
     given = dict(given or {})
     cards = dict(chosen)
-    known = {name for card in cards.values() for name in option_names(card)}
+    _check_names(point, "the chosen driver", cards, given)
+    return {candidate: build_options(candidate, card, given) for candidate, card in cards.items()}
+
+
+def _check_names(asked: str, what: str, owners: Mapping[Candidate, Any], given: Mapping[str, Any]) -> None:
+    """Raise OptionsError for an option that none of the owners (cards, classes of hook plugins) has."""
+    known = {name for owner in owners.values() for name in _option_names(owner)}
     for name, value in given.items():
-        if name not in known:
-            raise _unknown(point, name, value, cards, known)
-    return {
-        candidate: build_options(point, candidate, card, {k: v for k, v in given.items() if k in option_names(card)})
-        for candidate, card in cards.items()
-    }
+        if name in known:
+            continue
+        who = " and ".join(dict.fromkeys(f"'{candidate.name}' ({candidate.provenance})" for candidate in owners))
+        found, remedy = "takes no options", "leave the option out"
+        if known:
+            found = "has no such option"
+            remedy = did_you_mean(name, known) or "its options: " + ", ".join(sorted(known))
+        blame = next(iter(owners)).blame
+        raise OptionsError(f"set {asked}.{name} to {value!r}", f"{what} {who} {found}", remedy, **blame)
 
 
-def option_names(card: Any) -> set[str]:
+def _option_names(card: Any) -> set[str]:
     """The options of a card, or of a hook plugin's class."""
     options = getattr(card, "Options", None)
     return set() if options is None else set(options.model_fields)
 
 
-def build_options(point: str, candidate: Candidate, card: Any, given: Mapping[str, Any]) -> Any:
-    """An instance of the card's `Options`; None where it has none. Raises OptionsError for a bad value."""
+def build_options(candidate: Candidate, card: Any, given: Mapping[str, Any]) -> Any:
+    """An instance of the `Options` of a card, or of a hook plugin's class, from those of the given that it has; None
+    where it has none. Raises OptionsError for a bad value."""
     options = getattr(card, "Options", None)
     if options is None:
         return None
@@ -67,24 +77,18 @@ def build_options(point: str, candidate: Candidate, card: Any, given: Mapping[st
 
     try:
         fields = options.model_fields
-        return options.model_validate(
-            {
-                name: _chosen(fields[name].annotation, value) if name in fields else value
-                for name, value in given.items()
-            }
-        )
+        mine = {name: _chosen(fields[name].annotation, value) for name, value in given.items() if name in fields}
+        return options.model_validate(mine)
     except ValidationError as error:
         faults = []
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"])
             faults.append(f"{path or 'options'}: {fault['msg']} (given: {fault['input']!r})")
         refused = OptionsError(
-            f"set options of {'plugin' if point.startswith('hooks.') else 'driver'} '{candidate.name}' for {point}",
+            f"set options of {candidate.role} '{candidate.name}' for {candidate.point}",
             f"{candidate.provenance} says: " + "; ".join(faults),
             "its options: " + _listing(options),
-            point=point,
-            driver=candidate.name,
-            distribution=candidate.provenance,
+            **candidate.blame,
         )
         refused.options = tuple(str(fault["loc"][0]) for fault in error.errors() if fault["loc"])
         raise refused from error
@@ -102,25 +106,6 @@ def _chosen(annotation: Any, value: Any) -> Any:
     if not isinstance(value, str) or value in (choices := _choices(annotation)):
         return value
     return next((choice for choice in choices if str(choice).lower() == value.lower()), value)
-
-
-def _unknown(point: str, name: str, value: Any, cards: Mapping[Candidate, type[Card]], known: set[str]) -> OptionsError:
-    names = " and ".join(f"'{candidate.name}' ({candidate.provenance})" for candidate in cards)
-    if known:
-        found = f"the chosen driver {names} has no such option"
-        remedy = did_you_mean(name, known) or "its options: " + ", ".join(sorted(known))
-    else:
-        found = f"the chosen driver {names} takes no options"
-        remedy = "leave the option out, or choose the driver that it belongs to"
-    candidate = next(iter(cards))
-    return OptionsError(
-        f"set {point}.{name} to {value!r}",
-        found,
-        remedy,
-        point=point,
-        driver=candidate.name,
-        distribution=candidate.provenance,
-    )
 
 
 def _listing(options: type[BaseModel]) -> str:
@@ -157,50 +142,20 @@ def check_hook_options(registry: Registry, given: HookOptions) -> dict[str, dict
         OptionsError: it has no such option, or the value is bad.
     """
     for name, options in given.items():
-        plugins = [c for process in HOOK_PROCESSES for c in _plugins(registry, process, name)]
+        everyone = [c for process in HOOK_PROCESSES for c in registry.candidates(f"{HOOKS}.{process}")]
+        plugins = {c: load_entry_point(c) for c in everyone if plain(c.name) == plain(name)}
         if not plugins:
             for candidate in registry.denied:
                 if candidate.point.startswith(f"{HOOKS}.") and plain(candidate.name) == plain(name):
                     raise registry.denial(candidate)
-            raise _not_found(registry, name, options)
-        _check(name, plugins, options)
+            raise _not_found(everyone, name, options)
+        _check_names(f"{HOOKS}.{name}", "the hook plugin", plugins, options)
+        for candidate, plugin in plugins.items():
+            build_options(candidate, plugin, options)
     return {plain(name): dict(options) for name, options in given.items()}
 
 
-def _plugins(registry: Registry, process: str, name: str) -> list[Candidate]:
-    """The candidates of one process that options of this name are for."""
-    return [c for c in registry.candidates(f"{HOOKS}.{process}") if plain(c.name) == plain(name)]
-
-
-def build_hook_options(candidate: Candidate, plugin: Any, given: Mapping[str, Any]) -> Any:
-    """An instance of a plugin's `Options` from those of the given options that it has. Raises OptionsError."""
-    known = option_names(plugin)
-    return build_options(candidate.point, candidate, plugin, {k: v for k, v in given.items() if k in known})
-
-
-def _check(name: str, plugins: list[Candidate], options: Mapping[str, Any]) -> None:
-    loaded = {candidate: load_entry_point(candidate) for candidate in plugins}
-    known = {option for plugin in loaded.values() for option in option_names(plugin)}
-    for option, value in options.items():
-        if option not in known:
-            where = dict.fromkeys(candidate.provenance for candidate in plugins)
-            raise OptionsError(
-                f"set {HOOKS}.{name}.{option} to {value!r}",
-                f"the hook plugin '{plugins[0].name}' ({', '.join(where)}) "
-                + ("has no such option" if known else "takes no options"),
-                (did_you_mean(option, known) or "its options: " + ", ".join(sorted(known)))
-                if known
-                else "leave the option out",
-                point=plugins[0].point,
-                driver=plugins[0].name,
-                distribution=plugins[0].provenance,
-            )
-    for candidate, plugin in loaded.items():
-        build_hook_options(candidate, plugin, options)
-
-
-def _not_found(registry: Registry, name: str, options: Mapping[str, Any]) -> DriverNotFoundError:
-    installed = [c for process in HOOK_PROCESSES for c in registry.candidates(f"{HOOKS}.{process}")]
+def _not_found(installed: Sequence[Candidate], name: str, options: Mapping[str, Any]) -> DriverNotFoundError:
     names = {plain(c.name) for c in installed}
     listing = ", ".join(dict.fromkeys(f"{c.name} ({c.provenance})" for c in installed)) or "none"
     return DriverNotFoundError(

@@ -94,6 +94,7 @@ class StepInputBuffers:
         num_rows, num_tokens: R and T.
         tokens_per_row: where all rows have the same number, those after a row's own tokens being padding; else 0.
         inputs: for `Ops.prepare_inputs`.
+        kv_index: int64 [T]; the batches'. Without padding behind a row's tokens these are the positions themselves.
         batches: one for each KV group, then for each that keeps nothing. Their host arrays change from step to step.
         query_start_loc_host, seq_lens_bound: these host arrays: numpy int32 [R + 1] and [R].
         header_host: int32 numpy [4, R + 1 or more]: slot_of_row, num_computed, seq_lens and query_start_loc as they go.
@@ -104,6 +105,7 @@ class StepInputBuffers:
     num_tokens: int
     tokens_per_row: int
     inputs: StepInputs
+    kv_index: torch.Tensor
     batches: tuple[AttentionBatch, ...]
     query_start_loc_host: np.ndarray
     seq_lens_bound: np.ndarray
@@ -151,6 +153,7 @@ class StepBuffers:
         self._counts = np.arange(max_rows + 1, dtype=np.int32)
         self._token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
+        self._kv_index = torch.zeros_like(self._positions)
         self._block_tables = tuple(
             torch.full((max_rows, table.shape[1]), NULL_PAGE, dtype=torch.int32, device=device)
             for table in tables.tables.blocks
@@ -179,6 +182,8 @@ class StepBuffers:
             block_tables=tuple(table[:num_rows] for table in self._block_tables),
             slot_mappings=tuple(mapping[:num_tokens] for mapping in self._slot_mappings),
         )
+        # Queries are contiguous: a token's position is its key's place. Those that pad a row have none.
+        kv_index = self._kv_index[:num_tokens] if tokens_per_row > 1 else inputs.positions
         seq_lens_bound, query_start_loc_host = header_host[2, :num_rows], header_host[3, : num_rows + 1]
         caches = [
             *zip(inputs.block_tables, inputs.slot_mappings, strict=True),
@@ -195,7 +200,7 @@ class StepBuffers:
                 seq_lens_bound=seq_lens_bound,
                 block_table=block_table,
                 slot_mapping=slot_mapping,
-                kv_index=inputs.positions,  # queries are contiguous: a token's position is its key's place
+                kv_index=kv_index,
                 bounds_are_exact=True,  # both are sent from here
             )
             for block_table, slot_mapping in caches
@@ -208,6 +213,7 @@ class StepBuffers:
             num_tokens,
             tokens_per_row,
             inputs,
+            kv_index,
             batches,
             query_start_loc_host,
             seq_lens_bound,

@@ -1,8 +1,8 @@
 """Capturing steps before anything is served: whether it can be done, for which steps, and on what they are tried.
 
 A captured step's rows all have the same number of tokens. A row with fewer drafts is padded: the tokens behind its own
-are computed in vain, on ids that nobody wrote, at positions that the row has not reached. They write their keys to the
-null page, none of the row's own queries sees them, and they draw nothing.
+are computed in vain, on ids that nobody wrote, at positions that the row has not reached. They see no key and write
+theirs to the null page, none of the row's own queries sees them, and they draw nothing.
 """
 
 from __future__ import annotations
@@ -179,6 +179,7 @@ class DecodeTrial:
         inputs = frame.inputs
         self._send(tokens.reshape(-1).astype(np.int32), inputs.token_ids)
         self._send(positions.reshape(-1), inputs.positions)
+        self._send(positions.reshape(-1), frame.kv_index)
         caches = zip(groups, pages, inputs.block_tables, inputs.slot_mappings, strict=True)
         for group, page, block_table, slot_mapping in caches:
             table = page[:, np.minimum(np.arange(block_table.shape[1]), blocks - 1)]

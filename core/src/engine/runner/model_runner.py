@@ -362,9 +362,13 @@ class ModelRunner:
         sent = self._buffers.fill(step.frame, plan, places, drawing.select(each), padding_of(plan, each), entries)
         if entries:
             self._slots.place(sent.blocks, [len(new.slot) for new in blocks])
-        self._ops.prepare_inputs(self._slots.tables, step.frame.inputs)
+        inputs = step.frame.inputs
+        self._ops.prepare_inputs(self._slots.tables, inputs)
+        if each > 1:
+            step.frame.kv_index.copy_(inputs.positions)
         if len(sent.padding):  # where the row's next pages would be, others' may be by now: its table is not to be read
-            for slot_mapping in step.frame.inputs.slot_mappings:
+            step.frame.kv_index.index_fill_(0, sent.padding, -1)
+            for slot_mapping in inputs.slot_mappings:
                 slot_mapping.index_fill_(0, sent.padding, NULL_PAGE)
         if self._token_types is not None:
             step.token_types = self._token_types.fill(plan, step.frame.num_tokens)

@@ -40,7 +40,7 @@ public:
     }
 
 private:
-    // The keys that a token sees, of its row of n tokens of which it is the t-th.
+    // The keys that a token sees, of its row of n tokens of which it is the t-th; none where its kv_index is -1.
     void look(std::size_t token, std::int64_t t, std::int64_t n, QueryRow& row) const {
         const std::int64_t last = a_.kv_index != nullptr ? a_.kv_index[token] : n - 1;
         row.begin = a_.window ? std::max<std::int64_t>(0, last - a_.window + 1) : 0;
@@ -65,7 +65,8 @@ private:
             QueryRow seen{};
             for (std::int64_t t = 0; t < n; ++t) {
                 look(static_cast<std::size_t>(first + t), t, n, seen);
-                row.begin = t ? std::min(row.begin, seen.begin) : seen.begin;
+                if (seen.begin >= seen.end) continue;
+                row.begin = row.end ? std::min(row.begin, seen.begin) : seen.begin;
                 row.end = std::max(row.end, seen.end);
             }
             constexpr auto step = static_cast<std::int64_t>(STEP);
@@ -156,7 +157,8 @@ private:
             row.slope = a_.slopes != nullptr ? a_.slopes[q_head] * LOG2E : 0.0f;
             tile.take_query(i - begin, static_cast<const Operand*>(a_.q) + (first + t) * a_.q_stride +
                                            q_head * a_.q_head_stride);
-            from = i == begin ? row.begin : std::min(from, row.begin);
+            if (row.begin >= row.end) continue;
+            from = to ? std::min(from, row.begin) : row.begin;
             to = std::max(to, row.end);
         }
         return {from, to};
@@ -235,10 +237,10 @@ private:
             }
             T* out = static_cast<T*>(a_.out) + (token * num_heads + q_head) * size;
             const float* values = sums.values + (i - begin) * tile.stride();
-            const Vec inverse = splat(factor / total);
+            const float inverse = total == 0.0f ? 0.0f : factor / total;  // 0: it sees nothing, and its values are 0
             std::size_t j = 0;
-            for (; j + Vec::WIDTH <= size; j += Vec::WIDTH) store(out + j, Vec::load(values + j) * inverse);
-            for (; j < size; ++j) out[j] = narrow<T>(values[j] * (factor / total));
+            for (; j + Vec::WIDTH <= size; j += Vec::WIDTH) store(out + j, Vec::load(values + j) * splat(inverse));
+            for (; j < size; ++j) out[j] = narrow<T>(values[j] * inverse);
             if (a_.lse != nullptr) a_.lse[token * num_heads + q_head] = (top + std::log2(total)) / LOG2E;
         }
     }

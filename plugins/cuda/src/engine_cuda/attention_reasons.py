@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.interfaces.attention import AttentionNeed
-from engine_cuda.gpu import machine
+from engine_cuda.machine import machine
 
 FP8 = "float8_e4m3fn"
 FIRST = (8, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_cuda.gpu import machine
+from engine_cuda.machine import machine
 from engine_cuda.platform_cuda.reasons import why_not
 
 

@@ -14,6 +14,7 @@ import engine
 from engine.embedding import AsyncLLM
 from engine_server import errors
 from engine_server.config import ServerConfig
+from engine_server.direct import Direct
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import Lifecycle
 from engine_server.metrics.gathering import Snapshot
@@ -21,7 +22,7 @@ from engine_server.middleware import MOST, BodyLimit, Gate, RequestIds
 from engine_server.plugins import ServerView, add_routes, describe_keys, wrap
 from engine_server.responses.store import Background, OwnResponses, Responses, ResponseStore
 from engine_server.state import Others, ServerState
-from engine_server.stream import CLIENT_GONE, ClientGone, Direct
+from engine_server.stream import CLIENT_GONE, ClientGone
 
 
 class Shared(NamedTuple):

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from starlette.responses import Response
+from starlette.types import Scope
 from typing_extensions import TypeAliasType
 
 from engine.plugin.hints import did_you_mean
@@ -74,18 +75,22 @@ class JSON(Response):
 
 
 class JSONRequest(Request):
-    """A request whose JSON is read strictly, and once; what is large, in a thread."""
-
-    _data: Any = None
+    """A request whose JSON is read strictly, and once, by whoever asks first; what is large, in a thread."""
 
     async def json(self) -> Any:
         """The body's data. Raises json.JSONDecodeError."""
-        if self._data is None:
-            content = await self.body()
-            self._data = loads(content) if len(content) < LARGE else await asyncio.to_thread(loads, content)
-        return self._data
+        if _DATA not in self.scope:
+            await read_json(self.scope, await self.body())
+        return self.scope[_DATA]
 
 
+async def read_json(scope: Scope, content: bytes) -> Any:
+    """The data of a request's body, for each `JSONRequest` of it too. Raises json.JSONDecodeError."""
+    data = scope[_DATA] = loads(content) if len(content) < LARGE else await asyncio.to_thread(loads, content)
+    return data
+
+
+_DATA = "engine.json"
 MAX_METADATA = 16
 """The most pairs."""
 

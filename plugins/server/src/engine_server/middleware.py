@@ -21,10 +21,11 @@ from engine.process.logs import REQUEST_ID
 from engine_server.bodies import LARGE
 from engine_server.errors import APIError, refuse, speaks_anthropic
 from engine_server.lifecycle import ACCESS_LOG, ENDED_AS, Lifecycle, Phase
-from engine_server.stream import OWN_SEND
 
 HEADER = b"x-request-id"
 ANTHROPIC_HEADER = b"request-id"
+OWN_SEND = "own_send"
+"""In the state of a request with a body: the `send` that the server gives to the middleware of plugins."""
 LONGEST_LABEL = 256
 """Characters of the client's own user that are logged."""
 _BEGUN = "answer_begun"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -121,54 +118,15 @@ State = Annotated[ServerState, Depends(state_of)]
 
 
 class JSONRoute(APIRoute):
-    """A route whose body is read by `JSONRequest`.
-
-    A coroutine function `(body, request, state) -> Response`, or one of fewer of these, gets them without FastAPI's
-    resolution of dependencies, which is half of the framework's time. A body that does not fit goes that way too, and
-    is refused in its words.
-    """
+    """A route whose body is read by `JSONRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         resolve = super().get_route_handler()
-        model, names = self._body_model(), inspect.signature(self.endpoint).parameters.keys()
 
         async def handle(request: Request) -> Response:
-            request = JSONRequest(request.scope, request.receive)
-            if model is None or not _declares_json(request):
-                return await resolve(request)
-            try:
-                body = model.model_validate(await request.json())
-            except (json.JSONDecodeError, ValidationError):
-                return await resolve(request)
-            asked = {"body": body, "request": request, "state": request.app.state.server}
-            response: Response = await self.endpoint(**{name: asked[name] for name in names})
-            return response
+            return await resolve(JSONRequest(request.scope, request.receive))
 
         return handle
-
-    def _body_model(self) -> type[BaseModel] | None:
-        """None for a route that asks for more than a body, the request and the state, or for no body, or that answers
-        with something that FastAPI makes a response of."""
-        parameters = inspect.signature(self.endpoint).parameters
-        names, known = parameters.keys(), {"request": Request, "state": State}
-        if self.dependencies or not inspect.iscoroutinefunction(self.endpoint) or names - {"body"} - known.keys():
-            return None
-        if any(parameter.default is not parameter.empty for parameter in parameters.values()):
-            return None  # `Depends(...)`, or another way to read the body
-        try:
-            hints = get_type_hints(self.endpoint, include_extras=True)
-        except (NameError, TypeError):  # what cannot be resolved, and a partial function, are FastAPI's to read
-            return None
-        if any(hints.get(name) != known[name] for name in names & known.keys()):
-            return None
-        model, answer = hints.get("body"), hints.get("return")
-        if not (inspect.isclass(model) and issubclass(model, BaseModel)):
-            return None
-        return model if inspect.isclass(answer) and issubclass(answer, Response) else None
-
-
-def _declares_json(request: Request) -> bool:
-    return request.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
 
 
 def add_routes(app: FastAPI, hooks: HookRelay, server: ServerView) -> None:
@@ -187,16 +145,8 @@ def add_routes(app: FastAPI, hooks: HookRelay, server: ServerView) -> None:
         else:
             app.router.routes += router.routes  # an included router would be asked twice for every request
             server.pages |= pages
-    app.router.routes.sort(key=_turn)
-
-
-def _turn(route: BaseRoute) -> int:
-    """When a route is asked whether a request is its own: first those that may stream, as somebody waits for the first
-    token; last those with parameters in their path, which alone may take what is another's."""
-    if not isinstance(route, Route) or "{" in route.path:
-        return 2
-    answer = route.responses.get(200, {}) if isinstance(route, APIRoute) else {}
-    return 0 if "text/event-stream" in answer.get("content", ()) else 1
+    # Last, those with parameters in their path, which alone may take what is another's.
+    app.router.routes.sort(key=lambda route: not isinstance(route, Route) or "{" in route.path)
 
 
 def _pages(router: APIRouter) -> set[str]:

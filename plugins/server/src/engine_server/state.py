@@ -69,8 +69,10 @@ class ServerState:
             )
         return self.model_names[0] if name is None else name
 
-    def check_queue(self) -> None:
-        """Raises a 429 APIError where as many sequences wait as may. An engine with a free place takes any request."""
+    def admit(self, name: str | None) -> str:
+        """The name to answer with, for what is to be queued, before any work on it. Raises as `check_model`, and a 429
+        APIError where as many sequences wait as may. An engine with a free place takes any request."""
+        name = self.check_model(name)
         if (waiting := self.engine.queue_length) >= self.settings.max_queue:
             raise APIError(
                 429,
@@ -79,6 +81,7 @@ class ServerState:
                 code="queue_full",
                 headers={"Retry-After": str(QUEUE_RETRY_SECONDS)},
             )
+        return name
 
 
 async def state_of(request: Request) -> ServerState:

@@ -1,7 +1,7 @@
 """Answers that come bit by bit, as server-sent events; and what happens where the client goes away before their end.
 
-The events of one request take the one way around the framework: what the engine tells is written to the connection at
-once, where nobody stands between.
+The events of one request take the way around the framework (`engine_server.direct`): what the engine tells is written
+to the connection at once, where nobody stands between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import orjson
 from fastapi import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from engine.embedding import RequestStream
 from engine.types.outputs import RequestOutput
@@ -33,9 +33,10 @@ CLIENT_GONE = 499
 DONE = b"data: [DONE]\n\n"
 EXTENSION = "engine.write_body"
 """ASGI extension: the connection's `WriteBody` for this request's answer."""
-OWN_SEND = "own_send"
-"""In the state of a request with a body: the `send` that the server gives to the middleware of plugins."""
-_WRITE_BODY, _SEND = "write_body", "direct_send"
+WRITE_BODY = "write_body"
+"""In a request's state: the connection's `WriteBody`, where nothing is in the way."""
+DIRECT_SEND = "direct_send"
+"""In a request's state: the `send` outside of the framework."""
 
 
 # -- a client that goes away -------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ class EventStream(Response):
                 source.close()
 
     async def _stream(self, scope: Scope, send: Send) -> None:
-        send_body: Send = scope.get("state", {}).get(_SEND, send)
+        send_body: Send = scope.get("state", {}).get(DIRECT_SEND, send)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with contextlib.aclosing(self._events) as events:
@@ -214,7 +215,7 @@ class TokenStream(EventStream):
         self._source = stream
 
     async def _stream(self, scope: Scope, send: Send) -> None:
-        write: WriteBody | None = scope.get("state", {}).get(_WRITE_BODY)
+        write: WriteBody | None = scope.get("state", {}).get(WRITE_BODY)
         if write is not None:  # else behind a plugin's middleware, which may change a body, or in a server not ours
             self._source.sink = functools.partial(write, self._told)
         await super()._stream(scope, send)
@@ -228,35 +229,3 @@ class TokenStream(EventStream):
                 yield told
         if closing := events.closing():
             yield closing
-
-
-class Direct:
-    """ASGI middleware around a framework whose own layers have nothing to do with the parts of a body: a stream finds
-    the way around them, and to the connection itself where nobody in between has put a `send` of his own. The
-    framework sees a request when its body is there.
-
-    Args:
-        app: the framework's.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; see ASGI."""
-        state = scope.setdefault("state", {})
-        state[_SEND] = send
-        if (own := state.get(OWN_SEND)) is None:  # a request without a body
-            return await self._app(scope, receive, send)
-        if own is send:
-            state[_WRITE_BODY] = scope.get("extensions", {}).get(EXTENSION)
-        first: Message | None = await receive()
-        if first is None or first["type"] == "http.disconnect":  # the client has left, or the body was refused
-            return
-
-        async def replayed() -> Message:
-            nonlocal first
-            message, first = first, None
-            return await receive() if message is None else message
-
-        await self._app(scope, replayed, send)

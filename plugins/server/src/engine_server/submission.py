@@ -57,6 +57,7 @@ async def generate(
     """As `submit`, to generate from each prompt alike. Where the body says `stream`, the outputs hold only what is new;
     else one comes at the end. Raises a 400 APIError, too, where the completions are too many."""
     if (completions := len(prompts) * params.num_sequences) > MAX_COMPLETIONS:
+        params.verify()  # what it refuses, it refuses in better words
         raise APIError(
             400,
             f"{len(prompts)} prompts of {params.num_sequences} completions each are {completions} completions; "
@@ -78,16 +79,14 @@ async def submit(
 ) -> list[RequestStream]:
     """Queue every prompt, or none: one that is refused takes the others back. Hooks are told of the HTTP `request`.
 
-    Raises a 429 APIError where the queue is full, and what `AsyncLLM.process` and `enqueue` raise.
+    Raises what `AsyncLLM.process` and `enqueue` raise.
     """
-    state.check_queue()
     engine = state.engine
     told = origin(request) if engine.told_of_requests else None
     processed = []
     for i, (prompt, one) in enumerate(zip(salted(prompts, request, state), params, strict=True)):
         name = identity if len(prompts) == 1 else f"{identity}-{i}"
         processed.append(await engine.process(prompt, one, name, body.priority, body.timeout, told))
-    state.check_queue()  # again: meanwhile others came
     streams: list[RequestStream] = []
     try:
         for ready in processed:

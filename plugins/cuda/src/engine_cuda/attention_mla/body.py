@@ -148,15 +148,16 @@ class TritonLatentAttentionBody:
         sums = out if lse is None else lse
         form = {
             "C": c, "BLOCK_C": width, "BLOCK_M": tiles.queries, "BLOCK_N": tiles.vectors, "LEAST": LEAST_SPLIT,
-            "RAGGED": launch.ragged, "LSE": lse is not None, "PAGE": layer.group.tokens_per_block,
+            "RAGGED": launch.ragged, "LSE": lse is not None,
         }  # fmt: skip
         rows = (launch.first_row, launch.num_rows, heads, launch.splits)
         out_strides = out.stride()[:2]
         latent_attention_kernel[(launch.blocks, launch.splits)](
             (q_latent, q_rope), cache,
-            (batch.block_table, batch.query_start_loc, batch.kv_index, batch.slot_mapping), out, sums, partial,
+            (batch.block_table, batch.query_start_loc, batch.kv_index), out, sums, partial,
             layer.scale * LOG2E, *rows, q_latent.stride()[:2] + q_rope.stride()[:2], cache.stride()[:2],
-            batch.block_table.stride(0), out_strides, lse_strides, P=p, BLOCK_P=_width(p), SPLIT=divided,
+            batch.block_table.stride(0), out_strides, lse_strides, P=p, BLOCK_P=_width(p),
+            PAGE=layer.group.tokens_per_block, SPLIT=divided,
             WIDEN=widens(q_latent.dtype, self._interpreted), **form,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
@@ -164,7 +165,7 @@ class TritonLatentAttentionBody:
             return
         columns = min(JOINED, width)
         join_kernel[(launch.blocks, tiles.queries, width // columns)](
-            (batch.query_start_loc, batch.kv_index, batch.slot_mapping), out, sums, partial, *rows, out_strides,
+            (batch.query_start_loc, batch.kv_index), out, sums, partial, *rows, out_strides,
             lse_strides, SPLITS=triton.next_power_of_2(launch.splits), BLOCK_COLUMNS=columns, **form, num_warps=1,
         )  # fmt: skip
 

@@ -53,15 +53,9 @@ def _place(block, query_start_loc, first_row, num_rows, heads, BLOCK_M: tl.const
 
 
 @triton.jit
-def _seen(kv_index, slot_mapping, token, mask_m, PAGE: tl.constexpr):
-    """The last place that each query sees; -1 for none.
-
-    A token that pads a row of fewer drafts stands on the null page, at a place that nobody wrote: what lies there must
-    not reach the row's own queries, whose tile it shares. It sees the row's first vector alone.
-    """
-    place = tl.load(kv_index + token, mask=mask_m, other=-1).to(tl.int32)
-    owned = tl.load(slot_mapping + token, mask=mask_m, other=0) >= PAGE
-    return tl.where(owned, place, tl.minimum(place, 0))
+def _seen(kv_index, token, mask_m):
+    """The last place that each query sees; -1 for none."""
+    return tl.load(kv_index + token, mask=mask_m, other=-1).to(tl.int32)
 
 
 @triton.jit
@@ -75,7 +69,7 @@ def _part(keys, num_splits, BLOCK_N: tl.constexpr, LEAST: tl.constexpr):
 def latent_attention_kernel(
     queries,  # [T, H, C] for the latents, [T, H, P] for the rotary keys
     cache,  # [pages, PAGE, C + P]
-    step,  # block table int32 [R, blocks], query_start_loc int32 [R + 1], kv_index int64 [T], slot_mapping int64 [T]
+    step,  # block table int32 [R, blocks], query_start_loc int32 [R + 1], kv_index int64 [T]
     out,  # [T, H, C]
     lse,  # float32 [T, H]
     partial,  # float32 [tiles * splits, BLOCK_M, BLOCK_C], and their lse [tiles * splits, BLOCK_M] in base 2
@@ -103,7 +97,7 @@ def latent_attention_kernel(
     WIDEN: tl.constexpr,  # compute in float32: the interpreter's bfloat16 is wrong
 ):
     """Program (tile of queries, split)."""
-    block_table, query_start_loc, kv_index, slot_mapping = step
+    block_table, query_start_loc, kv_index = step
     # The tiles at a prompt's end see most vectors: they go first, so that short ones fill the gaps.
     block = tl.num_programs(0) - 1 - tl.program_id(0) if RAGGED else tl.program_id(0)
     row, start, count, pair = _place(block, query_start_loc, first_row, num_rows, heads, BLOCK_M, RAGGED)
@@ -113,7 +107,7 @@ def latent_attention_kernel(
     mask_m = offs_m < count * heads
     token = start + offs_m // heads
     head = offs_m % heads
-    place = _seen(kv_index, slot_mapping, token, mask_m, PAGE)
+    place = _seen(kv_index, token, mask_m)
     keys = tl.max(place, 0) + 1
     begin = 0
     end = keys
@@ -163,9 +157,10 @@ def latent_attention_kernel(
         acc = tl.dot(p.to(latent.dtype), latent, acc * alpha[:, None], input_precision="ieee")
         m_i = m_ij
 
-    seen = l_i > 0
-    mean = acc / tl.where(seen, l_i, 1.0)[:, None]
-    logarithm = tl.where(seen, m_i + tl.log2(tl.where(seen, l_i, 1.0)), float("-inf"))
+    blind = l_i == 0  # of a NaN that it has seen there is a NaN in it
+    l_i = tl.where(blind, 1.0, l_i)
+    mean = acc / l_i[:, None]
+    logarithm = tl.where(blind, float("-inf"), m_i + tl.log2(l_i))
     if SPLIT:
         at = (block.to(tl.int64) * num_splits + tl.program_id(1)) * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(partial[0] + at[:, None] * BLOCK_C + offs_c[None, :], mean, mask=mask_c)
@@ -179,7 +174,7 @@ def latent_attention_kernel(
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "num_splits"])
 def join_kernel(
-    step,  # query_start_loc, kv_index, slot_mapping
+    step,  # query_start_loc, kv_index
     out,
     lse,
     partial,  # as `latent_attention_kernel` leaves them
@@ -191,7 +186,6 @@ def join_kernel(
     lse_strides,
     C: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LEAST: tl.constexpr,
@@ -201,7 +195,7 @@ def join_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """Program (tile of queries, pair in it, columns): the mean of the parts' means by the weight of each."""
-    query_start_loc, kv_index, slot_mapping = step
+    query_start_loc, kv_index = step
     means, mean_lse = partial
     block = tl.program_id(0)
     _row, start, count, pair = _place(block, query_start_loc, first_row, num_rows, heads, BLOCK_M, RAGGED)
@@ -209,7 +203,7 @@ def join_kernel(
     if mine >= count * heads:
         return
     offs_m = pair + tl.arange(0, BLOCK_M)
-    place = _seen(kv_index, slot_mapping, start + offs_m // heads, offs_m < count * heads, PAGE)
+    place = _seen(kv_index, start + offs_m // heads, offs_m < count * heads)
     keys = tl.max(place, 0) + 1
     part = _part(keys, num_splits, BLOCK_N, LEAST)
     parts = (keys + part - 1) // part
@@ -218,12 +212,15 @@ def join_kernel(
     offs_s = tl.arange(0, SPLITS)
     logarithms = tl.load(mean_lse + base + offs_s * BLOCK_M, mask=offs_s < parts, other=float("-inf"))
     m_i = tl.max(logarithms, 0)
-    l_i = tl.sum(tl.exp2(logarithms - m_i), 0)
+    shift = tl.where(m_i == float("-inf"), 0.0, m_i)  # a query that sees nothing
+    l_i = tl.sum(tl.exp2(logarithms - shift), 0)
+    blind = l_i == 0
+    l_i = tl.where(blind, 1.0, l_i)
     offs_c = tl.program_id(2) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     mean = tl.zeros([BLOCK_COLUMNS], tl.float32)
     for split in range(parts):
         at = base + split * BLOCK_M
-        weight = tl.exp2(tl.load(mean_lse + at) - m_i)
+        weight = tl.exp2(tl.load(mean_lse + at) - shift)
         values = tl.load(means + at * BLOCK_C + offs_c, mask=offs_c < C, other=0.0)
         mean += tl.where(weight > 0, weight, 0.0) * tl.where(weight > 0, values, 0.0)
     token = (start + mine // heads).to(tl.int64)
@@ -231,7 +228,8 @@ def join_kernel(
     out_ptrs = out + token * out_strides[0] + head * out_strides[1]
     tl.store(out_ptrs + offs_c, (mean / l_i).to(out.dtype.element_ty), mask=offs_c < C)
     if LSE:
-        tl.store(lse + token * lse_strides[0] + head * lse_strides[1], (m_i + tl.log2(l_i)) * LN2)
+        logarithm = tl.where(blind, float("-inf"), (m_i + tl.log2(l_i)) * LN2)
+        tl.store(lse + token * lse_strides[0] + head * lse_strides[1], logarithm)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -203,7 +203,7 @@ class TritonAttentionBody:
             lse,
             q,
             (k, v),
-            (batch.block_table, work.items, batch.kv_index, batch.slot_mapping),
+            (batch.block_table, work.items, batch.kv_index),
             tuple(scratch),
             layer.sinks,
             layer.alibi_slopes,

@@ -47,13 +47,6 @@ def _work(rows, lengths, shape, CACHED: tl.constexpr):
     return start, count, units, (keys + tile - 1) // tile
 
 
-@triton.jit
-def is_own(slot_mapping, token, mask, PAGE: tl.constexpr):
-    """Whether tokens are of their rows. One that pads a row of fewer drafts writes to the null page and stands at a
-    place that nobody wrote: what lies there must not reach the row's other queries, so it sees nothing."""
-    return mask & (tl.load(slot_mapping + token, mask=mask, other=0) >= PAGE)
-
-
 COUNTS = ("num_rows", "num_tokens", "first_list", "bound_short", "bound_long")
 """Arguments that change from step to step: what is compiled is the same for all of them."""
 
@@ -61,7 +54,7 @@ COUNTS = ("num_rows", "num_tokens", "first_list", "bound_short", "bound_long")
 @triton.jit(do_not_specialize=COUNTS)
 def plan_kernel(
     items,  # int32 [bound_short + bound_long, FIELDS]
-    step,  # query_start_loc, seq_lens, kv_index, slot_mapping
+    step,  # query_start_loc, seq_lens, kv_index
     num_rows,
     num_tokens,
     window,  # 0: none
@@ -75,14 +68,13 @@ def plan_kernel(
     bound_long,
     CACHED: tl.constexpr,
     ONE: tl.constexpr,  # every row has one token
-    PAGE: tl.constexpr,
     BQ: tl.constexpr,  # a power of two, both of unit_queries at least
     ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
     """Program (r, i) writes the items of row r in list i: rows of up to unit_queries[0] tokens, and the longer ones."""
-    query_start_loc, seq_lens, kv_index, slot_mapping = step
+    query_start_loc, seq_lens, kv_index = step
     own = tl.program_id(0)
     is_long = tl.program_id(1) + first_list == 1
     bq = tl.where(is_long, unit_queries[1], unit_queries[0])
@@ -149,15 +141,14 @@ def plan_kernel(
             queries = tl.minimum(bq, start + count - token)
             if CACHED:
                 mask_q = (offs_q[None] < queries[:, None]) & (number >= 0)[:, None] & (own < num_rows)
-                if not ONE:
-                    mask_q = is_own(slot_mapping, token[:, None] + offs_q[None], mask_q, PAGE)
                 index = tl.load(kv_index + token[:, None] + offs_q[None], mask=mask_q, other=0).to(tl.int32)
                 highest = tl.max(tl.where(mask_q, index, -1), 1)
                 lowest = tl.min(tl.where(mask_q, index, 0x7FFFFFFF), 1)
-                last = highest + 1  # 0 for padding
+                last = highest + 1  # 0 for padding, and where no query sees anything
                 all_from, all_to = tl.zeros_like(last), lowest + 1
                 first = tl.zeros_like(last)
                 if window > 0:
+                    lowest = tl.min(tl.where(mask_q & (index >= 0), index, 0x7FFFFFFF), 1)
                     first = tl.minimum(last, tl.maximum(0, lowest - window + 1))
                     all_from = tl.maximum(0, highest - window + 1)
             else:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from engine_cuda.attention_triton.items import FIELDS, is_own
+from engine_cuda.attention_triton.items import FIELDS
 
 LOG2E = 1.4426950408889634
 
@@ -164,7 +164,7 @@ def attention_kernel(
     lse,  # float32 [T, Hq], or None
     q,  # [T, Hq, D]
     kv,  # keys and values: of the cache; without one, this step's
-    step,  # block table int32 [R, blocks], items int32 [n, FIELDS], kv_index int64 [T], slot_mapping int64 [T]
+    step,  # block table int32 [R, blocks], items int32 [n, FIELDS], kv_index int64 [T]
     scratch,  # see `_Scratch` of the body
     sinks,  # float32 [Hq], or None
     slopes,  # the same
@@ -185,7 +185,7 @@ def attention_kernel(
     PARTS: tl.constexpr = (GROUP + PACKED - 1) // PACKED
     HEADS: tl.constexpr = FORM.KV_HEADS * PARTS
     LOG2E: tl.constexpr = 1.4426950408889634
-    table, items, kv_index, slot_mapping = step
+    table, items, kv_index = step
     pid = tl.program_id(0)
     head, item = pid % HEADS, items + (pid // HEADS) * FORM.FIELDS
     kv_head, part = head // PARTS, head % PARTS
@@ -210,8 +210,7 @@ def attention_kernel(
     if FORM.WIDEN:
         queries = queries.to(tl.float32)
     if FORM.CACHED:
-        known = mask_m if FORM.ONE else is_own(slot_mapping, offs_t, mask_m, FORM.PAGE)
-        positions = tl.load(kv_index + offs_t, mask=known, other=-1).to(tl.int32)
+        positions = tl.load(kv_index + offs_t, mask=mask_m, other=-1).to(tl.int32)
     else:
         positions = tl.where(mask_m, token + query - base, -1)
     slope = tl.zeros((BLOCK_M,), tl.float32)
@@ -285,10 +284,10 @@ def attention_kernel(
             l_i = l_i * alpha + tl.exp2(sink - m_ij)
             acc = acc * alpha[:, None]
             m_i = m_ij
-        l_i = tl.where(m_i == float("-inf"), 1.0, l_i)  # padding sees nothing
+        l_i = tl.where(m_i == float("-inf"), 1.0, l_i)  # it sees nothing
         acc = acc / l_i[:, None]
         out_ptrs = out + offs_t * out_strides[0] + q_head * out_strides[1]
         tl.store(out_ptrs[:, None] + offs_d[None], acc.to(out.dtype.element_ty), mask=mask)
         if FORM.LSE:
-            logarithm = tl.where(m_i == float("-inf"), 0.0, (m_i + tl.log2(l_i)) / LOG2E)
+            logarithm = (m_i + tl.log2(l_i)) / LOG2E
             tl.store(lse + offs_t * lse_strides[0] + q_head * lse_strides[1], logarithm, mask=mask_m)

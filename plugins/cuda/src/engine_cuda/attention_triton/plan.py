@@ -77,7 +77,7 @@ class TritonPlan:
         one_each: every row has one token.
     """
 
-    __slots__ = ("_division", "_items", "_page", "_queries", "_window", "batch", "cached", "lists", "one_each")
+    __slots__ = ("_division", "_items", "_queries", "_window", "batch", "cached", "lists", "one_each")
 
     def __init__(self, batch: AttentionBatch, group: KVGroup, division: Division) -> None:
         rows, tokens = batch.num_rows, batch.num_tokens
@@ -85,7 +85,6 @@ class TritonPlan:
         self.one_each = rows == tokens
         self._division = division
         self._window = group.sliding_window or 0
-        self._page = group.tokens_per_block
         self._queries = short, long = division.queries(self.one_each)
         # A virtual row of padding tokens comes last.
         bound_short = rows + 1 + division.wave_short
@@ -124,7 +123,7 @@ class TritonPlan:
         short, long = division.short, division.long
         plan_kernel[(batch.num_rows + 2, len(self.lists))](
             self._items,
-            (batch.query_start_loc, batch.seq_lens, batch.kv_index, batch.slot_mapping),
+            (batch.query_start_loc, batch.seq_lens, batch.kv_index),
             batch.num_rows,
             batch.num_tokens,
             self._window,
@@ -138,7 +137,6 @@ class TritonPlan:
             bounds.get(True, 0),
             CACHED=self.cached,
             ONE=self.one_each,
-            PAGE=self._page,
             BQ=triton.next_power_of_2(max(work.queries for work in self.lists)),
             ROWS=ROWS,
             AT_ONCE=AT_ONCE,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from engine.interfaces.platform import PlatformCard, PlatformFacts, PlatformNeed
-from engine_cuda.gpu import machine
+from engine_cuda.machine import machine
 from engine_cuda.platform_cuda.reasons import dtypes_of, name_of, why_not
 
 

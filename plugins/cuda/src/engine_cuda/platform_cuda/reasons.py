@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine_cuda.gpu import Gpu, Gpus, Machine, TorchBuild
+from engine_cuda.gpu import Gpu, Gpus, TorchBuild
+from engine_cuda.machine import Machine
 
 LEAST = (7, 5)
 """Compute capability: below it neither torch's builds for CUDA 12.8 and later have kernels, nor Triton."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
 
 MAX_SCORES = 1 << 24
-"""Most scores that are held at once; longer rows are computed in chunks of queries."""
-MAX_SCORES = 1 << 24
 """Most scores that a prefill holds at once; longer ones are computed in chunks of queries."""
 
 
@@ -35,16 +33,28 @@ def scores_of(layer: AttentionLayer, queries: torch.Tensor, keys: torch.Tensor) 
 
 
 def weights_of(
-    scores: torch.Tensor, sinks: torch.Tensor | None, want_total: bool
+    scores: torch.Tensor, sinks: torch.Tensor | None, want_total: bool, blind: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """scores [..., S] -> (weights [..., S], where wanted logarithms of the sums of their exponentials [...]).
 
     sinks: of the shape [...], or one that broadcasts to it. A sink is one more score, whose weight goes to nobody.
+    blind: bool, likewise: where all scores are -inf, for a query that sees nothing. Its weights are 0.
     """
     if sinks is None:
-        return torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1) if want_total else None
+        total = torch.logsumexp(scores, dim=-1) if want_total else None
+        if blind is None:
+            return torch.softmax(scores, dim=-1), total
+        weights = torch.softmax(scores.masked_fill(blind.unsqueeze(-1), 0), dim=-1)
+        return weights.masked_fill_(blind.unsqueeze(-1), 0), total
     total = torch.logaddexp(torch.logsumexp(scores, dim=-1), sinks.to(scores.dtype))
     return torch.exp(scores - total.unsqueeze(-1)), total
+
+
+def see_nothing(out: torch.Tensor, lse: torch.Tensor | None, sinks: torch.Tensor | None) -> None:
+    """The results [n, Hq, D] and [n, Hq] of queries that see no key, but their heads' sinks where there are some."""
+    out.zero_()
+    if lse is not None:
+        lse[:] = -torch.inf if sinks is None else sinks.to(lse.dtype)
 
 
 def stored(keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,7 +186,8 @@ def _decode(
         scores.view(rows, -1, chunk.num_keys).masked_fill_(chunk.hidden.unsqueeze(1), -torch.inf)
         # Hidden keys have weight 0, but 0 * NaN would still spoil the sum.
         values.view(rows, heads, chunk.num_keys, size).masked_fill_(chunk.hidden[:, None, :, None], 0)
-    weights, total = weights_of(scores.view(rows, -1, chunk.num_keys), layer.sinks, lse is not None)
+    blind = None if chunk.blind is None else chunk.blind.unsqueeze(1)
+    weights, total = weights_of(scores.view(rows, -1, chunk.num_keys), layer.sinks, lse is not None, blind)
     out[chunk.start : chunk.stop] = torch.bmm(weights.view(scores.shape), values).view(rows, -1, size)
     if lse is not None and total is not None:
         lse[chunk.start : chunk.stop] = total
@@ -193,11 +204,18 @@ def _prefill(
     num_heads = q.shape[1]
     heads, size, window = layer.group.num_kv_heads, layer.group.head_size, layer.group.sliding_window
     per_block = layer.group.tokens_per_block
-    at_once = max(1, MAX_SCORES // (num_heads * len(row.table) * per_block))
+    at_once = max(1, MAX_SCORES // max(1, num_heads * len(row.table) * per_block))
     for start in range(row.start, row.stop, at_once):
         stop = min(start + at_once, row.stop)
         index = row.kv_index[start - row.start : stop - row.start]
         lowest, highest = (int(bound) for bound in index.aminmax())
+        blind = None
+        if highest < 0:
+            see_nothing(out[start:stop], None if lse is None else lse[start:stop], layer.sinks)
+            continue
+        if lowest < 0:
+            blind = index < 0
+            lowest = int(index[~blind].min())
         first_key = 0 if window is None else max(0, lowest - window + 1)
         first_block, last_block = first_key // per_block, highest // per_block
         pages = row.table[first_block : last_block + 1]
@@ -217,7 +235,7 @@ def _prefill(
             scores.sub_(layer.alibi_slopes.to(scores.dtype).view(-1, 1, 1) * (key - index.unsqueeze(1)).abs())
         scores.masked_fill_(hidden, -torch.inf)
         sinks = None if layer.sinks is None else layer.sinks.unsqueeze(1)
-        weights, total = weights_of(scores, sinks, lse is not None)
+        weights, total = weights_of(scores, sinks, lse is not None, blind)
         result = torch.bmm(weights.view(heads, -1, len(key)), values).view(heads, -1, stop - start, size)
         out[start:stop] = result.permute(2, 0, 1, 3).reshape(stop - start, num_heads, size)
         if lse is not None and total is not None:

@@ -14,14 +14,11 @@ import torch
 
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel
 from engine.types.kv import KVGroup
-from engine_reference.attention_torch.attention import scores_of, stored, weights_of
+from engine_reference.attention_torch.attention import MAX_SCORES, scores_of, see_nothing, stored, weights_of
 from engine_reference.attention_torch.plan import DecodeChunk, PrefillRow, TorchPlan
 
 if TYPE_CHECKING:
     from engine.interfaces.context import WorkerContext
-
-MAX_SCORES = 1 << 24
-"""Most scores that a prefill holds at once; longer ones are computed in chunks of queries."""
 
 
 class TorchLatentAttentionBody:
@@ -90,7 +87,8 @@ def _decode(
         scores.masked_fill_(chunk.hidden.unsqueeze(1), -torch.inf)
         # Hidden keys have weight 0, but 0 * NaN would still spoil the sum.
         vectors.masked_fill_(chunk.hidden.unsqueeze(2), 0)
-    weights, total = weights_of(scores, None, lse is not None)
+    blind = None if chunk.blind is None else chunk.blind.unsqueeze(1)
+    weights, total = weights_of(scores, None, lse is not None, blind)
     out[rows] = torch.bmm(weights, vectors[..., : out.shape[-1]])
     if lse is not None and total is not None:
         lse[rows] = total
@@ -105,18 +103,21 @@ def _prefill(
     lse: torch.Tensor | None,
 ) -> None:
     num_heads, per_block = q.shape[1], layer.group.tokens_per_block
-    at_once = max(1, MAX_SCORES // (num_heads * len(row.table) * per_block))
+    at_once = max(1, MAX_SCORES // max(1, num_heads * len(row.table) * per_block))
     for start in range(row.start, row.stop, at_once):
         stop = min(start + at_once, row.stop)
         index = row.kv_index[start - row.start : stop - row.start]
-        highest = int(index.max())
+        lowest, highest = (int(bound) for bound in index.aminmax())
+        if highest < 0:
+            see_nothing(out[start:stop], None if lse is None else lse[start:stop], None)
+            continue
         pages = row.table[: highest // per_block + 1]
         vectors = _gather(cache, pages, q.dtype).flatten(0, 1)[: highest + 1]
         # [heads * queries, C + P]: every head's queries against the same vectors
         queries = q[start:stop].transpose(0, 1).reshape(1, -1, q.shape[-1])
         scores = scores_of(layer, queries, vectors.unsqueeze(0)).view(num_heads, stop - start, highest + 1)
         scores.masked_fill_(torch.arange(highest + 1, device=q.device) > index.unsqueeze(1), -torch.inf)
-        weights, total = weights_of(scores, None, lse is not None)
+        weights, total = weights_of(scores, None, lse is not None, index < 0 if lowest < 0 else None)
         out[start:stop] = (weights @ vectors[:, : out.shape[-1]]).transpose(0, 1)
         if lse is not None and total is not None:
             lse[start:stop] = total.T

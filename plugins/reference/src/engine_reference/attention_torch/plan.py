@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine.interfaces.attention import AttentionBatch
-from engine.types.kv import KVGroup
+from engine.types.kv import NULL_PAGE, KVGroup
 
 MAX_GATHERED = 1 << 24
 """Most elements of K that one chunk of decode rows gathers: bounds the memory when one long row is among short ones."""
@@ -24,6 +24,7 @@ class DecodeChunk:
         pages: int32 [rows * num_blocks]; what to gather, row after row.
         num_blocks, num_keys: gathered for each row; keys past `num_keys` of the last block are dropped.
         hidden: bool [rows, num_keys], True where a gathered key is not seen; None where each row sees all of them.
+        blind: bool [rows], True for a row that sees none of them; None where there is none.
         distance: int64 [rows, num_keys]; from each gathered key to the query.
     """
 
@@ -33,6 +34,7 @@ class DecodeChunk:
     num_blocks: int
     num_keys: int
     hidden: torch.Tensor | None
+    blind: torch.Tensor | None
     distance: torch.Tensor
 
 
@@ -92,6 +94,7 @@ def _decode_chunks(batch: AttentionBatch, group: KVGroup) -> list[DecodeChunk]:
     blocks = (lengths + size - 1) // size
     if group.sliding_window is not None:
         blocks = np.minimum(blocks, (group.sliding_window + size - 2) // size + 1)
+    blocks = np.maximum(blocks, 1)  # a row without keys reads the null page, and sees nothing of it
     limit = max(1, MAX_GATHERED // (size * group.num_kv_heads * group.head_size))
     if int(blocks.max()) * batch.num_decodes <= limit:
         bounds = [0, batch.num_decodes]
@@ -112,7 +115,7 @@ def _decode_chunk(batch: AttentionBatch, group: KVGroup, start: int, stop: int, 
     num_keys = num_blocks * size
     first_block: torch.Tensor | None = None
     if window is None:
-        num_keys = int(batch.seq_lens_bound[start:stop].max())
+        num_keys = max(1, int(batch.seq_lens_bound[start:stop].max()))
         key = torch.arange(num_keys, device=table.device)
         hidden = key > last_key
     else:
@@ -120,7 +123,9 @@ def _decode_chunk(batch: AttentionBatch, group: KVGroup, start: int, stop: int, 
         first_block = torch.div(first_key, size, rounding_mode="floor")
         key = torch.arange(num_keys, device=table.device) + first_block * size
         hidden = (key > last_key) | (key < first_key)
-    all_seen = hidden.device.type == "cpu" and not bool(hidden.any())  # elsewhere asking would wait for the device
+    # Elsewhere than on the CPU asking would wait for the device.
+    all_seen = hidden.device.type == "cpu" and not bool(hidden.any())
+    blind = None if hidden.device.type == "cpu" and bool((last_key >= 0).all()) else last_key[:, 0] < 0
     if all_seen and first_block is None:
         pages = table[:, :num_blocks]
     else:
@@ -129,9 +134,19 @@ def _decode_chunk(batch: AttentionBatch, group: KVGroup, start: int, stop: int, 
         block = torch.arange(num_blocks, device=table.device)
         if first_block is not None:
             block = block + first_block
-        pages = table.gather(1, torch.minimum(block, torch.div(last_key, size, rounding_mode="floor")))
+        block = torch.minimum(block, torch.div(last_key, size, rounding_mode="floor"))
+        pages = table.gather(1, block.clamp_(min=0))
+        if blind is not None:
+            pages.masked_fill_(blind.unsqueeze(1), NULL_PAGE)
     return DecodeChunk(
-        start, stop, pages.reshape(-1), num_blocks, num_keys, None if all_seen else hidden, (last_key - key).abs()
+        start,
+        stop,
+        pages.reshape(-1),
+        num_blocks,
+        num_keys,
+        None if all_seen else hidden,
+        blind,
+        (last_key - key).abs(),
     )
 
 

@@ -243,7 +243,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 async def messages(body: MessagesBody, request: Request, state: State) -> Response:
     """Answer a conversation, rendered by the model's chat template."""
-    model = state.check_model(body.model)
+    model = state.admit(body.model)
     note(request, None if body.metadata is None else body.metadata.user_id, cache_salt=body.cache_salt)
     params = body.sampling_params(state.engine.sampling_defaults)
     turn = await prepare(state, _said(body, state), params)

@@ -164,7 +164,7 @@ async def prepare(
         special_tokens_set: the request itself says whether special tokens are shown.
 
     Raises:
-        APIError: tools that the model cannot see, or that nobody can make sure of; a 429 where the queue is full.
+        APIError: tools that the model cannot see, or that nobody can make sure of.
         InvalidRequestError, TokenizerError: the messages are none, or the template refuses them.
     """
     tools = conversation.tools
@@ -172,7 +172,6 @@ async def prepare(
     grammars, answer = state.engine.plan.constraints, params.structured_outputs
     plan = plan_calls(tools, state.engine.tool_parser, grammars, answer)
     params = with_tools(params, plan, state, special_tokens_set)
-    state.check_queue()
     prompt = await render(state, conversation)
     end = prompt["prompt"][-PROMPT_END:]
     params = after_thoughts(params, state, end)

@@ -113,7 +113,7 @@ NewReader = Callable[[], ChatReader]
 
 async def chat_completions(body: ChatBody, request: Request, state: State) -> Response:
     """Answer a conversation, rendered by the model's chat template."""
-    model = state.check_model(body.model)
+    model = state.admit(body.model)
     if not body.messages:
         raise APIError(400, "messages is empty; send at least one", param="messages")
     check_roles(body.messages)

@@ -27,7 +27,7 @@ MAX_PROMPTS = 1024
 
 async def completions(body: CompletionBody, request: Request, state: State) -> Response:
     """Complete one or several prompts; choice `i * n + j` is completion j of prompt i."""
-    model = state.check_model(body.model)
+    model = state.admit(body.model)
     if body.echo and body.logprobs is not None:
         raise APIError(400, "logprobs with echo=true is not supported: prompt tokens are not scored", param="echo")
     note(request, body.user, cache_salt=body.cache_salt)

@@ -57,14 +57,14 @@ MAX_INPUTS = 2048
 
 async def embeddings(body: EmbeddingsBody, request: Request, state: State) -> Response:
     """A vector for each input."""
-    model = state.check_model(body.model)
+    model = state.admit(body.model)
     outputs = await _pool_inputs(state, request, body, "embd", body.params("embed"))
     return _vectors(body, _head(request, "embd", model), outputs, _embeddings)
 
 
 async def pooling(body: PoolBody, request: Request, state: State) -> Response:
     """What the model makes of each input: a vector, one for each of its tokens, or a number for each label."""
-    model = state.check_model(body.model)
+    model = state.admit(body.model)
     task = state.engine.plan.model.pooler.tasks[0] if body.task is None else body.task
     outputs = await _pool_inputs(state, request, body, "pooling", body.params(task))
     return _vectors(body, _head(request, "pooling", model), outputs, _pooled)
@@ -72,7 +72,7 @@ async def pooling(body: PoolBody, request: Request, state: State) -> Response:
 
 async def classify(body: ClassifyBody, request: Request, state: State) -> Response:
     """For each input a number for each label, and the label of the largest."""
-    model = state.check_model(body.model)
+    model = state.admit(body.model)
     params = PoolingParams(task="classify", use_activation=body.use_activation)
     outputs = await _pool_inputs(state, request, body, "classify", params)
     labels = state.engine.plan.model.config.get("id2label") or {}
@@ -86,7 +86,7 @@ async def classify(body: ClassifyBody, request: Request, state: State) -> Respon
 
 async def score(body: ScoreBody, request: Request, state: State) -> Response:
     """How well each pair of texts fits: one against one, one against several, or equally many."""
-    model = state.check_model(body.model)
+    model = state.admit(body.model)
     first, second = body.texts()
     _check_count(max(len(first), len(second)), "text_2")
     params = PoolingParams(use_activation=body.use_activation)
@@ -97,7 +97,7 @@ async def score(body: ScoreBody, request: Request, state: State) -> Response:
 
 async def rerank(body: RerankBody, request: Request, state: State) -> Response:
     """The documents that fit the query best, best first; of equal ones the first."""
-    model = state.check_model(body.model)
+    model = state.admit(body.model)
     texts = body.texts()
     _check_count(len(texts), "documents")
     params = PoolingParams(use_activation=body.use_activation)
@@ -156,7 +156,7 @@ async def _pool(
         prompts: at least one.
         params: one for each.
 
-    Raises a 429 APIError where the queue is full, and what `AsyncLLM.process` and `enqueue` raise.
+    Raises what `AsyncLLM.process` and `enqueue` raise.
     """
     note(request, body.user, cache_salt=body.cache_salt)
     for task in dict.fromkeys(one.task for one in params):

@@ -4,161 +4,89 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from engine.embedding import LoopListener
 from engine.process.child import Child
-from engine.process.run import FAILED
-from engine.types.errors import EngineDeadError, EngineError
-from engine.types.messages import Beat
-from engine.types.start import CoreStart
+from engine.types.errors import EngineError
 from engine_server.metrics.gathering import Snapshot, Told
-from engine_server.processes.channel import Channel, Handler
-
-ASK_SECONDS = 1.0
-"""Between a question and the next, at most; and how exactly silence is measured."""
-
-
-async def until_silent(ask: Callable[[], Awaitable[object]], seconds: float) -> bool:
-    """Ask again and again, until no answer comes for so many seconds: True; or until asking fails: False.
-
-    Silence is counted in the waits of this process, not by a clock: one that was itself stopped for a while, with all
-    others, takes nobody for hung.
-    """
-    pause = min(ASK_SECONDS, seconds / 4)
-    while True:
-        answer = asyncio.ensure_future(ask())
-        try:
-            silence = 0.0
-            while not answer.done():
-                if silence >= seconds:
-                    return True
-                await asyncio.wait((answer,), timeout=pause)
-                silence += pause
-            answer.result()
-        except EngineError:
-            return False
-        finally:
-            answer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, EngineError):
-                if answer.done():
-                    answer.exception()
-        await asyncio.sleep(pause)
-
-
-class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one needs; see `engine_server.processes.child`.
-
-    Args:
-        number: of the process, from 0 on; one that comes in a dead one's place has the same.
-        client: its number for the cores, which nobody had before.
-        core: what the cores were started with.
-        num_cores: how many they are.
-        config: the engine's settings as JSON, those that were set.
-        settings: the server's, likewise.
-        listener, channel: descriptors that it inherits: the listening socket's, and the one's to the first process.
-        asks_for_key: whether clients need one.
-        replaces: it comes in a dead one's place, beside others that serve: it listens when it can serve, and until then
-            no connection is given to it. Without that it listens at once, so that probes learn that the model loads.
-    """
-
-    number: int
-    client: int
-    core: CoreStart
-    num_cores: int
-    config: str
-    settings: str
-    listener: int
-    channel: int
-    asks_for_key: bool
-    replaces: bool = False
-
+from engine_server.processes.channel import ApiStart, Channel, Handler, Message
 
 MODULE = "engine_server.processes.child"
 ANSWER_SECONDS = 1.0
 """How long a process may take to tell what it has counted; then what it told last counts."""
 LEAVE_SECONDS = 2.0
-"""How long a process whose channel has ended gets to end too."""
+"""How long a process gets to leave."""
 
 
 class ApiProcess:
     """One of them: its process, its channel, and what it holds.
 
     Args:
-        number: from 0 on; one that comes in a dead one's place has the same.
-        client: its number for the cores.
+        start: what it is started with.
         handlers: of what it asks and tells, by name; each gets this object first.
-        on_end: called once, with this object, when it has gone.
+        silence: seconds without a sign of life after which it is ended.
+        on_end: called once, with this object, when it has gone by itself.
 
     Attributes:
         up: it is ready to serve.
-        error: why it could not start, where it said so.
+        error: why it has gone.
         held: by digest of API keys, its requests that are counted in.
         began: when it was started, by a clock that only grows.
-        hung_for: seconds of silence, where these were why it was killed.
+
+    Raises EngineDeadError where the system refuses to start it.
     """
 
     def __init__(
         self,
-        number: int,
-        client: int,
+        start: ApiStart,
         handlers: Mapping[str, Handler],
+        silence: float,
         on_end: Callable[[ApiProcess], None],
     ) -> None:
-        self.number = number
-        self.client = client
+        self.number = start.number
+        self.client = start.client
         self.up = asyncio.Event()
         self.error: EngineError | None = None
         self.held: Counter[bytes] = Counter()
         self.began = time.monotonic()
-        self.hung_for: float | None = None
-        self.last = Told(number, 0, 0, Snapshot())
-        self._gone = False
-        own = {name: self._bound(handler) for name, handler in handlers.items()}
-        self.channel = Channel(own, lambda: on_end(self))
-        self._child: Child[Beat] | None = None
+        self._on_end = on_end
+        what = f"API process {start.number}"
+        self._child: Child[Message] = Child(
+            MODULE, start, Message, what=what, silence=silence, pass_fds=(start.listener,)
+        )
+        self.last = Told(self.number, self.pid, 0, Snapshot())
+        self.channel = Channel({name: self._bound(one) for name, one in handlers.items()}, self._child.send)
+        self._ending = threading.Lock()  # whoever finds it dead, and whoever ends them all
+        self._listener = LoopListener[Message](self._child, asyncio.get_running_loop(), self._hear, self._died)
 
     def _bound(self, handler: Handler) -> Handler:
         return lambda *values: handler(self, *values)
 
-    async def start(self, make: Callable[[int], ApiStart], listener: int) -> None:
-        """Start the process; `make` is told the descriptor of its channel.
+    def _hear(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self.channel.hear(message)
 
-        Raises EngineDeadError where the system refuses.
-        """
-        what = f"API process {self.number}"
-        try:
-            ours, its = socket.socketpair()
-        except OSError as error:
-            raise EngineDeadError(f"start {what}", str(error), "the system's limits may say why") from error
-        with its:
-            self._child = Child(MODULE, make(its.fileno()), Beat, what=what, pass_fds=(its.fileno(), listener))
-        await self.channel.open(ours)
+    def _died(self, error: EngineError) -> None:
+        self.error = error
+        self.channel.end()
+        self._on_end(self)
 
     @property
     def pid(self) -> int:
         """Of its process."""
-        return 0 if self._child is None else self._child.pid
+        return self._child.pid
 
     def addresses(self, dp_rank: int, pid: int) -> tuple[str, str]:
         """Where it binds its sockets for a core; each core of a rank has others."""
-        assert self._child is not None
         place = f"{dp_rank}-{pid}"
         requests, outputs = (f"ipc://{self._child.directory}/{name}-{place}" for name in ("requests", "outputs"))
         return requests, outputs
-
-    async def watch(self, seconds: float) -> None:
-        """Ask it for signs of life, from when it is up until it has gone. Kill it where it gives none for `seconds`;
-        its channel then ends, as with any death."""
-        await self.up.wait()
-        if await until_silent(lambda: self.channel.ask("alive"), seconds) and not self._gone:
-            assert self._child is not None
-            self.hung_for = seconds
-            await asyncio.to_thread(self._child.kill)  # a process that is stopped heeds no other signal
 
     async def drain(self) -> int:
         """Tell it to leave in order. Returns how many requests it still has; 0 where it does not answer."""
@@ -171,7 +99,7 @@ class ApiProcess:
 
     async def told(self) -> Told:
         """What it has counted."""
-        if self.up.is_set() and not self._gone:
+        if self.up.is_set():
             with contextlib.suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     self.take(*await self.channel.ask("snapshot"))
@@ -182,16 +110,18 @@ class ApiProcess:
         found = Snapshot() if snapshot is None else msgspec.convert(snapshot, Snapshot, strict=False)
         self.last = Told(self.number, self.pid, active, found)
 
-    async def end(self, seconds: float) -> int:
-        """Wait until the process has ended, `seconds` at most, then end it. Returns its exit code. Idempotent."""
-        self._gone = True
-        child = self._child
-        code = 0
-        if child is not None:
-            await asyncio.to_thread(child.wait, seconds)
-            code = await asyncio.to_thread(child.end, 0)
-            if code == FAILED:
-                self.error = await asyncio.to_thread(child.death)
-            child.close()
-        self.channel.close()
-        return code
+    def hurry(self) -> None:
+        """Have it leave at once."""
+        self._child.ask_to_stop()
+
+    async def end(self, seconds: float) -> None:
+        """Wait until the process has ended, `seconds` at most, then end it. Idempotent."""
+        await asyncio.to_thread(self._end, seconds)
+        self.channel.end()
+
+    def _end(self, seconds: float) -> None:
+        with self._ending:
+            self._child.wait(seconds)
+            self._listener.stop()
+            self._child.end(0)
+            self._child.close()

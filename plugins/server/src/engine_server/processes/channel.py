@@ -1,144 +1,161 @@
-"""What the first process and an API process say to each other: questions with answers, and news, both ways.
-
-A stream socket that the API process inherits; frames are a length in 4 bytes (little-endian) and msgpack. What is sent
-is heard in the order in which it was sent.
-"""
+"""What the first process and an API process say to each other, by `engine.process`: questions with answers, and news,
+both ways. What is sent is heard in the order in which it was sent."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import itertools
 import logging
-import socket
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from engine.process import wire
 from engine.types.errors import EngineDeadError, EngineError, rebuild_error
+from engine.types.messages import Shutdown
+from engine.types.start import CoreStart
 
 log = logging.getLogger("engine.server")
 
 Handler = Callable[..., Any]
 """Takes what was sent; a coroutine's answer is sent when it has ended."""
 
-_ASK, _TELL, _ANSWER, _ERROR = range(4)
+
+class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that an API process is started with.
+
+    Args:
+        number: of the process, from 0 on; one that comes in a dead one's place has the same.
+        client: its number for the cores, which nobody had before.
+        core: what the cores were started with.
+        num_cores: how many they are.
+        config: the engine's settings as JSON, those that were set.
+        settings: the server's, likewise.
+        listener: the descriptor of the listening socket, which it inherits.
+        asks_for_key: whether clients need one.
+        replaces: it comes in a dead one's place, beside others that serve: it listens when it can serve, and until then
+            no connection is given to it. Without that it listens at once, so that probes learn that the model loads.
+    """
+
+    number: int
+    client: int
+    core: CoreStart
+    num_cores: int
+    config: str
+    settings: str
+    listener: int
+    asks_for_key: bool
+    replaces: bool = False
 
 
-class Channel(asyncio.Protocol):
+class Tell(msgspec.Struct, frozen=True, tag="tell"):
+    """News."""
+
+    name: str
+    values: Any
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """A question."""
+
+    number: int
+    name: str
+    values: Any
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """To the question of this number; the parts of an error in place of a value."""
+
+    number: int
+    value: Any = None
+    error: tuple[str, str, str, str] | None = None
+
+
+Message = Tell | Ask | Answer
+ToApiProcess = Tell | Ask | Answer | Shutdown
+
+
+class Channel:
     """One end. Belongs to one event loop.
 
     Args:
         handlers: by name, what hears the other end.
-        on_end: called once, when the other end has gone.
+        send: sends a message; never blocks.
     """
 
-    def __init__(self, handlers: Mapping[str, Handler], on_end: Callable[[], None]) -> None:
-        self._handlers, self._on_end = handlers, on_end
-        self._transport: asyncio.Transport | None = None
-        self._received = bytearray()
+    def __init__(self, handlers: Mapping[str, Handler], send: Callable[[Message], None]) -> None:
+        self._handlers = handlers
+        self._send = send
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._answering: set[asyncio.Task[None]] = set()
-        self._decode = msgspec.msgpack.Decoder(tuple[int, int, str, Any]).decode
-
-    async def open(self, end: socket.socket) -> None:
-        """Begin to hear, and to send."""
-        end.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
+        self._gone = False
 
     def tell(self, name: str, *values: Any) -> None:
-        """Send news; never blocks. What has gone hears nothing."""
-        self._send(_TELL, 0, name, values)
+        """Send news. What has gone hears nothing."""
+        if not self._gone:
+            self._send(Tell(name, values))
 
     async def ask(self, name: str, *values: Any) -> Any:
         """Send a question, and wait for its answer, as plain data.
 
         Raises what the other end's handler raised, if that was an EngineError; EngineDeadError where it has gone.
         """
+        if self._gone:
+            raise _gone()
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._send(_ASK, number, name, values)
+        self._send(Ask(number, name, values))
         try:
             return await answer
         finally:
             self._asked.pop(number, None)
 
-    def close(self) -> None:
-        """Send what waits, and end."""
-        if self._transport is not None:
-            self._transport.close()
-
-    # -- asyncio.Protocol ----------------------------------------------------------------------------------------------
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        while len(self._received) >= 4:
-            end = 4 + int.from_bytes(self._received[:4], "little")
-            if len(self._received) < end:
-                return
-            frame = bytes(self._received[4:end])
-            del self._received[:end]
-            self._take(*self._decode(frame))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+    def end(self) -> None:
+        """The other end has gone."""
+        self._gone = True
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(_gone())
         for task in self._answering:
             task.cancel()
-        self._on_end()
 
-    # ------------------------------------------------------------------------------------------------------------------
-    def _take(self, kind: int, number: int, name: str, values: Any) -> None:
-        if kind in (_ANSWER, _ERROR):
-            answer = self._asked.get(number)
+    def hear(self, message: Message) -> None:
+        """The other end has sent this."""
+        if isinstance(message, Answer):
+            answer = self._asked.get(message.number)
             if answer is not None and not answer.done():
-                if kind == _ANSWER:
-                    answer.set_result(values)
+                if message.error is None:
+                    answer.set_result(message.value)
                 else:
-                    answer.set_exception(rebuild_error(tuple(values)))
+                    answer.set_exception(rebuild_error(message.error))
             return
         try:
-            result = self._handlers[name](*values)
+            result = self._handlers[message.name](*message.values)
         except Exception as error:
-            return self._fail(kind, number, name, error)
+            return self._fail(message, error)
         if inspect.iscoroutine(result):
-            task = asyncio.get_running_loop().create_task(self._finish(kind, number, name, result))
+            task = asyncio.get_running_loop().create_task(self._finish(message, result))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
-        elif kind == _ASK:
-            self._send(_ANSWER, number, "", result)
+        elif isinstance(message, Ask):
+            self._send(Answer(message.number, result))
 
-    async def _finish(self, kind: int, number: int, name: str, work: Coroutine[Any, Any, Any]) -> None:
+    async def _finish(self, message: Tell | Ask, work: Coroutine[Any, Any, Any]) -> None:
         try:
             result = await work
         except Exception as error:
-            return self._fail(kind, number, name, error)
-        if kind == _ASK:
-            self._send(_ANSWER, number, "", result)
+            return self._fail(message, error)
+        if isinstance(message, Ask) and not self._gone:
+            self._send(Answer(message.number, result))
 
-    def _fail(self, kind: int, number: int, name: str, error: Exception) -> None:
+    def _fail(self, message: Tell | Ask, error: Exception) -> None:
         if not isinstance(error, EngineError):
-            log.error("%r between API processes failed", name, exc_info=error)
-            error = EngineError(f"{name} between API processes", f"{type(error).__name__}: {error}")
-        if kind == _ASK:
-            self._send(_ERROR, number, "", error.parts)
-
-    def _send(self, kind: int, number: int, name: str, values: Any) -> None:
-        if self._transport is None or self._transport.is_closing():
-            if (answer := self._asked.get(number)) is not None and kind == _ASK:
-                answer.set_exception(_gone())
-            return
-        data = wire.encode((kind, number, name, values))
-        with contextlib.suppress(OSError):
-            self._transport.write(len(data).to_bytes(4, "little") + data)
+            log.error("%r between API processes failed", message.name, exc_info=error)
+            error = EngineError(f"{message.name} between API processes", f"{type(error).__name__}: {error}")
+        if isinstance(message, Ask) and not self._gone:
+            self._send(Answer(message.number, error=error.parts))
 
 
 def _gone() -> EngineDeadError:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -21,24 +20,23 @@ import msgspec
 from engine.embedding import AsyncLLM, Attached, EngineConfig
 from engine.process import wire
 from engine.process.logs import log_as
-from engine.process.run import PARENT_DIED, Parent, run
+from engine.process.run import Parent, run
 from engine.types.errors import rebuild_error
-from engine.types.messages import Shutdown
+from engine.types.messages import Beat, Shutdown
 from engine_server.app import Shared
 from engine_server.certificate import CertificateWatch, tls_context
 from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey
 from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain, loop_factory, spare_the_collector
 from engine_server.metrics.gathering import Gathered, Snapshot, told_of
-from engine_server.processes.api_process import ApiStart
 from engine_server.processes.attached import AttachedCores, CorePlace
-from engine_server.processes.channel import Channel
+from engine_server.processes.channel import ApiStart, Channel, ToApiProcess
 from engine_server.processes.shared import SharedBackground, SharedKeys, SharedResponses
 from engine_server.uvicorn_server import Server, make_server
 
 SNAPSHOT_SECONDS = 1.0
-"""How often the first process is told of what was counted, where that is new: what a process had counted since it told
-last is lost when it dies."""
+"""How often the first process is told of what was counted, where that is new, or else that this one lives: what it had
+counted since it told last is lost when it dies."""
 
 
 class ApiServer:
@@ -48,8 +46,9 @@ class ApiServer:
         start: what it was started with.
     """
 
-    def __init__(self, start: ApiStart) -> None:
+    def __init__(self, start: ApiStart, parent: Parent[ToApiProcess]) -> None:
         self._start = start
+        self._parent = parent
         self._config = EngineConfig(**json.loads(start.config))
         self._settings = ServerConfig(**json.loads(start.settings))
         self._lifecycle = Lifecycle()
@@ -60,20 +59,20 @@ class ApiServer:
                 "died": lambda dp_rank, parts: self._cores.died(dp_rank, rebuild_error(tuple(parts))),
                 "serve": self._serve,
                 "drain": self._drain,
-                "stop": self._end_now,
                 "keys": lambda table: self._keys.replace(table),
-                "alive": lambda: None,
                 "snapshot": self._snapshot,
                 "cancel": lambda identity: self._background.cancel_here(identity),
                 "cache_reset": lambda: self._llm.forget_cached(),
             },
-            self._orphaned,
+            parent.send,
         )
         admin = AdminKey(self._settings.admin_key)
         self._admin = admin
         self._keys = SharedKeys(start.asks_for_key, admin, self._channel)
         self._background = SharedBackground(self._lifecycle, self._channel)
-        self._stop, self._stop_now, self._may_listen = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._may_listen = asyncio.Event()
         if not start.replaces:
             self._may_listen.set()
         self._counted: Callable[[], Snapshot] | None = None
@@ -89,7 +88,8 @@ class ApiServer:
         """Serve until told to leave; the exit code."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)  # this one alone; another comes in its place
-        await self._channel.open(socket.socket(fileno=self._start.channel))
+        loop.add_reader(self._parent.inbox.fileno(), self._hear)
+        self._hear()  # what came before is not told again
         attached = Attached(self._start.core, self._cores.connect, first=self._start.number == 0)
         self._llm = AsyncLLM(self._config, attached)
         with socket.socket(fileno=self._start.listener) as listener:
@@ -133,8 +133,6 @@ class ApiServer:
             self._channel.tell("snapshot", *self._snapshot())
             await asyncio.to_thread(self._llm.shutdown)
             await asyncio.gather(starting, return_exceptions=True)
-            self._channel.close()
-            await asyncio.sleep(0)
 
     async def _listen(self, listener: socket.socket) -> None:
         await self._may_listen.wait()
@@ -152,6 +150,14 @@ class ApiServer:
         self._channel.tell("cache_reset")
 
     # -- what the first process says -----------------------------------------------------------------------------------
+    def _hear(self) -> None:
+        """All that has come: the descriptor tells of news once."""
+        while (message := self._parent.receive(0)) is not None:
+            if isinstance(message, Shutdown):
+                self._end_now()
+            else:
+                self._channel.hear(message)
+
     def _serve(self) -> None:
         self._lifecycle.phase = Phase.SERVING
         self._may_listen.set()
@@ -167,10 +173,6 @@ class ApiServer:
         self._stop_now.set()
         with contextlib.suppress(AttributeError):  # it has not begun to serve
             self._server.force_exit = True
-
-    def _orphaned(self) -> None:
-        if not self._stop.is_set():
-            os._exit(PARENT_DIED)
 
     # ------------------------------------------------------------------------------------------------------------------
     def _count_for_others(self, counted: Callable[[], Snapshot]) -> None:
@@ -188,19 +190,21 @@ class ApiServer:
             if (now := wire.encode(told)) != before:
                 before = now
                 self._channel.tell("snapshot", *told)
+            else:
+                self._parent.send(Beat())
 
 
-def main(start: ApiStart, parent: Parent[Shutdown]) -> int:
+def main(start: ApiStart, parent: Parent[ToApiProcess]) -> int:
     """Serve; the process's exit code."""
     number = start.number
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s %(name)s [api {number}]: %(message)s")
     log_as(start.core.worker.log_format, api_worker=number)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        server = ApiServer(start)
+        server = ApiServer(start, parent)
         if server.writes_access_log:
             logging.getLogger(ACCESS_LOG).setLevel(logging.INFO)
         return runner.run(server.run())
 
 
 if __name__ == "__main__":
-    run("an API process", ApiStart, Shutdown, main)
+    run("an API process", ApiStart, ToApiProcess, main)

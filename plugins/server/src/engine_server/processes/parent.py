@@ -36,9 +36,10 @@ from engine_server.lifecycle import (
     say,
     statistics_writer,
 )
-from engine_server.metrics.gathering import Told, past
-from engine_server.processes.api_process import LEAVE_SECONDS, ApiProcess, ApiStart
+from engine_server.metrics.gathering import Snapshot, Told, past
+from engine_server.processes.api_process import LEAVE_SECONDS, ApiProcess
 from engine_server.processes.attached import CorePlace
+from engine_server.processes.channel import ApiStart
 from engine_server.processes.shared import KeptResponses
 from engine_server.responses.store import ResponseStore
 
@@ -98,8 +99,11 @@ class Parent:
         keys: KeyRing,
         early: Sequence[int],
     ) -> None:
-        self._config, self._settings, self._place = config, settings, place
-        self._keys, self._early = keys, early
+        self._config = config
+        self._settings = settings
+        self._place = place
+        self._keys = keys
+        self._early = early
         self._plan = plan = launch(config)
         self._cores = start_cores(plan)
         self._responses = KeptResponses(ResponseStore(settings.response_store_size, settings.response_store_time))
@@ -112,7 +116,8 @@ class Parent:
         self._pids = [0] * config.data_parallel_size  # of the cores that the API processes know to live
         self._dead: EngineError | None = None
         self._failed: EngineError | None = None
-        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- what `StatisticsLog` looks at ---------------------------------------------------------------------------------
@@ -159,7 +164,7 @@ class Parent:
     async def _start(self, stopped: asyncio.Future[Any]) -> bool:
         """Start everything, at once; False where a signal came first. Raises the first error."""
         for number in range(self._settings.api_workers):
-            await self._start_process(number)
+            self._start_process(number)
         standing = asyncio.ensure_future(asyncio.to_thread(self._cores.wait_ready))
         await asyncio.wait((standing, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not standing.done() or self._failed is not None:
@@ -189,7 +194,7 @@ class Parent:
                 say(f"finishing {active} requests, for {timeout:g} s at most; a second signal ends them at once")
         for process in processes:
             if not process.up.is_set() or self._dead is not None:
-                process.channel.tell("stop")
+                process.hurry()
         hurry = asyncio.ensure_future(self._hurry(processes))
         longest = timeout + 2 * FAREWELL_SECONDS + LEAVE_SECONDS if served else 0.0
         await asyncio.gather(*(process.end(longest) for process in processes))
@@ -200,7 +205,7 @@ class Parent:
     async def _hurry(self, processes: Sequence[ApiProcess]) -> None:
         await self._stop_now.wait()
         for process in processes:
-            process.channel.tell("stop")
+            process.hurry()
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -208,32 +213,25 @@ class Parent:
         self._stop.set()
 
     # -- API processes -------------------------------------------------------------------------------------------------
-    async def _start_process(self, number: int) -> None:
-        process = ApiProcess(number, next(self._clients), self._handlers(), self._on_end)
-        self._processes[number] = process
-        listener = _sharing(self._place.family, self._place.getsockname())
+    def _start_process(self, number: int) -> None:
         replaces = self._phase is Phase.SERVING
-        if not replaces:
-            listener.listen(BACKLOG)
-
-        def start(channel: int) -> ApiStart:
-            return ApiStart(
+        with _sharing(self._place.family, self._place.getsockname()) as listener:  # until the process has it
+            if not replaces:
+                listener.listen(BACKLOG)
+            start = ApiStart(
                 number=number,
-                client=process.client,
+                client=next(self._clients),
                 core=self._plan.start,
                 num_cores=self._config.data_parallel_size,
                 config=self._config.model_dump_json(exclude_unset=True),
                 settings=self._settings.model_dump_json(exclude_unset=True),
                 listener=listener.fileno(),
-                channel=channel,
                 asks_for_key=bool(self._keys),
                 replaces=replaces,
             )
-
-        with listener:  # the process has it by then
-            await process.start(start, listener.fileno())
+            process = ApiProcess(start, self._handlers(), self._settings.api_worker_timeout, self._on_end)
+        self._processes[number] = process
         process.channel.tell("keys", self._key_table())
-        self._keep(process.watch(self._settings.api_worker_timeout))
         for core in self._cores.states(look=False):
             if core.pid == self._pids[core.dp_rank]:
                 self._attach(process, core)
@@ -259,8 +257,8 @@ class Parent:
 
     def _attach(self, process: ApiProcess, core: CoreState) -> None:
         """Bring a process and a core together."""
-        if not process.pid:
-            return  # it could not be started; what is tried next in its place is told of the cores then
+        if process.error is not None:
+            return  # it has gone; what comes in its place is told of the cores then
         assert self._worker is not None
         requests, outputs = process.addresses(core.dp_rank, core.pid)
         self._cores.tell(Attach(process.client, requests, outputs), core.dp_rank)
@@ -274,7 +272,8 @@ class Parent:
             say(f"API process {process.number} serves again (process {process.pid})")
 
     def _on_end(self, process: ApiProcess) -> None:
-        self._keep(self._bury(process))
+        if self._phase is not Phase.DRAINING:
+            self._keep(self._bury(process))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Do it beside all else, until the end."""
@@ -284,27 +283,23 @@ class Parent:
 
     async def _bury(self, process: ApiProcess) -> None:
         """A process has gone: free what it held; start another in its place, if this is not the end."""
-        code = await process.end(LEAVE_SECONDS)
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        if process.hung_for is not None:
-            how = f"no sign of life for {process.hung_for:g} s (--api-worker-timeout), so it was ended"
+        await process.end(0)
         self._cores.tell(Detach(process.client))
         for digest, count in process.held.items():
             for _ in range(count):
                 self._usage_left(digest)
         process.held.clear()
         self._responses.died(process.number)
-        left = [process.last.snapshot] if self._past is None else [self._past.snapshot, process.last.snapshot]
+        last, process.last = process.last, Told(process.number, 0, 0, Snapshot())
+        left = [last.snapshot] if self._past is None else [self._past.snapshot, last.snapshot]
         self._past = Told(None, 0, 0, past(left))
         if self._phase is Phase.DRAINING:
             return
         if self._phase is Phase.STARTING:
-            self._failed = process.error or EngineDeadError(
-                f"start API process {process.number}", how, "its log says why"
-            )
+            self._failed = process.error
             return self._stop.set()
-        active = process.last.active
-        lost = f", and up to {active} requests with it" if active else ""
+        lost = f", and up to {last.active} requests with it" if last.active else ""
+        how = "" if process.error is None else process.error.found
         say(f"API process {process.number} (process {process.pid}) has died: {how}{lost}; another takes its place")
         await self._replace(process)
 
@@ -315,7 +310,7 @@ class Parent:
         await asyncio.sleep(self._pauses[number])
         while self._phase is Phase.SERVING:
             try:
-                return await self._start_process(number)
+                return self._start_process(number)
             except EngineError as error:
                 say(str(error))
                 await asyncio.sleep(LONGEST_PAUSE)

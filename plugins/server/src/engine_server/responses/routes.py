@@ -32,7 +32,7 @@ MAX_ITEMS = 100
 
 async def respond(body: ResponsesBody, request: Request, state: State) -> Response:
     """Answer a conversation, which may go on from a stored response."""
-    model = state.check_model(body.model)
+    model = state.admit(body.model)
     params = body.sampling_params(state.engine.sampling_defaults)
     note(request, body.user, body.safety_identifier, cache_salt=body.cache_salt)
     store = _store(body, state)

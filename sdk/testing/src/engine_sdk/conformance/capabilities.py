@@ -83,11 +83,13 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("logits soft cap", "soft_cap soft_cap_in_a_window"),
             Capability("attention sinks", "sinks"),
             Capability("ALiBi", "alibi"),
-            Capability("queries that are not contiguous (`kv_index`)", "kv_index what_lies_between_queries"),
+            Capability(
+                "queries that are not contiguous (`kv_index`)", "kv_index what_lies_between_queries what_sees_nothing"
+            ),
             Capability("bfloat16 KV cache under float32 queries", "narrower_cache"),
             Capability("fp8 KV cache", "fp8_cache what_some_queries_do_not_see_in_fp8"),
             Capability("large scores without overflow", "large_scores"),
-            Capability("log-sum-exp on demand (`lse`)", "lse_puts_parts_together without_lse"),
+            Capability("log-sum-exp on demand (`lse`)", "lse_puts_parts_together keys_on_several_ranks without_lse"),
             Capability("strided tensors, padded batches", "strided_tensors padding_rows padding_tokens"),
             Capability("plans refilled in place", "refilled_plan refilled_plan_of_prefills"),
             Capability("lengths known as bounds only (steps in flight)", "lengths_that_are_bounded_only"),
@@ -106,12 +108,13 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("latent attention: ragged batches of any form", "latent_ragged_batches"),
             Capability(
                 "latent attention: queries that are not contiguous (`kv_index`)",
-                "latent_kv_index latent_what_lies_between_queries",
+                "latent_kv_index latent_what_lies_between_queries latent_what_sees_nothing",
             ),
             Capability("latent attention: bfloat16 cache under float32 queries", "latent_narrower_cache"),
             Capability("latent attention: fp8 (e4m3) cache", "latent_fp8_cache"),
             Capability(
-                "latent attention: large scores, log-sum-exp on demand", "latent_large_scores latent_without_lse"
+                "latent attention: large scores, log-sum-exp on demand",
+                "latent_large_scores latent_keys_on_several_ranks latent_without_lse",
             ),
             Capability(
                 "latent attention: strided tensors, padded batches, bounded lengths",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from engine.interfaces.attention import (
     AttentionBackend,
@@ -17,15 +18,17 @@ from engine.interfaces.attention import (
     LayerCache,
 )
 from engine.types.kv import KVGroup
-from engine_sdk.conformance.attention.dense import Extras, dense, visible
+from engine_sdk.conformance.attention.dense import DenseResult, Extras, combined, dense, visible
+from engine_sdk.conformance.base import not_served
 
 Rows = Sequence[Sequence[int]]
-"""For each row the `kv_index` of its queries, ascending; the last one is the row's last key."""
+"""For each row the `kv_index` of its queries, ascending; the last one is the row's last key. -1 is a query that sees
+nothing, and whose key goes to the null page."""
 Keys = Sequence[tuple[int, int]]
 """(row, place) of some of the rows' keys."""
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 5e-3, "bfloat16": 3e-2}
 """Of the output, by the dtype of queries: relative, and absolute for values about 1."""
-LSE_TOLERANCE = {"float64": 1e-5, "float32": 3e-5, "float16": 5e-3, "bfloat16": 3e-2}
+LSE_TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "float16": 5e-3, "bfloat16": 3e-2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ class Form:
     def need(self, device: str, rows: Rows = ()) -> AttentionNeed:
         """What a driver is asked for; with "kv_index" where a row's queries are not contiguous."""
         features = {name for name, there in (("sinks", self.sinks), ("alibi", self.alibi)) if there}
-        gaps = any(list(row) != list(range(row[0], row[-1] + 1)) for row in rows if len(row))
+        gaps = any(row[0] < 0 or list(row) != list(range(row[0], row[-1] + 1)) for row in rows if len(row))
         return AttentionNeed(
             kind=self.kind,
             head_size=self.head_size,
@@ -93,6 +96,8 @@ class Case:
         width: columns of the block table; None: two more than are needed.
         strided: queries, keys and values are views of one projection, as models have them.
         lse: the need has this feature, and `forward` is asked for it.
+        share: (rank, ranks): of each row's keys, those whose place is rank modulo ranks are here, in their order, and
+            the form's window counts these.
     """
 
     def __init__(
@@ -110,19 +115,19 @@ class Case:
         width: int | None = None,
         strided: bool = False,
         lse: bool = True,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         assert not padding_rows or num_decodes == len(rows)
         self.form = form
         self.rows = rows
         self.device = device
-        self.need = form.need(device, rows)
+        self.need = form.need(device, rows if share[1] == 1 else [[-1]])
         self.lse = lse
         if lse:
             self.need = replace(self.need, features=self.need.features | {"lse"})
         self.random = np.random.default_rng(seed)
         self.dtype: torch.dtype = getattr(torch, form.dtype)
         self.kv_dtype: torch.dtype = getattr(torch, form.kv_dtype or form.dtype)
-        self.lengths = np.array([row[-1] + 1 for row in rows], np.int32)
         vectors = 1 if form.kind == "mla" else 2
         elements = vectors * form.num_kv_heads * tokens_per_block * form.head_size
         self.group = KVGroup(
@@ -153,6 +158,7 @@ class Case:
             alibi_slopes=None if slopes is None else slopes.to(device),
         )
         self._draw_values(strided, padding_rows + padding_tokens)
+        self._take_share(*share)
         self._lay_out_pages(tokens_per_block, width)
         self.batch = self._batch(num_decodes, padding_rows, padding_tokens, bound)
         self.history = self._history()
@@ -163,25 +169,42 @@ class Case:
         form = self.form
         self.k: list[np.ndarray] = []
         self.v: list[np.ndarray] = []
-        self.seen = [
-            visible(np.array(row), int(n), form.window) for row, n in zip(self.rows, self.lengths, strict=True)
-        ]
-        for row, seen in zip(self.rows, self.seen, strict=True):
-            unseen: np.ndarray = np.logical_not(seen.any(axis=0))
+        for row in self.rows:
             for values in (self.k, self.v):
-                drawn = self._round(self.random.normal(size=(seen.shape[1], form.num_kv_heads, form.head_size)))
-                drawn[unseen] = np.nan
-                values.append(drawn)
-            assert not unseen[list(row)].any()
+                drawn = self.random.normal(size=(row[-1] + 1, form.num_kv_heads, form.head_size))
+                values.append(self._round(drawn))
         heads, kv_heads = form.num_kv_heads * form.group_size, form.num_kv_heads
         self.num_real = sum(len(row) for row in self.rows)
         tokens = self.num_real + padding
         fused = self.random.normal(size=(tokens, heads + 2 * kv_heads, form.head_size))
         for part, values in ((slice(heads, heads + kv_heads), self.k), (slice(heads + kv_heads, None), self.v)):
-            fused[: self.num_real, part] = np.concatenate([x[list(r)] for x, r in zip(values, self.rows, strict=True)])
+            fused[: self.num_real, part] = self.new_of(values, fused[: self.num_real, part])
         whole = torch.from_numpy(fused).to(self.dtype).to(self.device)
         parts = torch.split(whole, [heads, kv_heads, kv_heads], dim=1)
         self.q, self.new_k, self.new_v = parts if strided else (part.contiguous() for part in parts)
+
+    def new_of(self, values: Sequence[np.ndarray], of_others: np.ndarray) -> np.ndarray:
+        """Of each row's keys or values those of this step's tokens.
+
+        of_others: [num_real, ...]; what a token has that has no place in its row.
+        """
+        places = np.array([place for row in self.rows for place in row])
+        taken = [x[[p for p in row if p >= 0]] for x, row in zip(values, self.rows, strict=True)]
+        found = of_others.copy()
+        found[places >= 0] = np.concatenate(taken)
+        return found
+
+    def _take_share(self, rank: int, ranks: int) -> None:
+        """Keep this rank's keys alone; what no query sees of them is NaN."""
+        self.k, self.v = ([values[rank::ranks].copy() for values in part] for part in (self.k, self.v))
+        self.lengths = np.array([len(keys) for keys in self.k], np.int32)
+        self.index = [(np.array(row) - rank) // ranks for row in self.rows]
+        self.is_here = [[place >= 0 and place % ranks == rank for place in row] for row in self.rows]
+        self.own = [[place // ranks for place in row if place >= 0 and place % ranks == rank] for row in self.rows]
+        self.seen = [visible(i, int(n), self.form.window) for i, n in zip(self.index, self.lengths, strict=True)]
+        for part in (self.k, self.v):
+            for values, seen in zip(part, self.seen, strict=True):
+                values[~seen.any(axis=0)] = np.nan
 
     def _round(self, values: np.ndarray) -> np.ndarray:
         """As they are stored."""
@@ -239,8 +262,11 @@ class Case:
 
     # -- batches -----------------------------------------------------------------------------------------------------
     def _batch(self, num_decodes: int, padding_rows: int, padding_tokens: int, bound: int) -> AttentionBatch:
-        slots = [slot for r, row in enumerate(self.rows) for slot in self._slots(r, row)]
-        index = [i for row in self.rows for i in row]
+        slots = []
+        for row, own in enumerate(self.own):
+            here = iter(self._slots(row, own))
+            slots += [next(here) if is_here else 0 for is_here in self.is_here[row]]
+        index = [int(i) for row in self.index for i in row]
         padding = [0] * (padding_rows + padding_tokens)
         lengths = np.append(self.lengths, np.ones(padding_rows, np.int32))
         table = np.concatenate([self.table, np.zeros((padding_rows, self.table.shape[1]), np.int32)])
@@ -252,8 +278,9 @@ class Case:
         """A step that wrote every position of every row before this one."""
         slots = [slot for r, n in enumerate(self.lengths) for slot in self._slots(r, range(n))]
         index = [i for n in self.lengths for i in range(n)]
-        counts = self.lengths.tolist()
-        return self._made(counts, 0, self.lengths, self.lengths.copy(), self.full_table, slots, index)
+        some = self.lengths > 0
+        lengths = self.lengths[some]
+        return self._made(lengths.tolist(), 0, lengths, lengths.copy(), self.full_table[some], slots, index)
 
     def _made(
         self,
@@ -290,8 +317,8 @@ class Case:
         tensors = []
         for values in (self.k, self.v):
             parts = [x.copy() for x in values]
-            for part, row in zip(parts, self.rows, strict=True):
-                part[list(row)] = np.nan
+            for part, own in zip(parts, self.own, strict=True):
+                part[own] = np.nan
             tensors.append(torch.from_numpy(np.concatenate(parts)).to(self.dtype).to(self.device))
         body.write(self.layer, tensors[0], tensors[1], cache, body.plan(self.history, self.group))
         return cache
@@ -311,7 +338,8 @@ class Case:
 
     def room_for_lse(self) -> torch.Tensor | None:
         """The second of `outputs`."""
-        return torch.full(self.q.shape[:2], torch.nan, device=self.device) if self.lse else None
+        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return torch.full(self.q.shape[:2], torch.nan, dtype=dtype, device=self.device) if self.lse else None
 
     def run(self, body: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor | None]:
         """out [T, Hq, D] and lse [T, Hq] of the driver."""
@@ -320,23 +348,23 @@ class Case:
         self.launch(body, cache, body.plan(self.batch, self.group), out, lse)
         return out, lse
 
+    def expected(self) -> DenseResult:
+        """The dense oracle's, of all real tokens."""
+        found, first = [], 0
+        for r, places in enumerate(self.index):
+            q = self.q[first : first + len(places)].double().cpu().numpy()
+            found.append(dense(q, self.k[r], self.v[r], places, self.seen[r], self.layer.scale, self.extras))
+            first += len(places)
+        return DenseResult(np.concatenate([one.out for one in found]), np.concatenate([one.lse for one in found]))
+
     def check(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Compare with the dense oracle; padding has to be finite, and nothing beside the layer's pages changed."""
-        outs, lses = [], []
-        first = 0
-        for r, row in enumerate(self.rows):
-            q = self.q[first : first + len(row)].double().cpu().numpy()
-            places = np.array(row)
-            found = dense(q, self.k[r], self.v[r], places, self.seen[r], self.layer.scale, self.extras)
-            outs.append(found.out)
-            lses.append(found.lse)
-            first += len(row)
         tolerance, real = TOLERANCE[self.form.dtype], self.num_real
-        got = out.double().cpu().numpy()
-        np.testing.assert_allclose(got[:real], np.concatenate(outs), rtol=tolerance, atol=tolerance, err_msg="out")
+        expected, got = self.expected(), out.double().cpu().numpy()
+        np.testing.assert_allclose(got[:real], expected.out, rtol=tolerance, atol=tolerance, err_msg="out")
         if lse is not None:
             near, got_lse = LSE_TOLERANCE[self.form.dtype], lse.double().cpu().numpy()
-            np.testing.assert_allclose(got_lse[:real], np.concatenate(lses), rtol=near, atol=near, err_msg="lse")
+            np.testing.assert_allclose(got_lse[:real], expected.lse, rtol=near, atol=near, err_msg="lse")
         assert np.isfinite(got[real:]).all(), "the output of padding tokens is not finite"
         if self.form.kind != "encoder":
             self._check_neighbours()
@@ -377,6 +405,27 @@ def check_unseen(make: Callable[[], Case], body: AttentionBackend, keys: Keys) -
         assert not seen.any(), f"a query that sees {what} gave numbers"
 
 
+def check_shares(make: Callable[..., Case], backend: Callable[[str], Any], form: Form) -> None:
+    """The results over parts of the keys, put together by lse, are those over all of them.
+
+    make: the step of a form, with the case's further arguments. backend: the body for a dtype.
+    """
+    whole = make(form)
+    if not whole.lse:
+        not_served("it gives no lse, by which results are put together")
+    for ranks in (2, 3):
+        parts = []
+        for rank in range(ranks):
+            window = None if form.window is None else form.window // ranks
+            part = make(replace(form, window=window), share=(rank, ranks))
+            out, lse = part.run(backend(form.dtype))
+            part.check(out, lse)
+            assert lse is not None
+            parts.append(DenseResult(out.double().cpu().numpy(), lse.double().cpu().numpy()))
+        found = combined(parts)
+        whole.check(torch.from_numpy(found.out), torch.from_numpy(found.lse))
+
+
 def whole_rows(
     form: Form, lengths: Sequence[int], device: str, seed: int = 0, padding: int = 0, lse: bool = True
 ) -> Case:
@@ -394,3 +443,26 @@ def whole_rows(
     batch = case.batch
     case.batch = replace(batch, block_table=batch.block_table[:, :0], slot_mapping=torch.zeros_like(batch.slot_mapping))
     return case
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, Any]:
+    """Decode rows, then rows of any number of queries, contiguous or not."""
+    decodes = [[n] for n in draw(st.lists(st.integers(0, 60), max_size=5))]
+    others: list[Sequence[int]] = []
+    for _ in range(draw(st.integers(0 if decodes else 1, 3))):
+        if draw(st.booleans()):
+            start = draw(st.integers(0, 40))
+            others.append(range(start, start + draw(st.integers(1, 20))))
+        else:
+            others.append(sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=8))))
+    rows = [*decodes, *others]
+    return {
+        "rows": rows,
+        "num_decodes": len(decodes),
+        "keys": [(row, draw(st.integers(0, places[-1]))) for row, places in enumerate(rows) if draw(st.booleans())],
+        "seed": draw(st.integers(0, 2**32)),
+        "padding_tokens": draw(st.sampled_from([0, 0, 3])),
+        "bound": draw(st.sampled_from([0, 0, 4])),
+        "strided": draw(st.booleans()),
+    }

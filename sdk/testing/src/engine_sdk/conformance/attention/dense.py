@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,17 +52,24 @@ def dense(
     if extras.sinks is not None:
         sink = np.broadcast_to(extras.sinks[:, None], (*scores.shape[:2], 1))
         scores, v = np.concatenate([scores, sink], axis=-1), np.concatenate([v, np.zeros_like(v[:1])])
-    top = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - top)
+    top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(top == -np.inf, 0, top))
     total = weights.sum(axis=-1, keepdims=True)
-    return DenseResult(np.einsum("nhs,shd->nhd", weights / total, v), (top + np.log(total))[..., 0])
+    blind = total == 0  # it sees nothing
+    lse = np.where(blind, -np.inf, top + np.log(np.where(blind, 1, total)))
+    return DenseResult(np.einsum("nhs,shd->nhd", weights / np.where(blind, 1, total), v), lse[..., 0])
+
+
+def combined(parts: Sequence[DenseResult]) -> DenseResult:
+    """The results over parts of the keys as one over all of them."""
+    lse = np.logaddexp.reduce([part.lse for part in parts])
+    return DenseResult(sum(np.exp(part.lse - lse)[..., None] * part.out for part in parts), lse)
 
 
 def visible(kv_index: np.ndarray, num_keys: int, window: int | None) -> np.ndarray:
-    """bool [n, num_keys]: which keys queries at kv_index [n] see; all of them where kv_index is negative."""
+    """bool [n, num_keys]: which keys queries at kv_index [n] see; none where that is -1."""
     key, index = np.arange(num_keys), kv_index[:, None]
     seen: np.ndarray = np.less_equal(key, index)
     if window is not None:
         seen &= key > index - window
-    everything: np.ndarray = np.logical_or(seen, index < 0)
-    return everything
+    return seen

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionCard
-from engine_sdk.conformance.attention.case import Form, Keys, Rows, check_unseen
+from engine_sdk.conformance.attention.case import Form, Keys, Rows, batches, check_shares, check_unseen
 from engine_sdk.conformance.attention.latent_case import LatentCase, latent_form
 from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
@@ -30,7 +30,7 @@ class LatentTests:
     @classmethod
     def latent_case(cls: Any, form: Form, rows: Rows, num_decodes: int, **how: Any) -> LatentCase:
         """A step of these rows; skipped with the card's reasons where it serves no such layer."""
-        need = form.need(cls.device, rows)
+        need = form.need(cls.device, rows if "share" not in how else [[-1]])
         cls.require(need)
         per_page = cast("type[AttentionCard]", cls.subject().card).tokens_per_page(need)
         lse = cls.gives_lse(need)
@@ -72,6 +72,22 @@ class LatentTests:
     def test_latent_kv_index(self) -> None:
         """At some of a row's places: a query sees the vectors up to its own place."""
         self.verify_latent(latent_form(), [[7], [0, 3, 4, 19], [12, 13, 40], range(5, 9)], 1)
+
+    def test_latent_what_sees_nothing(self) -> None:
+        """At kv_index -1: out is 0 and lse -inf; alone, and beside queries of the row that see vectors."""
+        for dtype in ("float64", "float32"):
+            form = latent_form(dtype=dtype)
+            if not cast(Any, self).subject().reasons(form.need(cast(Any, self).device, [[-1]])):
+                self.verify_latent(form, [[-1], [20], [-1], [-1, -1, 0, 1], [-1, -1], range(9, 30)], 3)
+                self.verify_latent(form, [[-1], [-1, -1]], 1)
+        cast(Any, self).require(latent_form().need(cast(Any, self).device, [[-1]]))
+
+    @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+    def test_latent_keys_on_several_ranks(self, dtype: str) -> None:
+        """Ranks that have each n-th vector of a row, and all its queries, put together by lse."""
+        rows: Rows = [[7], [0], [40], range(5), range(9, 30)]
+        make = functools.partial(self.latent_case, rows=rows, num_decodes=3)
+        check_shares(lambda form, **how: make(form, **how), cast(Any, self).backend, latent_form(dtype=dtype))
 
     def test_latent_views(self) -> None:
         """Queries, latents and rotated keys are views of wider tensors, as models cut them."""
@@ -137,6 +153,7 @@ class LatentTests:
         expected, lse = whole.run(body)
         whole.check(expected, lse)
         padded.batch.slot_mapping[[4, 5, 8]] = 0
+        padded.batch.kv_index[[4, 5, 8]] = -1
         out, total = padded.run(body)
         own = [0, 1, 2, 3, 6, 7]
         torch.testing.assert_close(out[own], expected[own], rtol=1e-5, atol=1e-5)
@@ -161,7 +178,8 @@ class LatentTests:
         self.unseen_latent(form, [[700], range(660, 700), range(2000, 2003)], 1, [(1, 672), (1, 699), (2, 2002)])
 
     def test_latent_what_lies_between_queries(self) -> None:
-        """Vectors between the places of a row's queries."""
+        """Vectors between the places of a row's queries; and one of many, where a row is divided."""
+        self.unseen_latent(latent_form(num_q_heads=2), [[1500], [3], [7]], 3, [(0, 5)])
         self.unseen_latent(latent_form(), [[7], [0, 3, 4, 19], [12, 13, 40]], 1, [(1, 2), (1, 10), (2, 30)])
 
     # -- plans -------------------------------------------------------------------------------------------------------
@@ -241,8 +259,6 @@ class LatentTests:
         @limited
         @given(st.data())
         def check(data: st.DataObject) -> None:
-            from engine_sdk.conformance.attention.suite import batches  # which imports this module
-
             form, batch = data.draw(latent_forms()), data.draw(batches())
             if me.subject().reasons(form.need(me.device, batch["rows"])):
                 form = latent_form()

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from engine_sdk.conformance.attention.case import Case, Form
-from engine_sdk.conformance.attention.dense import visible
 
 
 def latent_form(
@@ -32,20 +31,12 @@ class LatentCase(Case):
     def _draw_values(self, strided: bool, padding: int) -> None:
         form = self.form
         size, latent_size = form.head_size, form.head_size - form.rope_size
-        self.k = []
-        self.v = []
-        self.seen = [visible(np.array(row), int(n), None) for row, n in zip(self.rows, self.lengths, strict=True)]
-        for row, seen in zip(self.rows, self.seen, strict=True):
-            vectors = self._round(self.random.normal(size=(seen.shape[1], 1, size)))
-            unseen: np.ndarray = np.logical_not(seen.any(axis=0))
-            vectors[unseen] = np.nan
-            assert not unseen[list(row)].any()
-            self.k.append(vectors)
-            self.v.append(vectors[..., :latent_size])
+        self.k = [self._round(self.random.normal(size=(row[-1] + 1, 1, size))) for row in self.rows]
+        self.v = [vectors[..., :latent_size] for vectors in self.k]
         self.num_real = sum(len(row) for row in self.rows)
         tokens = self.num_real + padding
         new = self.random.normal(size=(tokens, size))
-        new[: self.num_real] = np.concatenate([x[list(r), 0] for x, r in zip(self.k, self.rows, strict=True)])
+        new[: self.num_real] = self.new_of([vectors[:, 0] for vectors in self.k], new[: self.num_real])
         self.new = torch.from_numpy(new).to(self.dtype).to(self.device)
         queries = self.random.normal(size=(tokens, form.group_size, size))
         self.q = torch.from_numpy(queries).to(self.dtype).to(self.device)
@@ -54,6 +45,10 @@ class LatentCase(Case):
         self.q_latent, self.q_rope, self.latent, self.rope_key = (
             part if strided else part.contiguous() for part in parts
         )
+
+    def _take_share(self, rank: int, ranks: int) -> None:
+        super()._take_share(rank, ranks)
+        self.v = [vectors[..., : self.form.head_size - self.form.rope_size] for vectors in self.k]
 
     def _spoil_token(self, token: int, value: float, values_alone: bool) -> None:
         self.latent[token] = value
@@ -68,8 +63,8 @@ class LatentCase(Case):
         """The layer's cache, with all that earlier steps left in it; this step's own places hold NaN."""
         cache = body.cache(self.need, self.group, self.pages)
         parts = [x[:, 0].copy() for x in self.k]
-        for part, row in zip(parts, self.rows, strict=True):
-            part[list(row)] = np.nan
+        for part, own in zip(parts, self.own, strict=True):
+            part[own] = np.nan
         vectors = torch.from_numpy(np.concatenate(parts)).to(self.dtype).to(self.device)
         sizes = [self.form.head_size - self.form.rope_size, self.form.rope_size]
         latent, rope_key = torch.split(vectors, sizes, dim=-1)

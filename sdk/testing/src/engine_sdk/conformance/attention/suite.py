@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
 from engine.interfaces.latent_attention import LatentAttentionBackend
 from engine.interfaces.platform import STREAM
-from engine_sdk.conformance.attention.case import TOLERANCE, Case, Form, Keys, Rows, check_unseen, whole_rows
+from engine_sdk.conformance.attention.case import (
+    TOLERANCE,
+    Case,
+    Form,
+    Keys,
+    Rows,
+    batches,
+    check_shares,
+    check_unseen,
+    whole_rows,
+)
 from engine_sdk.conformance.attention.latent import LatentTests, LatentThorough, copy_into
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import require_capture, worker_context
@@ -74,7 +84,7 @@ class AttentionConformance(LatentTests, Conformance):
     @classmethod
     def case(cls, form: Form, rows: Rows, num_decodes: int, **how: Any) -> Case:
         """A step of these rows; skipped with the card's reasons where it serves no such layer."""
-        need = form.need(cls.device, rows)
+        need = form.need(cls.device, rows if "share" not in how else [[-1]])
         cls.require(need)
         card = cast("type[AttentionCard]", cls.subject().card)
         per_page = card.tokens_per_page(need)
@@ -182,6 +192,26 @@ class AttentionConformance(LatentTests, Conformance):
         kind = "full" if window is None else "sliding"
         self.verify(Form(kind=kind, window=window), [[7], [0, 3, 4, 19], [12, 13, 40], range(5, 9)], 1)
 
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_what_sees_nothing(self, dtype: str) -> None:
+        """At kv_index -1: out is 0 and lse -inf, or the sink's score; alone, and beside queries that see keys."""
+        rows: Rows = [[-1], [20], [-1], [-1, -1, 0, 1], [-1, -1], range(9, 30)]
+        self.verify(Form(dtype=dtype), rows, 3)
+        self.verify(Form(dtype=dtype), [[-1], [-1]], 2)
+        self.verify(Form(dtype=dtype), [[-1], [-1, -1]], 1)
+        form = Form(dtype=dtype, kind="sliding", window=5, sinks=True)
+        if not self.subject().reasons(form.need(self.device, rows)):
+            self.verify(form, rows, 3)
+
+    @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+    @pytest.mark.parametrize("window", [None, 6])
+    def test_keys_on_several_ranks(self, window: int | None, dtype: str) -> None:
+        """Ranks that have each n-th key of a row, and all its queries: put together by lse, their results are those of
+        all keys. A query's own key may be another rank's."""
+        form = Form(kind="full" if window is None else "sliding", window=window, dtype=dtype)
+        rows: Rows = [[7], [0], [40], range(5), range(9, 30)]
+        check_shares(lambda form, **how: self.case(form, rows, 3, **how), self.backend, form)
+
     def test_strided_tensors(self) -> None:
         """Queries, keys and values are views of one projection, as models cut them."""
         self.verify(Form(), MIXED, 2, strided=True)
@@ -210,6 +240,7 @@ class AttentionConformance(LatentTests, Conformance):
         expected, lse = whole.run(body)
         whole.check(expected, lse)
         padded.batch.slot_mapping[[4, 5, 8]] = 0
+        padded.batch.kv_index[[4, 5, 8]] = -1
         out, total = padded.run(body)
         own, near = [0, 1, 2, 3, 6, 7], TOLERANCE[whole.form.dtype]
         torch.testing.assert_close(out[own], expected[own], rtol=near, atol=near)
@@ -472,26 +503,3 @@ def forms() -> st.SearchStrategy[Form]:
         alibi=st.sampled_from([False, False, True]),
         spare_bytes=st.sampled_from([0, 64]),
     )
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> dict[str, Any]:
-    """Decode rows, then rows of any number of queries, contiguous or not."""
-    decodes = [[n] for n in draw(st.lists(st.integers(0, 60), max_size=5))]
-    others: list[Sequence[int]] = []
-    for _ in range(draw(st.integers(0 if decodes else 1, 3))):
-        if draw(st.booleans()):
-            start = draw(st.integers(0, 40))
-            others.append(range(start, start + draw(st.integers(1, 20))))
-        else:
-            others.append(sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=8))))
-    rows = [*decodes, *others]
-    return {
-        "rows": rows,
-        "num_decodes": len(decodes),
-        "keys": [(row, draw(st.integers(0, places[-1]))) for row, places in enumerate(rows) if draw(st.booleans())],
-        "seed": draw(st.integers(0, 2**32)),
-        "padding_tokens": draw(st.sampled_from([0, 0, 3])),
-        "bound": draw(st.sampled_from([0, 0, 4])),
-        "strided": draw(st.booleans()),
-    }
