@@ -103,8 +103,8 @@ def _null_core_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
         help="drafts of each request in each step, half of which are accepted (default: 0)",
     )  # fmt: skip
     group.add_argument(
-        "--kv-groups", type=int, choices=(1, 2, 3), metavar="N",
-        help="1: full attention; 2: sliding windows too; 3: a drafter's layers too (default: 1)",
+        "--kv-tables", type=int, choices=(1, 2, 3), metavar="N",
+        help="1: full attention; 2: sliding windows too; 3: twice as many of these (default: 1)",
     )  # fmt: skip
     drivers = parser.add_argument_group("drivers", "options of a driver: --POINT.OPTION VALUE")
     for name in ("evictor", "scheduling_policy"):
@@ -119,7 +119,7 @@ def _scheduler(arguments: argparse.Namespace, merged: Merged) -> Report:
     from tests.benchmarks.scheduler import SchedulerOptions, measure_scheduler
     from tests.benchmarks.scheduler_all import measure_all
 
-    names = ("running", "waiting", "drafts", "kv_groups")
+    names = ("running", "waiting", "drafts", "kv_tables")
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     if not arguments.all:
         defaults = {"running": 256, "waiting": 0}
@@ -142,7 +142,7 @@ def _soak_flags(parser: argparse.ArgumentParser) -> None:
 def _soak(arguments: argparse.Namespace, merged: Merged) -> Report:
     from tests.benchmarks.soak import SoakOptions, run_soak
 
-    names = ("requests", "running", "drafts", "kv_groups")
+    names = ("requests", "running", "drafts", "kv_tables")
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return run_soak(settings_of(merged), SoakOptions(**given))
 

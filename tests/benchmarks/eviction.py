@@ -192,7 +192,7 @@ def build_evictor(registry: Registry, name: str, num_pages: int) -> Evictor:
     candidate = registry.find("evictor", name)
     card = registry.card(candidate)
     context = CoreContext(
-        layout=KVLayout(block_size=1, page_bytes=1, groups=()),
+        layout=KVLayout(block_size=1, page_bytes=1, tables=(), groups=()),
         max_num_seqs=1,
         max_num_batched_tokens=1,
         max_model_len=1,

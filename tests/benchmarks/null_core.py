@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
 VOCABULARY = 32000
 SLIDING_WINDOW = 128
-KV_SPECS = (
-    KVSpec(kind="full", num_kv_heads=8, head_size=128),
-    KVSpec(kind="sliding", num_kv_heads=8, head_size=128, sliding_window=SLIDING_WINDOW),
-    KVSpec(kind="full", num_kv_heads=8, head_size=64),
-)
-"""The first n of these make a cache of n groups: a full one, a sliding one, and a small full one like a drafter's."""
-_LAYERS = (2, 2, 1)
+_SLIDING = KVSpec(kind="sliding", num_kv_heads=8, head_size=128, sliding_window=SLIDING_WINDOW)
+KV_SPECS = (KVSpec(kind="full", num_kv_heads=8, head_size=128), _SLIDING, _SLIDING)
+"""The first n of these make a cache of n tables: sliding layers that outnumber the full ones are dealt to two."""
 _NULL_WORKER = "tests.benchmarks.null_worker:NullWorker"
 
 
@@ -38,7 +34,7 @@ class NullSizes:
 
     Args:
         max_num_seqs, max_num_batched_tokens, max_model_len: as for any engine.
-        kv_groups: 1 .. 3.
+        kv_tables: 1 .. 3.
         drafts: for each request and step, always as many; 0: no drafter.
         num_kv_pages: None for as many as `max_num_seqs` requests of the greatest length hold.
     """
@@ -46,7 +42,7 @@ class NullSizes:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    kv_groups: int = 1
+    kv_tables: int = 1
     drafts: int = 0
     num_kv_pages: int | None = None
 
@@ -62,7 +58,7 @@ def null_core(config: EngineConfig, sizes: NullSizes) -> EngineCore:
     if sizes.drafts:
         options = {"num_tokens": sizes.drafts, "adaptive": False}
         selections.append(choose_one(registry, DRAFTER, DrafterNeed(dtype="float32", device="cpu"), "ngram", options))
-    specs = tuple(spec for spec, n in zip(KV_SPECS[: sizes.kv_groups], _LAYERS, strict=False) for _ in range(n))
+    specs = KV_SPECS[: sizes.kv_tables]
     layout = make_layout(specs, block_size=config.block_size, kv_itemsize=2, tokens_per_page={})
     worker = WorkerStart(
         choices=Manifest.of(selections).choices,
@@ -94,6 +90,6 @@ def null_core(config: EngineConfig, sizes: NullSizes) -> EngineCore:
 
 def pages_each(layout: KVLayout, sizes: NullSizes) -> int:
     """The most pages that a decoding request of the greatest length holds, and those that its steps in flight keep."""
-    tables = [BlockTable(group, 1, sizes.max_model_len) for group in layout.groups]
+    tables = [BlockTable(table, 1, sizes.max_model_len) for table in layout.tables]
     held = sum(table.most_live(sizes.max_model_len, 1 + sizes.drafts) for table in tables)
     return held + sum(table.window is not None for table in tables) + (len(tables) if sizes.drafts else 0)

@@ -43,7 +43,7 @@ class SchedulerOptions:
     Args:
         input_len: tokens of a prompt; up to a block more, so that requests fill their blocks in different steps.
         drafts: tokens that each request proposes and computes after its own in each step.
-        kv_groups: of the KV cache; see `tests.benchmarks.null_core`.
+        kv_tables: of the KV cache; see `tests.benchmarks.null_core`.
     """
 
     running: int
@@ -51,7 +51,7 @@ class SchedulerOptions:
     steps: int
     input_len: int
     drafts: int = 0
-    kv_groups: int = 1
+    kv_tables: int = 1
 
 
 class Parts(NamedTuple):
@@ -92,7 +92,7 @@ def _sizes(config: EngineConfig, options: SchedulerOptions) -> NullSizes:
         max_num_seqs=options.running,
         max_num_batched_tokens=max(config.max_num_batched_tokens, tokens),
         max_model_len=_longest(config, options),
-        kv_groups=options.kv_groups,
+        kv_tables=options.kv_tables,
         drafts=options.drafts,
     )
 
@@ -208,7 +208,7 @@ def _report(
         "steps": options.steps,
         "input_len": options.input_len,
         "drafts": options.drafts,
-        "kv_groups": options.kv_groups,
+        "kv_tables": options.kv_tables,
         "block_size": config.block_size,
         "evicted_pages": evicted,
         **summary("step_ms", totals, QUANTILES, 1e3),
@@ -221,8 +221,8 @@ def _report(
     }
     figures["step_ms"] = figures["step_ms_p50"]
     title = f"engine core without a model: {options.running} running, {options.waiting} waiting, {options.steps} steps"
-    if options.drafts or options.kv_groups > 1:
-        title += f", {options.drafts} drafts, {options.kv_groups} KV groups"
+    if options.drafts or options.kv_tables > 1:
+        title += f", {options.drafts} drafts, {options.kv_tables} KV tables"
     report = Report(title, figures)
     for label, name in (
         ("step, ms", "step_ms"),

@@ -21,14 +21,14 @@ class _Case(NamedTuple):
     running: int
     waiting: int = 0
     drafts: int = 0
-    kv_groups: int = 1
+    kv_tables: int = 1
 
 
 _CASES = (
     _Case("one", 1),
     _Case("full", 256),
     _Case("queue", 256, 10000),
-    _Case("drafts", 256, 10000, drafts=3, kv_groups=3),
+    _Case("drafts", 256, 10000, drafts=3, kv_tables=3),
 )
 _COLUMNS = ("step_ms", "cpu_ms", "core_step_ms", "engine_step_ms")
 
@@ -37,14 +37,14 @@ def measure_all(config: EngineConfig, steps: int, input_len: int) -> Report:
     """Run all cases, and the KV manager's parts. Raises PluginError where a driver cannot be had."""
     report = Report(
         f"the engine's own work without a model, {steps} steps each: median, and the best in brackets; "
-        f"drafts: {_CASES[-1].drafts} for each request, {_CASES[-1].kv_groups} KV groups",
+        f"drafts: {_CASES[-1].drafts} for each request, {_CASES[-1].kv_tables} KV tables",
         {"bench": "scheduler_all", "steps": steps, "input_len": input_len, "block_size": config.block_size},
     )
     report.row("running + waiting", "step, ms", "of processor", "EngineCore.step", "LLMEngine.step")
     for case in _CASES:
         options = SchedulerOptions(
             running=case.running, waiting=case.waiting, steps=steps, input_len=input_len,
-            drafts=case.drafts, kv_groups=case.kv_groups,
+            drafts=case.drafts, kv_tables=case.kv_tables,
         )  # fmt: skip
         figures = measure_scheduler(config, options).figures
         for name in _COLUMNS:

@@ -27,7 +27,7 @@ ROUNDS = 10
 """So often the core runs empty and is checked; the first round warms up, and no memory is compared with its begin."""
 _DRAWN_AT_ONCE = 1000
 _PAGES_EACH = 3
-"""Of 16 tokens, for each running request and KV group: less than they ask for when many are long."""
+"""Of 16 tokens, for each running request and KV table: less than they ask for when many are long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class SoakOptions:
     Args:
         requests: in all.
         running: slots; as many more requests wait.
-        drafts, kv_groups: see `tests.benchmarks.null_core`.
+        drafts, kv_tables: see `tests.benchmarks.null_core`.
     """
 
     requests: int
     running: int
     drafts: int = 0
-    kv_groups: int = 1
+    kv_tables: int = 1
 
 
 class Ledger:
@@ -135,7 +135,7 @@ def run_soak(config: EngineConfig, options: SoakOptions) -> Report:
             "requests": options.requests,
             "running": options.running,
             "drafts": options.drafts,
-            "kv_groups": options.kv_groups,
+            "kv_tables": options.kv_tables,
             "pages": stats.pages_total,
             "seconds": seconds,
             "cpu_seconds": cpu,
@@ -175,15 +175,15 @@ def run_soak(config: EngineConfig, options: SoakOptions) -> Report:
 
 
 def _sizes(config: EngineConfig, options: SoakOptions) -> NullSizes:
-    each = -(-_PAGES_EACH * 16 // config.block_size) * options.kv_groups
+    each = -(-_PAGES_EACH * 16 // config.block_size) * options.kv_tables
     longest = LONGEST_PROMPT + LONGEST_OUTPUT
     # One request of the greatest length fits; of a sliding group it holds no more than its window.
-    least = options.kv_groups * (-(-max(longest, SLIDING_WINDOW) // config.block_size) + 2)
+    least = options.kv_tables * (-(-max(longest, SLIDING_WINDOW) // config.block_size) + 2)
     return NullSizes(
         max_num_seqs=options.running,
         max_num_batched_tokens=max(config.max_num_batched_tokens, options.running * (1 + 2 * options.drafts)),
         max_model_len=longest,
-        kv_groups=options.kv_groups,
+        kv_tables=options.kv_tables,
         drafts=options.drafts,
         num_kv_pages=1 + max(options.running * each, least),
     )

@@ -50,13 +50,13 @@ def ordered(figures: dict, name: str, *quantiles: int) -> None:
     assert values == sorted(values) and values[0] >= 0, (name, values)
 
 
-def test_scheduler_with_drafts_and_kv_groups(bench):
+def test_scheduler_with_drafts_and_kv_tables(bench):
     """An own figure for what is asked, and every step has drafts: half of them come back as tokens."""
     _, figures = bench("scheduler", "--running", "12", "--waiting", "5", "--steps", "40", "--drafts", "3",
-                       "--kv-groups", "3")  # fmt: skip
-    assert (figures["drafts"], figures["kv_groups"]) == (3, 3)
-    # 40 steps of 2.5 tokens, 100 in blocks of 16 and of 64; sliding windows give back as many pages as they take.
-    assert 12 * (6 + 1) <= figures["evicted_pages"] <= 12 * (7 + 2)
+                       "--kv-tables", "3")  # fmt: skip
+    assert (figures["drafts"], figures["kv_tables"]) == (3, 3)
+    # 40 steps of 2.5 tokens, 100 in blocks of 16; sliding windows give back as many pages as they take.
+    assert 12 * 6 <= figures["evicted_pages"] <= 12 * 8
 
 
 @pytest.mark.parametrize(("running", "waiting"), [(1, 0), (12, 30)])
@@ -90,7 +90,7 @@ def test_overhead(bench):
     assert 0 < figures["outside_share"] < 1 and 0 < figures["executor_python_share"] < 1
 
 
-@pytest.mark.parametrize("flags", [(), ("--drafts", "3", "--kv-groups", "3"), ("--evictor", "prefix")])
+@pytest.mark.parametrize("flags", [(), ("--drafts", "3", "--kv-tables", "3"), ("--evictor", "prefix")])
 def test_soak(bench, flags):
     _, figures = bench("soak", "--requests", "800", "--running", "12", *flags)
     assert figures["ended_length"] + figures["ended_abort"] == 800 and figures["ended_abort"] > 0

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from engine.config.settings import EngineConfig
-from engine.frontend.launch import attention_needs, choose_dtype, launch
+from engine.frontend.launch import attention_needs, by_kind, choose_dtype, launch
 from engine.interfaces.platform import PlatformCard, PlatformFacts
 from engine.plugin import Candidate, Registry
 from engine.plugin.points import CHECKPOINT, MODEL
@@ -24,7 +24,7 @@ from engine.types.errors import (
     UnfitDriverError,
     UnsupportedModelError,
 )
-from engine.types.model import KVSpec, ModelDescription
+from engine.types.model import KVSpec, ModelDescription, StateTensor
 from engine.types.parallel import Parallel
 from engine.types.start import CoreStart
 from engine_reference.models.llama_card import Llama
@@ -77,7 +77,7 @@ def test_decisions(folder: Path, monkeypatch: pytest.MonkeyPatch, features: set[
     assert (plan.max_model_len, worker.dtype, worker.max_num_seqs, plan.start.in_flight) == (128, dtype, 8, 1)
     assert plan.model.eos_token_ids == (3,)
     (group,) = worker.layout.groups
-    assert (group.layers, group.tokens_per_block, worker.layout.block_size) == ((0, 1), 32, 32)
+    assert (group.sites, group.tokens_per_block, worker.layout.block_size) == ((0, 1), 32, 32)
     assert plan.tokenizer_folder == str(folder)
     points = {selection.point for selection in plan.selections}
     assert points == {
@@ -104,7 +104,7 @@ def test_several_ranks(folder: Path) -> None:
     assert refused == [s.candidate.name for s in one.selections if s.point == "executor"], "one process cannot do"
     facts = PlatformFacts("cpu", "a CPU", ("float32",))
     needs = attention_needs(plan.model, block_size=16, dtype="float32", facts=facts, size=4)
-    assert [(need.num_q_heads, need.num_kv_heads) for need in needs.values()] == [(1, 1)]
+    assert {(need.num_q_heads, need.num_kv_heads) for need in needs} == {(1, 1)} and group.num_q_heads == 1
     with pytest.raises(UnsupportedModelError, match="4 does not divide over 8 ranks"):
         launch(EngineConfig(model=str(folder), tensor_parallel_size=8))
 
@@ -204,21 +204,22 @@ def test_attention_needs() -> None:
     full = KVSpec(kind="full", num_kv_heads=2, head_size=8)
     sliding = KVSpec(kind="sliding", num_kv_heads=1, head_size=16, sliding_window=5)
     facts = PlatformFacts("cpu", "a CPU", ("float32",))
-    needs = attention_needs(describe(full, sliding, full), block_size=16, dtype="float32", facts=facts)
-    assert list(needs) == ["full", "sliding"]
-    assert (needs["sliding"].sliding_window, needs["sliding"].head_size, needs["full"].soft_cap) == (5, 16, 30.0)
-    assert needs["full"].features == {"sinks", "alibi"}
-    other = KVSpec(kind="full", num_kv_heads=2, head_size=16)
-    with pytest.raises(UnsupportedModelError, match="layer 1 differs"):
-        attention_needs(describe(full, other), block_size=16, dtype="float32", facts=facts)
+    other = KVSpec(kind="full", num_kv_heads=2, head_size=16, num_q_heads=8, soft_cap=20.0)
+    needs = attention_needs(describe(full, sliding, full, other), block_size=16, dtype="float32", facts=facts)
+    assert [need.kind for need in needs] == ["full", "sliding", "full", "full"] and needs[0] == needs[2]
+    assert (needs[1].sliding_window, needs[1].head_size, needs[0].soft_cap) == (5, 16, 30.0)
+    assert needs[0].features == {"sinks", "alibi"}
+    assert (needs[3].num_q_heads, needs[3].head_size, needs[3].soft_cap) == (8, 16, 20.0)
+    assert by_kind(needs) == {"full": (needs[0], needs[3]), "sliding": (needs[1],)}
 
 
 @pytest.mark.parametrize("kind", ["state", "cross"])
 def test_a_kind_that_no_runner_computes_is_refused_at_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
+    state = StateTensor(name="x", shape=(8,), dtype="float32")
     spec = {
-        "state": KVSpec(kind="state", num_kv_heads=0, head_size=0, state_bytes=512),
+        "state": KVSpec(kind="state", num_kv_heads=0, head_size=0, states=(state,)),
         "cross": KVSpec(kind="cross", num_kv_heads=2, head_size=64),
     }[kind]
     plain = Llama.describe

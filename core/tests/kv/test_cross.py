@@ -19,8 +19,8 @@ from engine.types.request import EncoderInput
 
 TOKENS = np.arange(13, dtype=np.int32)
 ENCODER = EncoderInput(hash=b"sound", num_tokens=10)
-WIDE = KVSpec(kind="cross", num_kv_heads=1, head_size=4)  # twice as many tokens in a page
-LAYOUTS = [layout_of(FULL, CROSS), layout_of(sliding(5), CROSS, WIDE), layout_of(FULL, CROSS, sliding(6))]
+NARROW = KVSpec(kind="cross", num_kv_heads=1, head_size=4)
+LAYOUTS = [layout_of(FULL, CROSS), layout_of(sliding(5), CROSS, NARROW, CROSS), layout_of(FULL, CROSS, sliding(6))]
 
 
 def manager(layout: KVLayout) -> KVManager:
@@ -84,24 +84,24 @@ def test_all_blocks_of_the_encoder_or_none(layout: KVLayout, data: st.DataObject
     asks = sequence(kv)
     extend_hashes(asks.hashes, asks.root, TOKENS, kv.block_size)
     keys = [
-        *(kv.index.keys(asks.hashes, g, 0, 3, table.tokens_per_block // 4) for g, table in enumerate(kv.growing)),
+        *(kv.index.keys(asks.hashes[:3], table.index) for table in kv.growing),
         *(kv.cross.keys(asks, table) for table in kv.cross.tables),
     ]
-    of_encoder = [key for of_group in keys[len(kv.growing) :] for key in of_group]
+    of_encoder = [key for of_table in keys[len(kv.growing) :] for key in of_table]
     missing = data.draw(st.sets(st.sampled_from(of_encoder), max_size=2))
-    for group, of_group in enumerate(keys):
-        there = [key for key in of_group if key not in missing]
-        counts = [len(there) if g == group else 0 for g in range(len(kv.tables))]
-        for key, page in zip(there, kv.pool.take(counts)[group].tolist(), strict=True):
+    for table, of_table in enumerate(keys):
+        there = [key for key in of_table if key not in missing]
+        counts = [len(there) if t == table else 0 for t in range(len(kv.tables))]
+        for key, page in zip(there, kv.pool.take(counts)[table].tolist(), strict=True):
             kv.index.add([key], [page])
             kv.pool.commit(np.array([page]), np.array([0]))
     hit = kv.match(asks, 12)
-    cross = hit.groups[len(kv.growing) :]
+    cross = hit.tables[len(kv.growing) :]
     assert hit.fills_encoder == bool(missing)
     assert hit.num_tokens == (0 if missing else 12)
-    for of_group, wanted in zip(cross, keys[len(kv.growing) :], strict=True):
-        assert of_group.keys == wanted
-        assert of_group.pages.tolist() == ([] if missing else [kv.index.page_of(key) for key in wanted])
+    for of_table, wanted in zip(cross, keys[len(kv.growing) :], strict=True):
+        assert of_table.keys == wanted
+        assert of_table.pages.tolist() == ([] if missing else [kv.index.page_of(key) for key in wanted])
 
 
 def test_roots_tell_encoder_inputs_apart() -> None:

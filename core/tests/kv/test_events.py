@@ -48,12 +48,12 @@ class Follower:
             self.blocks.clear()
         elif isinstance(event, BlockRemoved):
             for hashed in event.block_hashes:
-                self.blocks.remove((event.group, hashed))
+                self.blocks.remove((event.table, hashed))
         else:
             assert len(event.token_ids) == event.block_size * len(event.block_hashes) and event.block_hashes
             for hashed in event.block_hashes:
-                assert (event.group, hashed) not in self.blocks
-                self.blocks.add((event.group, hashed))
+                assert (event.table, hashed) not in self.blocks
+                self.blocks.add((event.table, hashed))
 
 
 def listening(layout: str, chosen: object) -> tuple[EngineCore, Hooks]:
@@ -103,7 +103,7 @@ def test_a_chain_is_told_with_its_tokens_and_parents() -> None:
     extend_hashes(hashes, root_hash(None), np.arange(12, dtype=np.int32), 4)
     (first,), (second,) = hooks.calls
     assert first == BlockStored(
-        block_hashes=hashes, parent_block_hash=None, token_ids=list(range(12)), block_size=4, group=0
+        block_hashes=hashes, parent_block_hash=None, token_ids=list(range(12)), block_size=4, table=0
     )
     assert isinstance(second, BlockStored)
     assert second.parent_block_hash == hashes[1] and second.token_ids == [9, 9, 9, 9] and len(second.block_hashes) == 1

@@ -1,4 +1,4 @@
-"""What counts as cached: full groups need the whole prefix, sliding ones the last window, and all must agree."""
+"""What counts as cached: full tables need the whole prefix, sliding ones the last window, and all must agree."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ def manager(layout: KVLayout, num_pages: int = 64) -> KVManager:
 
 
 def cached(kv: KVManager, present: list[list[bool]]) -> list[bytes]:
-    """Put the blocks of TOKENS that `present[group]` names into the index."""
+    """Put the blocks of TOKENS that `present[table]` names into the index."""
     hashes: list[bytes] = []
     extend_hashes(hashes, root_hash(None), TOKENS, kv.block_size)
-    for g, table in enumerate(kv.tables):
-        step = table.tokens_per_block // kv.block_size
-        keys = kv.index.keys(hashes, g, 0, len(hashes) // step, step)
-        wanted = [key for key, there in zip(keys, present[g], strict=False) if there]
+    for t in range(len(kv.tables)):
+        keys = kv.index.keys(hashes, t)
+        wanted = [key for key, there in zip(keys, present[t], strict=False) if there]
         counts = [0] * len(kv.tables)
-        counts[g] = len(wanted)
-        for key, page in zip(wanted, kv.pool.take(counts)[g].tolist(), strict=True):
+        counts[t] = len(wanted)
+        for key, page in zip(wanted, kv.pool.take(counts)[t].tolist(), strict=True):
             kv.index.add([key], [page])
             kv.pool.commit(np.array([page]), np.array([0]))
     return hashes
 
 
 def by_definition(kv: KVManager, present: list[list[bool]], max_tokens: int) -> int:
-    """The longest length at which every group has all the blocks that the next query sees."""
+    """The longest length at which every table has all the blocks that the next query sees."""
 
     def agreed(table: BlockTable, there: list[bool], length: int) -> bool:
         first = 0 if table.window is None else max(0, length - table.window + 1) // table.tokens_per_block
@@ -60,7 +59,7 @@ def test_the_longest_agreed_length_is_found(data: st.DataObject) -> None:
                 layout_of(FULL, sliding(6)),
                 layout_of(FULL, sliding(1)),
                 layout_of(FULL, sliding(9, heads=1), sliding(14), block_size=2),
-                layout_of(FULL, sliding(9, heads=4), block_size=2),
+                layout_of(FULL, FULL, *[sliding(9, heads=4)] * 3, block_size=2),
             ]
         )
     )
@@ -75,11 +74,11 @@ def test_the_longest_agreed_length_is_found(data: st.DataObject) -> None:
     hit = kv.match(Sequence(hashes, root_hash(None), TOKENS), max_tokens).whole_blocks()
     expected = by_definition(kv, present, max_tokens)
     assert hit.num_tokens == expected
-    for table, group in zip(kv.tables, hit.groups, strict=True):
+    for table, found in zip(kv.tables, hit.tables, strict=True):
         if expected:
-            assert group.first_block == table.first_needed(expected)
-            assert group.first_block + group.pages.size == expected // table.tokens_per_block
-        assert (group.pages > 0).all() and group.pages.size == len(group.keys)
+            assert found.first_block == table.first_needed(expected)
+            assert found.first_block + found.pages.size == expected // table.tokens_per_block
+        assert (found.pages > 0).all() and found.pages.size == len(found.keys)
 
 
 def test_a_prompt_is_never_matched_whole() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
-from cores import FULL, LAYOUTS, layout_of, make_core, sliding
+from cores import FULL, LAYOUTS, WIDE_DRAFT, layout_of, make_core, sliding
 from evictors import lru
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +14,13 @@ from schedules import Planned, Schedule, Settings, run_schedule
 
 from engine.kv.hashing import extend_hashes, root_hash
 from engine.kv.index import RadixChildren, common_tokens
+from engine.kv.layout import make_layout
 from engine.kv.manager import KVManager
 from engine.kv.matching import Sequence
 from engine.kv.reservation import Reservation
 from engine.loop.engine_core import EngineCore
 from engine.types.kv import KVLayout
+from engine.types.model import KVSpec
 from engine.types.params import SamplingParams
 
 ROOMY = Settings(
@@ -44,7 +47,7 @@ def test_each_beam_computes_one_token(layout: str) -> None:
     only those at the ends of blocks."""
     core, _ = make_core(LAYOUTS[layout], ROOMY)
     states = any(group.kind == "state" for group in LAYOUTS[layout].groups)
-    unit = core.scheduler.kv.unit if states else 1
+    unit = core.scheduler.kv.block_size if states else 1
     prompt = [1, 2, 3, 4, 5, 6, 7]
     _, tokens = ask(core, "first", prompt)
     for step in range(20):
@@ -114,7 +117,7 @@ def test_a_source_lives_until_the_step_that_copies_it_is_done() -> None:
     step = Reservation(kv)
     hit = step.match(other, 5)
     assert hit.num_tokens == 5 and hit.num_whole == 4 and hit.partial is not None and hit.partial.cached
-    (source,) = hit.partial.sources[0].tolist()
+    (source,) = hit.partial.sources.tolist()
     step.enter(1, other, hit)
     step.chunk(1, 5, 1, other.hashes)
     (new_blocks,), copies = step.allocate(2, [sequence, other], np.stack([tokens, other.tokens]))
@@ -125,6 +128,32 @@ def test_a_source_lives_until_the_step_that_copies_it_is_done() -> None:
     kv.step_done(2)
     assert kv.pool.evictable[source]
     kv.check_integrity()
+
+
+def test_a_draft_layer_makes_prefixes_no_coarser() -> None:
+    """Of 1,000 tokens that two requests share 62 pages are shared, and one is copied, with a draft layer or without."""
+    layer = KVSpec(kind="full", num_kv_heads=8, head_size=128)
+    for sites in ([layer] * 80, [*[layer] * 80, msgspec.structs.replace(layer, model=1)]):
+        layout = make_layout(sites, block_size=16, kv_itemsize=2, tokens_per_page={})
+        kv = KVManager(layout, num_pages=200, max_num_seqs=2, max_model_len=2048, evictor=lru(200))
+        tokens = np.zeros((2, 2048), np.int32)
+        tokens[0, :1005], tokens[1, :1005] = np.arange(1005), np.arange(1005)
+        tokens[1, 1000:1005] += 5000
+        sequences = [Sequence([], root_hash(None), row[:1005]) for row in tokens]
+        copies = None
+        for slot, sequence in enumerate(sequences):
+            step = Reservation(kv)
+            hit = step.match(sequence, 1004)
+            assert hit.num_tokens == (0, 1000)[slot]
+            step.enter(slot, sequence, hit)
+            step.chunk(slot, hit.num_tokens, 1005 - hit.num_tokens, sequence.hashes)
+            copies = step.allocate(slot + 1, sequences, tokens).copies
+            if not slot:
+                kv.free_slot(0, 1, 1005, sequences, tokens)
+                kv.step_done(1)
+        assert [table.pages.size for table in hit.tables] == [62]
+        assert copies is not None and copies.source.size == 1
+        kv.check_integrity()
 
 
 def test_a_tight_cache_copies_nothing_rather_than_wait() -> None:
@@ -141,6 +170,8 @@ MIXTURES = [
     layout_of(FULL, sliding(1), block_size=3),
     layout_of(FULL, sliding(5, heads=1), block_size=2),
     layout_of(FULL, sliding(9, heads=4), sliding(30, heads=1), block_size=2),
+    layout_of(FULL, FULL, WIDE_DRAFT),
+    layout_of(FULL, WIDE_DRAFT, *[sliding(6)] * 4, block_size=2),
 ]
 
 
@@ -158,7 +189,7 @@ def test_the_longest_common_prefix_is_found(layout: KVLayout, data: st.DataObjec
         cached, tokens = ask(core, f"r{i}", prompt, max_tokens=3)
         longest = max((_common(prompt[:-1], other) for other in earlier), default=0)
         assert cached <= longest
-        if all(group.kind == "full" for group in layout.groups):
+        if all(table.window is None for table in layout.tables):
             assert cached == longest
         earlier.append([*prompt, *tokens[:-1]])
 

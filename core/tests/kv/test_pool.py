@@ -34,8 +34,8 @@ class Recorder:
         self.calls.append(("release", pages.tolist()))
         self.inner.on_release(pages)
 
-    def victims(self, n: int, group: int) -> np.ndarray:
-        pages = self.inner.victims(n, group)
+    def victims(self, n: int, table: int) -> np.ndarray:
+        pages = self.inner.victims(n, table)
         self.calls.append(("victims", pages.tolist()))
         return pages
 

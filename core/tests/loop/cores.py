@@ -20,7 +20,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculative import Speculation
 from engine.scheduling.structured import Constraints
 from engine.types.kv import KVLayout
-from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
+from engine.types.model import CheckpointFiles, KVSpec, ModelDescription, StateTensor
 from engine.types.start import WorkerStart
 from engine_reference.connector_host.scheduler_half import HostScheduler
 from engine_reference.evictor_lru import LRU
@@ -34,10 +34,19 @@ def sliding(window: int, heads: int = 2) -> KVSpec:
 
 
 MLA = KVSpec(kind="mla", num_kv_heads=1, head_size=16)
-STATE = KVSpec(kind="state", num_kv_heads=0, head_size=0, state_bytes=128)
+
+
+def state(elements: int) -> KVSpec:
+    states = (StateTensor(name="all", shape=(elements,), dtype="float32"),)
+    return KVSpec(kind="state", num_kv_heads=0, head_size=0, states=states)
+
+
+STATE = state(32)
+WIDE_STATE = state(300)  # as large as the keys and values of 18 tokens
 CROSS = KVSpec(kind="cross", num_kv_heads=2, head_size=4)
 MAX_ENCODER_LEN = 48  # more than a sequence has
-DRAFT = KVSpec(kind="full", num_kv_heads=2, head_size=4, draft=True)
+DRAFT = KVSpec(kind="full", num_kv_heads=2, head_size=4, model=1)
+WIDE_DRAFT = KVSpec(kind="full", num_kv_heads=5, head_size=4, model=1)
 
 
 def layout_of(*specs: KVSpec, block_size: int = 4) -> KVLayout:
@@ -50,8 +59,8 @@ LAYOUTS = {
     "full": layout_of(FULL),
     "full, blocks of 1": layout_of(FULL, block_size=1),
     "full and sliding": layout_of(FULL, sliding(6)),
-    "full and a wide sliding block": layout_of(FULL, sliding(5, heads=1), block_size=2),
-    "a wide full block and sliding": layout_of(FULL, sliding(3, heads=4), sliding(9, heads=4), block_size=2),
+    "full and sliding of other heads": layout_of(FULL, sliding(5, heads=1), block_size=2),
+    "full and two windows": layout_of(FULL, sliding(3, heads=4), sliding(9, heads=4), block_size=2),
     "sliding": layout_of(sliding(7)),
     "latent": layout_of(MLA),
     "state": layout_of(STATE),
@@ -59,7 +68,12 @@ LAYOUTS = {
     "latent and draft": layout_of(MLA, DRAFT, block_size=2),
     "full and cross": layout_of(CROSS, FULL),
     "all kinds": layout_of(FULL, sliding(6), MLA, STATE, DRAFT, CROSS),
-    "sliding and wide cross": layout_of(sliding(5), KVSpec(kind="cross", num_kv_heads=1, head_size=4), block_size=2),
+    "sliding and cross of other heads": layout_of(
+        sliding(5), KVSpec(kind="cross", num_kv_heads=1, head_size=4), block_size=2
+    ),
+    "full, and a draft layer of other heads": layout_of(FULL, FULL, WIDE_DRAFT),
+    "full, and more sliding": layout_of(FULL, FULL, *[sliding(6)] * 5, WIDE_DRAFT, block_size=2),
+    "full and large states": layout_of(FULL, *[WIDE_STATE] * 3, block_size=2),
     "sliding, window of 1": layout_of(FULL, sliding(1), block_size=3),
 }
 

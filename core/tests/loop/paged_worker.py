@@ -1,9 +1,10 @@
 """A worker whose next token is a pure function of the tokens that a real model would see, read from real pages.
 
 It does with integers what a runner does with tensors: each KV group is one layer; a layer writes a cell for each token
-of the step at its place in the token's page, then each query folds the cells that it sees, found through the block
-table, into its state, which the next layer's cells depend on. So each cell depends on the whole prefix, and a wrong
-block table, a page reused too early, a stale cell, or a lost or doubled token changes the tokens that come out.
+of the step at its place in the token's page, beside those of the other groups of its table, then each query folds the
+cells that it sees, found through the block table, into its state, which the next layer's cells depend on. So each cell
+depends on the whole prefix, and a wrong block table, a page reused too early, a stale cell, or a lost or doubled token
+changes the tokens that come out.
 `alone` computes the same function without pages.
 """
 
@@ -118,8 +119,8 @@ def encoder_cells(encoder: EncoderInput, g: int) -> np.ndarray:
 
 def table_widths(layout: KVLayout, max_model_len: int, max_encoder_len: int) -> list[int]:
     """Blocks of the longest sequence, or encoder input."""
-    tokens = [max_encoder_len if group.kind == "cross" else max_model_len for group in layout.groups]
-    return [-(-n // group.tokens_per_block) for n, group in zip(tokens, layout.groups, strict=True)]
+    tokens = [max_encoder_len if table.kind == "cross" else max_model_len for table in layout.tables]
+    return [-(-n // table.tokens_per_block) for n, table in zip(tokens, layout.tables, strict=True)]
 
 
 def fold(state: np.uint64, cells: np.ndarray) -> np.ndarray:
@@ -172,8 +173,11 @@ class PagedWorker:
         self.tokens = np.full((slots, length + 1), -1, np.int64)
         widths = table_widths(self.layout, length, message.model.max_encoder_len)
         self.block_tables = [np.full((slots, width), -1, np.int64) for width in widths]
-        most = max(group.tokens_per_block for group in self.layout.groups)
-        self.cells = np.random.default_rng(0).integers(0, 2**63, (self.num_pages, most)).astype(np.uint64)
+        most = max(table.tokens_per_block for table in self.layout.tables)
+        tables = [group.table for group in self.layout.groups]
+        self.first = [tables[:g].count(table) * most for g, table in enumerate(tables)]  # cell of each group in a page
+        in_page = max(tables.count(table) for table in tables) * most
+        self.cells = np.random.default_rng(0).integers(0, 2**63, (self.num_pages, in_page)).astype(np.uint64)
         self.connector = HostWorker(WorkerContext(start=message))
         self.connector.register(torch.from_numpy(self.cells.view(np.uint8)))
         self.new_slot = [None] * slots
@@ -211,7 +215,7 @@ class PagedWorker:
             if group.kind == "cross":
                 x = self._read_encoder(plan, g, x, ends)
                 continue
-            pages = self.block_tables[g][slots, positions // size]
+            pages, first = self.block_tables[group.table][slots, positions // size], self.first[g]
             assert (pages > 0).all(), "a token has no page"
             places = pages * size + positions % size
             assert np.unique(places).size == places.size, "two tokens are written to one place"
@@ -219,7 +223,7 @@ class PagedWorker:
             if group.kind == "state":
                 x = mix(x, self._scan(plan, g, cells, ends))
                 continue
-            self.cells[pages, positions % size] = cells
+            self.cells[pages, first + positions % size] = cells
             x = mix(x, self._read(plan, g, positions, ends))
         if not plan.masks_follow:
             return Done(self._result(plan, x, ends, failed, {}))
@@ -301,18 +305,19 @@ class PagedWorker:
     def _scan(self, plan: StepPlan, g: int, cells: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """The states after each token; those at the ends of blocks, and the last, go into the pages. All states are
         read before any is written: a row does not see what another row of its step leaves."""
-        size, table = self.layout.groups[g].tokens_per_block, self.block_tables[g]
+        group, first = self.layout.groups[g], self.first[g]
+        size, table = group.tokens_per_block, self.block_tables[group.table]
         states = np.empty_like(cells)
         befores = []
         for row, slot in enumerate(plan.slot_of_row.tolist()):
             start = int(plan.num_computed[row])
-            befores.append(self.cells[table[slot, (start - 1) // size], 0] if start else np.uint64(0))
+            befores.append(self.cells[table[slot, (start - 1) // size], first] if start else np.uint64(0))
         for row, slot in enumerate(plan.slot_of_row.tolist()):
             start, n = int(plan.num_computed[row]), int(plan.num_tokens[row])
             mine = slice(int(ends[row]) - n, int(ends[row]))
             states[mine] = fold(befores[row], cells[mine])
             last = np.append(np.arange((start // size + 1) * size, start + n, size), start + n) - 1
-            self.cells[table[slot, last // size], 0] = states[mine][last - start]
+            self.cells[table[slot, last // size], first] = states[mine][last - start]
         self._states[g] = states
         return states
 
@@ -320,9 +325,9 @@ class PagedWorker:
         """Of the row's drafts all but `count - 1` were rejected: the state after the last one that counts goes back."""
         slot, kept = int(plan.slot_of_row[row]), int(plan.num_computed[row]) + count
         for g, states in self._states.items():
-            size = self.layout.groups[g].tokens_per_block
-            page = self.block_tables[g][slot, (kept - 1) // size]
-            self.cells[page, 0] = states[end - int(plan.num_tokens[row]) + count - 1]
+            group = self.layout.groups[g]
+            page = self.block_tables[group.table][slot, (kept - 1) // group.tokens_per_block]
+            self.cells[page, self.first[g]] = states[end - int(plan.num_tokens[row]) + count - 1]
 
     def _read(self, plan: StepPlan, g: int, positions: np.ndarray, ends: np.ndarray) -> np.ndarray:
         group = self.layout.groups[g]
@@ -332,27 +337,28 @@ class PagedWorker:
             mine = slice(int(ends[row] - plan.num_tokens[row]), int(ends[row]))
             first = 0 if window is None else max(0, int(positions[mine][0]) - window + 1)
             seen = np.arange(first, int(positions[mine][-1]) + 1)
-            pages = self.block_tables[g][slot, seen // size]
+            pages = self.block_tables[group.table][slot, seen // size]
             assert (pages > 0).all(), "a query sees a token that has no page"
-            sums[mine] = _visible_sums(self.cells[pages, seen % size], positions[mine], first, window)
+            sums[mine] = _visible_sums(self.cells[pages, self.first[g] + seen % size], positions[mine], first, window)
         return sums
 
     def _read_encoder(self, plan: StepPlan, g: int, x: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Fill the blocks that this step has to fill, then let each row's tokens see all of its encoder's."""
-        size, x = self.layout.groups[g].tokens_per_block, x.copy()
+        group, first, x = self.layout.groups[g], self.first[g], x.copy()
+        size, block_table = group.tokens_per_block, self.block_tables[group.table]
         for new in plan.new_slots:
             if new.fills_encoder:
                 token = np.arange(new.encoder.num_tokens)
-                pages = self.block_tables[g][new.slot, token // size]
+                pages = block_table[new.slot, token // size]
                 assert (pages > 0).all() and new.slot in plan.slot_of_row
-                self.cells[pages, token % size] = encoder_cells(new.encoder, g)
+                self.cells[pages, first + token % size] = encoder_cells(new.encoder, g)
         for row, slot in enumerate(plan.slot_of_row.tolist()):
-            encoder, table = self.new_slot[slot].encoder, self.block_tables[g][slot]
+            encoder, table = self.new_slot[slot].encoder, block_table[slot]
             blocks = 0 if encoder is None else -(-encoder.num_tokens // size)
             assert (table[:blocks] > 0).all() and (table[blocks:] == -1).all(), "not the blocks of the encoder's tokens"
             if encoder is not None:
                 token = np.arange(encoder.num_tokens)
-                seen = self.cells[table[token // size], token % size]
+                seen = self.cells[table[token // size], first + token % size]
                 mine = slice(int(ends[row] - plan.num_tokens[row]), int(ends[row]))
                 if not self.failing_loads:
                     assert (seen == encoder_cells(encoder, g)).all(), "the encoder's blocks hold something else"
@@ -375,7 +381,7 @@ class PagedWorker:
             assert plan.num_drafts.dtype == np.int32
         for array in (plan.slot_of_row, plan.num_computed, plan.num_tokens):
             assert array.dtype == np.int32
-        assert len(plan.new_blocks) == len(self.layout.groups)
+        assert len(plan.new_blocks) == len(self.layout.tables)
 
     def _take_in(self, plan: StepPlan) -> None:
         if plan.copies is not None:
@@ -392,32 +398,28 @@ class PagedWorker:
             self.tokens[new.slot, : new.token_ids.size] = new.token_ids
             for table in self.block_tables:
                 table[new.slot] = -1
-        for table, new in zip(self.block_tables, plan.new_blocks, strict=True):
+        for of_layout, table, new in zip(self.layout.tables, self.block_tables, plan.new_blocks, strict=True):
             assert new.slot.dtype == new.index.dtype == new.page.dtype == np.int32
             assert ((new.page > 0) & (new.page < self.num_pages)).all()
             second = table[new.slot, new.index] != -1
             if self.propose is not None or self.num_given:  # pages of rejected drafts went back: blocks begin anew
                 computed = np.zeros(table.shape[0], np.int64)
                 computed[plan.slot_of_row] = plan.num_computed
-                g = self._group_of(table)
-                size = self.layout.groups[g].tokens_per_block
-                second &= (new.index * size < computed[new.slot]) | (self.layout.groups[g].kind == "cross")
+                size = of_layout.tokens_per_block
+                second &= (new.index * size < computed[new.slot]) | (of_layout.kind == "cross")
             assert not second.any(), "a block gets a second page"
             table[new.slot, new.index] = new.page
 
     def _copy(self, copies: PageCopies, plan: StepPlan) -> None:
         source, destination = copies.source, copies.destination
-        assert source.dtype == destination.dtype == copies.group.dtype == np.int32
-        assert copies.group.size == source.size == destination.size > 0
+        assert source.dtype == destination.dtype == copies.table.dtype == np.int32
+        assert copies.table.size == source.size == destination.size > 0
         assert np.unique(destination).size == destination.size and not np.isin(source, destination).any()
         assert ((source > 0) & (source < self.num_pages) & (destination > 0) & (destination < self.num_pages)).all()
-        for group, page in zip(copies.group.tolist(), destination.tolist(), strict=True):
-            assert page in plan.new_blocks[group].page, "a page is copied to that nobody gets"
+        for table, page in zip(copies.table.tolist(), destination.tolist(), strict=True):
+            assert page in plan.new_blocks[table].page, "a page is copied to that nobody gets"
         self.num_copies += source.size
         self.cells[destination] = self.cells[source]
-
-    def _group_of(self, table: np.ndarray) -> int:
-        return next(g for g, other in enumerate(self.block_tables) if other is table)
 
     def _sample(self, plan: StepPlan, states: np.ndarray, ends: np.ndarray, masks: RowMasks) -> StepResult:
         num_drafts = np.zeros(plan.num_rows, np.int32) if plan.num_drafts is None else plan.num_drafts
@@ -556,12 +558,12 @@ class HoldingExecutor:
         fills = {new.slot for new in plan.new_slots if new.fills_encoder}
         for slot, start, end in zip(plan.slot_of_row.tolist(), starts.tolist(), ends.tolist(), strict=True):
             named[slot] = set()
-            for table, group in zip(self._tables, self.layout.groups, strict=True):
-                size, window = group.tokens_per_block, group.window
+            for table, of_layout in zip(self._tables, self.layout.tables, strict=True):
+                size, window = of_layout.tokens_per_block, of_layout.window
                 first = 0 if window is None else max(0, start - window + 1) // size
                 last = -(-end // size)
                 written = set(table[slot, start // size : last].tolist())
-                if group.kind == "cross":
+                if of_layout.kind == "cross":
                     first, last = 0, int((table[slot] > 0).sum())
                     written = set(table[slot, :last].tolist()) if slot in fills else set()
                 named[slot].update(table[slot, first:last].tolist())

@@ -30,21 +30,23 @@ class SpoilingWorker(PagedWorker):
         return super().execute(plan)
 
     def _read(self, plan: StepPlan, g: int, positions: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        size, window = self.layout.groups[g].tokens_per_block, self.layout.groups[g].sliding_window
+        group, first = self.layout.groups[g], self.first[g]
+        size, window = group.tokens_per_block, group.sliding_window
         slots = np.repeat(plan.slot_of_row, plan.num_tokens)
-        pages = self.block_tables[g][slots, positions // size]
+        pages = self.block_tables[group.table][slots, positions // size]
         if self._bad is None:
             self._bad = self.tokens[slots, positions] == POISON
         rows = [slice(end - n, end) for end, n in zip(ends.tolist(), plan.num_tokens.tolist(), strict=True)]
         while True:
             before = int(self._bad.sum())
             self._widen(rows)
-            self.cells[pages[self._bad], positions[self._bad] % size] = SPOILT
+            self.cells[pages[self._bad], first + positions[self._bad] % size] = SPOILT
             sees = self._bad.copy()
             for slot, mine in zip(plan.slot_of_row.tolist(), rows, strict=True):
                 for i, place in enumerate(positions[mine].tolist(), mine.start):
                     seen = np.arange(0 if window is None else max(0, place - window + 1), place + 1)
-                    sees[i] |= (self.cells[self.block_tables[g][slot, seen // size], seen % size] == SPOILT).any()
+                    pages_seen = self.block_tables[group.table][slot, seen // size]
+                    sees[i] |= (self.cells[pages_seen, first + seen % size] == SPOILT).any()
             self._bad = sees
             if self.keeps_promise or int(sees.sum()) == before:
                 break

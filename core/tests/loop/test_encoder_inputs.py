@@ -18,7 +18,7 @@ from engine.types.errors import InvalidRequestError
 from engine.types.params import SamplingParams
 from engine.types.request import EncoderInput
 
-CROSS = ["full and cross", "all kinds", "sliding and wide cross"]
+CROSS = ["full and cross", "all kinds", "sliding and cross of other heads"]
 ROOMY = Settings(
     num_pages=100, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=40, in_flight=1, enable_prefix_caching=True
 )
@@ -71,7 +71,7 @@ def test_preempted_requests_get_the_tokens_that_they_get_alone(schedule: Schedul
     assert stats.swap_pages_used == 0
 
 
-@pytest.mark.parametrize("layout", ["full and cross", "sliding and wide cross"])
+@pytest.mark.parametrize("layout", ["full and cross", "sliding and cross of other heads"])
 def test_prefixes_are_shared_under_one_encoder_input_alone(layout: str) -> None:
     core, _ = make_core(LAYOUTS[layout], ROOMY)
     assert ask(core, "a", ONE)[1].num_cached_tokens == 0

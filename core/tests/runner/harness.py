@@ -23,7 +23,7 @@ from engine.interfaces.ops import OPERATIONS
 from engine.interfaces.platform import Trial
 from engine.plugin import Candidate, Registry
 from engine.runner.worker import Worker
-from engine.types.kv import KVGroup, KVLayout
+from engine.types.kv import KVGroup, KVLayout, KVTable
 from engine.types.model import CheckpointFiles
 from engine.types.params import SamplingParams
 from engine.types.plan import NewBlocks, NewSlot, StepPlan, StepResult
@@ -220,10 +220,14 @@ def layout(tp: int = 1) -> KVLayout:
     return KVLayout(
         block_size=4,
         page_bytes=8 * token,
+        tables=(
+            KVTable(index=0, kind="sliding", window=WINDOW, tokens_per_block=4),
+            KVTable(index=1, kind="full", window=None, tokens_per_block=8),
+        ),
         groups=(
-            KVGroup(index=0, kind="sliding", layers=(0, 2), sliding_window=WINDOW, tokens_per_block=4,
+            KVGroup(index=0, kind="sliding", sites=(0, 2), sliding_window=WINDOW, tokens_per_block=4,
                     layer_bytes=4 * token, **common),
-            KVGroup(index=1, kind="full", layers=(1,), sliding_window=None, tokens_per_block=8,
+            KVGroup(index=1, kind="full", sites=(1,), sliding_window=None, tokens_per_block=8, table=1,
                     layer_bytes=8 * token, **common),
         ),
     )  # fmt: skip
@@ -302,7 +306,7 @@ class Driver:
 
     def __init__(self, worker: Worker, seed: int = 0) -> None:
         self.worker, self.step_id = worker, 0
-        self.groups = layout().groups
+        self.tables = layout().tables
         self.free = (np.random.default_rng(seed).permutation(299) + 1).tolist()
         self.under_way: list[tuple[StepFuture, list[Request], np.ndarray]] = []
 
@@ -313,11 +317,11 @@ class Driver:
 
     def submit(self, *work: tuple[Request, int]) -> StepPlan:
         """Launch a step; decodes first."""
-        new_slots, entries = [], [[] for _ in self.groups]
+        new_slots, entries = [], [[] for _ in self.tables]
         for request, count in work:
             if request.fresh:
                 request.fresh, request.placed = False, len(request.tokens)
-                request.blocks = [0] * len(self.groups)
+                request.blocks = [0] * len(self.tables)
                 new_slots.append(
                     NewSlot(
                         slot=request.slot,
@@ -328,10 +332,10 @@ class Driver:
                         stop_token_ids=np.array(request.stop_ids, np.int32),
                     )
                 )
-            for g, group in enumerate(self.groups):
-                while request.blocks[g] * group.tokens_per_block < request.computed + count:
-                    entries[g].append((request.slot, request.blocks[g], self.free.pop()))
-                    request.blocks[g] += 1
+            for t, table in enumerate(self.tables):
+                while request.blocks[t] * table.tokens_per_block < request.computed + count:
+                    entries[t].append((request.slot, request.blocks[t], self.free.pop()))
+                    request.blocks[t] += 1
         samples = np.array([request.computed + count == request.placed for request, count in work])
         plan = StepPlan(
             step_id=self.step_id,

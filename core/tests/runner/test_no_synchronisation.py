@@ -34,7 +34,7 @@ class Steps:
     def __init__(self, worker: Worker) -> None:
         self.worker, self.step_id = worker, 0
         self.computed = np.zeros(ROWS, np.int32)
-        self.blocks = [np.zeros(ROWS, np.int32) for _ in layout().groups]
+        self.blocks = [np.zeros(ROWS, np.int32) for _ in layout().tables]
         self.free = iter(range(1, 300))
 
     def enter(self, *of_rows: SamplingParams) -> None:
@@ -56,8 +56,8 @@ class Steps:
         """One token a row, or so many; `given` rows are given their drafts."""
         num_tokens = np.ones(ROWS, np.int32) if num_tokens is None else num_tokens
         new_blocks = []
-        for held, group in zip(self.blocks, layout().groups, strict=True):
-            wanted = np.maximum(held, -(-(self.computed + num_tokens) // group.tokens_per_block))
+        for held, table in zip(self.blocks, layout().tables, strict=True):
+            wanted = np.maximum(held, -(-(self.computed + num_tokens) // table.tokens_per_block))
             slot = np.repeat(np.arange(ROWS, dtype=np.int32), wanted - held)
             index = np.concatenate([np.arange(a, b, dtype=np.int32) for a, b in zip(held, wanted, strict=True)])
             page = np.array([next(self.free) for _ in slot], np.int32)
@@ -145,7 +145,7 @@ def test_what_steps_do_beside_tokens_waits_for_nothing() -> None:
     found, scored = steps(), params(prompt_logprobs=2)
     with serving():
         found.enter(GREEDY, scored)
-        copies = {name: np.array([2, 3], np.int32) for name in ("group", "source")}
+        copies = {name: np.array([2, 3], np.int32) for name in ("table", "source")}
         found.step(copies=PageCopies(**copies, destination=np.array([297, 298], np.int32)))
 
 

@@ -20,7 +20,7 @@ def test_pages_are_copied_byte_by_byte() -> None:
     pool = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (9, 37)).astype(np.uint8))
     before = pool.clone()
     source, destination = np.array([3, 3, 1], np.int32), np.array([2, 8, 5], np.int32)
-    copy_pages(Here(), pool, PageCopies(group=np.zeros(3, np.int32), source=source, destination=destination))  # type: ignore[arg-type]
+    copy_pages(Here(), pool, PageCopies(table=np.zeros(3, np.int32), source=source, destination=destination))  # type: ignore[arg-type]
     expected = before.clone()
     expected[[2, 8, 5]] = before[[3, 3, 1]]
     assert torch.equal(pool, expected)

@@ -92,7 +92,7 @@ def test_what_it_found_in_the_cache(layout: str) -> None:
 @layouts
 def test_who_shares_its_pages_goes_on(layout: str) -> None:
     """And whoever comes then computes the same tokens anew."""
-    scheduler = make_scheduler(LAYOUTS[layout])
+    scheduler = make_scheduler(LAYOUTS[layout], max_num_batched_tokens=64)
     scheduler.add(request("a", [*range(18), 99], max_tokens=3))
     scheduler.add(request("b", [*range(18), 98], max_tokens=3))
     made = plan(scheduler)

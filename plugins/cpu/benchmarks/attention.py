@@ -53,7 +53,7 @@ class Subject:
         blocks = [-(-n // BLOCK) for n in lengths]
         layer_bytes = 2 * KV_HEADS * BLOCK * SIZE * dtype.itemsize
         group = KVGroup(
-            index=0, kind="full", layers=tuple(range(layers)), num_kv_heads=KV_HEADS, head_size=SIZE,
+            index=0, kind="full", sites=tuple(range(layers)), num_kv_heads=KV_HEADS, head_size=SIZE,
             sliding_window=None, tokens_per_block=BLOCK, layer_bytes=layer_bytes,
         )  # fmt: skip
         text = str(dtype).removeprefix("torch.")

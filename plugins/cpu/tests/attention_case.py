@@ -118,7 +118,7 @@ class Case:
         form, generator = self.form, np.random.default_rng(self.seed)
         layer_bytes = 2 * form.heads * form.block * form.size * form.stored.itemsize
         self.group = KVGroup(
-            index=0, kind="full" if form.window is None else "sliding", layers=(0, 1), num_kv_heads=form.heads,
+            index=0, kind="full" if form.window is None else "sliding", sites=(0, 1), num_kv_heads=form.heads,
             head_size=form.size, sliding_window=form.window, tokens_per_block=form.block, layer_bytes=layer_bytes,
         )  # fmt: skip
         heads = form.heads * form.group

@@ -241,7 +241,7 @@ def test_rows_without_a_cache(body: Any, dtype: torch.dtype, features: bool, pad
     form = Form(heads, group, size, sinks=features, alibi=features, cap=5.0 if features else None, dtype=dtype)
     case = Case(form, rows_of(form, [list(range(n)) for n in lengths]), padding_tokens=padding)
     kv_group = KVGroup(
-        index=0, kind="encoder", layers=(0,), num_kv_heads=heads, head_size=size, sliding_window=None,
+        index=0, kind="encoder", sites=(0,), num_kv_heads=heads, head_size=size, sliding_window=None,
         tokens_per_block=16, layer_bytes=0,
     )  # fmt: skip
     layer = AttentionLayer(

@@ -19,7 +19,7 @@ PAGES = 24
 
 
 def make(**options: float) -> Prefix:
-    layout = KVLayout(block_size=1, page_bytes=1, groups=())
+    layout = KVLayout(block_size=1, page_bytes=1, tables=(), groups=())
     return Prefix(
         CoreContext(
             layout=layout, max_num_seqs=1, max_num_batched_tokens=1, max_model_len=8, num_pages=PAGES,

@@ -214,7 +214,7 @@ def group_of(tokens: int) -> Any:
     from engine.types.kv import KVGroup
 
     return KVGroup(
-        index=0, kind="full", layers=(0,), num_kv_heads=2, head_size=128, sliding_window=None, tokens_per_block=tokens,
+        index=0, kind="full", sites=(0,), num_kv_heads=2, head_size=128, sliding_window=None, tokens_per_block=tokens,
         layer_bytes=tokens * 1024,
     )  # fmt: skip
 

@@ -65,7 +65,7 @@ def test_tables_name_own_pages() -> None:
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
     for window in (None, 1, 20, 10_000):
         group = KVGroup(
-            index=0, kind="full" if window is None else "sliding", layers=(0,), num_kv_heads=1, head_size=8,
+            index=0, kind="full" if window is None else "sliding", sites=(0,), num_kv_heads=1, head_size=8,
             sliding_window=window, tokens_per_block=per_block, layer_bytes=256,
         )  # fmt: skip
         batch = AttentionBatch(

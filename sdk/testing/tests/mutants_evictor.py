@@ -16,9 +16,9 @@ from engine_sdk.conformance import EvictorConformance
 class DoubleFree(LRU):
     """double free: a victim stays a candidate, and is given up again"""
 
-    def victims(self, n: int, group: int) -> np.ndarray:
+    def victims(self, n: int, table: int) -> np.ndarray:
         head, stamps, count = self._head, self._stamps.copy(), self._len
-        found = super().victims(n, group)
+        found = super().victims(n, table)
         self._head, self._stamps, self._len = head, stamps, count
         return found
 
@@ -26,15 +26,15 @@ class DoubleFree(LRU):
 class TwiceAtOnce(LRU):
     """a page stands twice among the victims of one call"""
 
-    def victims(self, n: int, group: int) -> np.ndarray:
-        found = super().victims(n, group)
+    def victims(self, n: int, table: int) -> np.ndarray:
+        found = super().victims(n, table)
         return np.append(found[:-1], found[:1]) if found.size > 1 else found
 
 
 class Unranked(LRU):
     """unranked victims: they come in order of their numbers"""
 
-    def victims(self, n: int, group: int) -> np.ndarray:
+    def victims(self, n: int, table: int) -> np.ndarray:
         candidates = np.flatnonzero(self._stamps)[:n].astype(np.int32)
         self.on_touch(candidates)
         return candidates
@@ -50,8 +50,8 @@ class FrontFirst(LRU):
 class SortsEachCall(LRU):
     """victims are ranked within a call only: their order depends on how many are asked for"""
 
-    def victims(self, n: int, group: int) -> np.ndarray:
-        return np.sort(super().victims(n, group))[::-1].copy()
+    def victims(self, n: int, table: int) -> np.ndarray:
+        return np.sort(super().victims(n, table))[::-1].copy()
 
 
 class TakesHeldPages(LRU):
@@ -96,15 +96,15 @@ class ForgetsTouch(LRU):
 class OneMore(LRU):
     """one victim more than was asked for"""
 
-    def victims(self, n: int, group: int) -> np.ndarray:
-        return super().victims(n + 1, group)
+    def victims(self, n: int, table: int) -> np.ndarray:
+        return super().victims(n + 1, table)
 
 
 class OneLess(LRU):
     """the last candidate is never given up"""
 
-    def victims(self, n: int, group: int) -> np.ndarray:
-        return super().victims(min(n, max(0, len(self) - 1)), group)
+    def victims(self, n: int, table: int) -> np.ndarray:
+        return super().victims(min(n, max(0, len(self) - 1)), table)
 
 
 class CommitsAreCandidates(LRU):
@@ -139,15 +139,15 @@ class NeverCompacts(LRU):
 class GivesLists(LRU):
     """victims are a list, not an array"""
 
-    def victims(self, n: int, group: int) -> Any:
-        return super().victims(n, group).tolist()
+    def victims(self, n: int, table: int) -> Any:
+        return super().victims(n, table).tolist()
 
 
 class NullPage(LRU):
     """the null page is among the victims when there are too few"""
 
-    def victims(self, n: int, group: int) -> np.ndarray:
-        found = super().victims(n, group)
+    def victims(self, n: int, table: int) -> np.ndarray:
+        found = super().victims(n, table)
         return np.append(found, np.zeros(n - found.size, np.int32)).astype(np.int32)
 
 
@@ -166,8 +166,8 @@ class CommittedOnce(LRU):
     def on_release(self, pages: np.ndarray) -> None:
         super().on_release(np.array([page for page in pages.tolist() if page not in self.lost], np.int32))
 
-    def victims(self, n: int, group: int) -> np.ndarray:
-        found = super().victims(n, group)
+    def victims(self, n: int, table: int) -> np.ndarray:
+        found = super().victims(n, table)
         self.known.difference_update(found.tolist())
         return found
 
@@ -201,9 +201,9 @@ class TwoQueues(LRU):
         super().on_release(pages[~self.known[pages]])
         self.again.on_release(pages[self.known[pages]])
 
-    def victims(self, n: int, group: int) -> np.ndarray:
-        first = super().victims(n, group)
-        found = np.append(first, self.again.victims(n - first.size, group))
+    def victims(self, n: int, table: int) -> np.ndarray:
+        first = super().victims(n, table)
+        found = np.append(first, self.again.victims(n - first.size, table))
         self.ghosts.update((self.hashes[page], None) for page in found.tolist())
         self.forget_some()
         return found

@@ -24,28 +24,28 @@ def capacity(launch: Launch, worker: WorkerReady) -> tuple[int, float]:
         `max_model_len` tokens fit at once; (0, as many as run) for a model that keeps nothing.
     """
     start = launch.start.worker
-    groups = start.layout.groups[: start.layout.num_growing]  # without encoder inputs, whose length is unknown
-    if not groups:
+    tables = start.layout.growing  # without encoder inputs, whose length is unknown
+    if not tables:
         return 0, float(start.max_num_seqs)
     pages = worker.num_pages - 1  # the null page belongs to nobody
     chunk = min(start.max_num_batched_tokens, start.max_model_len)
-    each = sum(BlockTable(group, 1, start.max_model_len).most_live(start.max_model_len, chunk) for group in groups)
-    one_kind = len(groups) == 1 and groups[0].window is None
-    return pages * groups[0].tokens_per_block if one_kind else pages * start.max_model_len // each, pages / each
+    each = sum(BlockTable(table, 1, start.max_model_len).most_live(start.max_model_len, chunk) for table in tables)
+    one_kind = len(tables) == 1 and tables[0].window is None
+    return pages * tables[0].tokens_per_block if one_kind else pages * start.max_model_len // each, pages / each
 
 
 def longest(launch: Launch, worker: WorkerReady) -> tuple[int, int]:
     """The most tokens, up to `max_model_len`, of a request for which the KV cache has room, and how many pages one of
     `max_model_len` needs at once; none for a model that keeps nothing."""
     start = launch.start.worker
-    groups = start.layout.groups[: start.layout.num_growing]
+    tables = start.layout.growing
 
     def needed(length: int) -> int:
         chunk = min(start.max_num_batched_tokens, length)
-        return sum(BlockTable(group, 1, length).most_live(length, chunk) for group in groups)
+        return sum(BlockTable(table, 1, length).most_live(length, chunk) for table in tables)
 
     fits, above = 0, start.max_model_len + 1
-    while groups and fits + 1 < above:
+    while tables and fits + 1 < above:
         middle = (fits + above) // 2
         fits, above = (middle, above) if needed(middle) < worker.num_pages else (fits, middle)
-    return (fits, needed(start.max_model_len)) if groups else (start.max_model_len, 0)
+    return (fits, needed(start.max_model_len)) if tables else (start.max_model_len, 0)

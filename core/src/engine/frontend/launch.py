@@ -7,9 +7,10 @@ description. Cards are imported, bodies are not. What comes out is a `Launch`: t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,15 @@ import msgspec
 from engine.frontend.chat_template import read_template
 from engine.frontend.client import client_of_several
 from engine.frontend.generation_config import read_generation_config, sampling_defaults
-from engine.frontend.needs import TABLE, Facts, attention_needs, check_processors, preemption_mode, template_source
+from engine.frontend.needs import (
+    TABLE,
+    Facts,
+    attention_needs,
+    by_kind,
+    check_processors,
+    preemption_mode,
+    template_source,
+)
 from engine.frontend.request_checks import ConstraintCheck
 from engine.interfaces.model import ModelNeed
 from engine.interfaces.platform import PlatformFacts, PlatformNeed
@@ -42,12 +51,14 @@ from engine.plugin.points import (
     Point,
 )
 from engine.types.errors import ConfigError, EngineError, ManifestError, ModelNotFoundError
+from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.parallel import Parallel, split_layers
 from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
     from engine.config.settings import EngineConfig
+    from engine.interfaces.attention import AttentionCard, AttentionNeed
     from engine.interfaces.checkpoint import CheckpointCard
     from engine.interfaces.model import ModelCard
     from engine.interfaces.tokenizer import TokenizerCard
@@ -229,18 +240,21 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         facts=device,
         size=parallel.tp,
     )
-    pages = {one.kind: one.card.tokens_per_page(needs[one.kind]) for one in choices.choose(ATTENTION, needs)}
+    forms = by_kind(needs)
+    attention = choices.choose(ATTENTION, forms)
+    pages = {one.kind: lcm(*(one.card.tokens_per_page(need) for need in forms[one.kind])) for one in attention}
     if ATTENTION.name in platform.card.own_points:
-        pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in needs}
+        pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in forms}
     tokenizer_folder = _tokenizer_folder(config, registry, files)
     (tokenizer,) = choices.choose(TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
     layout = make_layout(
-        model.kv_specs,
+        model.sites,
         block_size=config.block_size,
         kv_itemsize=_ITEM_SIZES[kv_dtype],
         tokens_per_page=pages,
         size=parallel.tp,
     )
+    layout = _with_page_formats(layout, needs, attention)
     facts = Facts(
         config=config,
         platform=device,
@@ -298,6 +312,21 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     return Launch(
         config, registry, start, manifest, selections, tokenizer, tokenizer_folder, facts.chat_template, choices.idle
     )
+
+
+def _with_page_formats(
+    layout: KVLayout, needs: Sequence[AttentionNeed], attention: Iterable[Selection[AttentionCard]]
+) -> KVLayout:
+    """The layout with the names of what its groups keep in pages. needs: of each site."""
+    of_kind = {one.kind: one for one in attention}
+    groups = []
+    for group in layout.groups:
+        need, one = needs[group.sites[0]], of_kind.get(group.kind)
+        if one is not None and group.table is not None:
+            named = one.card.page_format(need) or f"{one.candidate.name}-{one.candidate.version}"
+            group = msgspec.structs.replace(group, page_format=named)
+        groups.append(group)
+    return msgspec.structs.replace(layout, groups=tuple(groups))
 
 
 def check_attached(found: Launch, start: CoreStart) -> Launch:

@@ -22,7 +22,7 @@ from engine.interfaces.tool_parser import ToolParserNeed
 from engine.plugin import points
 from engine.plugin.points import CardT, NeedT, Point
 from engine.types.errors import ConfigError, TokenizerError, UnsupportedModelError
-from engine.types.kv import KVLayout, kv_heads_on_rank
+from engine.types.kv import KVLayout
 from engine.types.model import ModelDescription
 from engine.types.parallel import Parallel
 from engine.types.structured_outputs import KINDS as CONSTRAINTS
@@ -195,44 +195,33 @@ def attention_needs(
     facts: PlatformFacts,
     size: int = 1,
     kv_dtype: str | None = None,
-) -> dict[str, AttentionNeed]:
-    """What is asked of attention on each of `size` ranks, for each kind of layer of a model. The cache's elements have
-    type `kv_dtype`; None: `dtype`.
+) -> tuple[AttentionNeed, ...]:
+    """What is asked of attention on each of `size` ranks, for each of the model's sites. The cache's elements have type
+    `kv_dtype`; None: `dtype`.
 
     Raises:
-        UnsupportedModelError: layers of one kind differ in form, or the runner cannot compute a kind.
+        UnsupportedModelError: the runner cannot compute a kind.
         ConfigError: KV heads can be neither divided over the ranks nor copied evenly.
     """
-    needs: dict[str, AttentionNeed] = {}
-    for layer, spec in enumerate(model.kv_specs):
-        if spec.kind not in _COMPUTED:
+    for site in model.sites:
+        if site.kind not in _COMPUTED:
             raise UnsupportedModelError(
                 f"load {model.architecture}",
-                f"layer {layer} is of kind '{spec.kind}'; pages for it are managed, but no runner computes it yet",
+                f"layer {site.layer} is of kind '{site.kind}'; pages for it are managed, but no runner computes it yet",
                 f"use a model whose layers are of kind {', '.join(_COMPUTED)}",
             )
-        need = AttentionNeed(
-            kind=spec.kind,
-            head_size=spec.head_size,
-            num_q_heads=model.num_q_heads // size,
-            num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size) if spec.kind != "state" else 0,
-            dtype=dtype,
-            kv_dtype=kv_dtype or dtype,
-            device=facts.device,
-            block_size=block_size,
-            sliding_window=spec.sliding_window,
-            soft_cap=model.soft_cap,
-            features=frozenset(model.attention_features),
-            framework=facts.framework,
-            rope_size=spec.rope_size,
-        )
-        if needs.setdefault(spec.kind, need) != need:
-            raise UnsupportedModelError(
-                f"load {model.architecture}",
-                f"layer {layer} differs from other layers of kind '{spec.kind}' in heads, head size or window",
-                "this engine serves one form of attention for each kind of layer",
-            )
-    return needs
+    features = frozenset(model.attention_features)
+    common = {"block_size": block_size, "dtype": dtype, "kv_dtype": kv_dtype or dtype, "features": features}
+    place = {"device": facts.device, "framework": facts.framework}
+    return tuple(AttentionNeed.of(site, size, **common, **place) for site in model.sites)
+
+
+def by_kind(needs: Iterable[AttentionNeed]) -> dict[str, tuple[AttentionNeed, ...]]:
+    """The different needs of each kind of layer: its driver has to serve them all."""
+    found: dict[str, dict[AttentionNeed, None]] = {}
+    for need in needs:
+        found.setdefault(need.kind, {})[need] = None
+    return {kind: tuple(forms) for kind, forms in found.items()}
 
 
 def _quantization(facts: Facts) -> dict[str, QuantizationNeed]:

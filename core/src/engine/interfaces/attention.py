@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from engine.interfaces.platform import STREAM
 from engine.plugin import Card
-from engine.types.kv import KVGroup
+from engine.types.kv import KVGroup, kv_heads_on_rank
+from engine.types.model import KVSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,7 @@ CaptureLevel = Literal["none", "decode", "uniform", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionNeed:
-    """What the engine asks of attention for one kind of layer.
+    """What the engine asks of attention for one form of layer.
 
     Args:
         kind: see `engine.types.model.KVKind`.
@@ -35,7 +36,7 @@ class AttentionNeed:
         num_q_heads, num_kv_heads: on this rank; the first is a multiple of the second.
         dtype: of queries and outputs; `kv_dtype`: of the cache.
         device: torch's device string.
-        block_size: tokens of the hash unit.
+        block_size: tokens of a block of the KV cache, which pages hold a multiple of.
         sliding_window: tokens that a query sees, itself included; None for all.
         soft_cap: scores become soft_cap * tanh(scores / soft_cap); None for none.
         features: further demands: "kv_index" (a row's queries need not be its last keys, and may see none: see
@@ -61,9 +62,30 @@ class AttentionNeed:
     framework: str = "torch"
     rope_size: int = 0
 
+    @classmethod
+    def of(cls, site: KVSpec, size: int, **facts: Any) -> AttentionNeed:
+        """What a layer asks on each of `size` ranks.
+
+        Args:
+            site: one of `ModelDescription.sites`.
+            facts: what is not the layer's: dtypes, device, block size, features, framework.
+
+        Raises ConfigError where KV heads can be neither divided over the ranks nor copied evenly.
+        """
+        return cls(
+            kind=site.kind,
+            head_size=site.head_size,
+            num_q_heads=site.num_q_heads // size,
+            num_kv_heads=kv_heads_on_rank(site.num_kv_heads, size),
+            sliding_window=site.sliding_window,
+            soft_cap=site.soft_cap,
+            rope_size=site.rope_size,
+            **facts,
+        )
+
 
 class AttentionCard(Card):
-    """Describes an attention driver: which kinds of layer it serves, and how it wants pages cut.
+    """Describes an attention driver: which kinds of layer it serves, how it wants pages cut, and what lies in them.
 
     `captured_by` names the recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see all that it
     launches; which steps they may capture is the body's `capture_level`.
@@ -74,11 +96,21 @@ class AttentionCard(Card):
 
     @classmethod
     def tokens_per_page(cls, need: AttentionNeed) -> int:
-        """Tokens for each page of the group with the largest need: `need.block_size` where the kernel can.
+        """Tokens for each page, which may come to hold a multiple of them: `need.block_size` where the kernel can.
 
         A kernel that cannot says so in `unsupported`, or answers with the nearest size that it can.
         """
         return need.block_size
+
+    @classmethod
+    def page_format(cls, need: AttentionNeed) -> str:
+        """A name for how a layer's keys and values lie in a page. Where it is the same in two engines, with layers and
+        pages of the same form, the bytes of one are those of the other.
+
+        "" stands for the driver's name and version, so that nobody else's pages count as the same. A driver whose bytes
+        lie as another's do, or as those of its other versions, gives that a name.
+        """
+        return ""
 
 
 class LayerCache(NamedTuple):
@@ -99,7 +131,7 @@ class AttentionLayer:
     Args:
         index: in the model.
         group: its KV group.
-        need: its kind's.
+        need: its group's.
         scale: scores are q . k * scale.
         sinks: float32 [num_q_heads] on the device; for each query head one more score, of a key that is always seen and
             whose value is 0: it takes weight away from the others (Xiao et al. 2023). Neither scaled nor capped.
@@ -117,7 +149,7 @@ class AttentionLayer:
 
 @dataclass(kw_only=True)
 class AttentionBatch:
-    """One step, as one KV group sees it: R rows, T tokens, both padded to the bucket.
+    """One step, as the groups of one KV table see it: R rows, T tokens, both padded to the bucket.
 
     Args:
         num_rows, num_tokens: R and T.

@@ -23,7 +23,7 @@ class EvictorCard(Card):
 class Evictor(Protocol):
     """Keeps the order of pages whose content is cached and that nobody holds.
 
-    Pages are int32 numpy arrays. Each method is called at most once a step and group of pages. A page that a request
+    Pages are int32 numpy arrays. Each method is called at most once a step and KV table. A page that a request
     holds, or that an unfinished step names, is never a candidate: it was not released, or was touched since.
     """
 
@@ -34,7 +34,7 @@ class Evictor(Protocol):
 
         Args:
             pages, parents: int32 [m]; parents[i] is the page before pages[i] in its sequence, 0 for none.
-            hashes: m of them; hashes[i] names what pages[i] holds: the keys and values of one KV group for these
+            hashes: m of them; hashes[i] names what pages[i] holds: the keys and values of one KV table for these
                 tokens after those before them. No two cached pages have the same. What was given up and is computed
                 again has the hash that it had, on whichever page: so an evictor can tell what comes back from what is
                 new (the ghost lists of 2Q and ARC). One that keeps hashes of pages that it gave up keeps a bounded
@@ -53,10 +53,10 @@ class Evictor(Protocol):
         """Nobody holds these committed pages any more: they are candidates, the last in the array to go first."""
         ...
 
-    def victims(self, n: int, group: int) -> np.ndarray:
+    def victims(self, n: int, table: int) -> np.ndarray:
         """Up to n candidates to give up, first the one to go first. They are forgotten by this call.
 
-        group: the KV group that wants pages (any group's candidates may be given).
+        table: the KV table that wants pages (any table's candidates may be given).
         """
         ...
 

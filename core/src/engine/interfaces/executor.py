@@ -129,22 +129,17 @@ def rank_starts(message: WorkerStart) -> list[WorkerStart]:
     Raises ConfigError where the model has too few layers for its stages.
     """
     return [
-        msgspec.structs.replace(message, place=place, layout=_on_stage(message.layout, place, message.model.num_layers))
+        msgspec.structs.replace(message, place=place, layout=_on_stage(message, place))
         for place in places(message.parallel, message.model.num_layers)
     ]
 
 
-def _on_stage(layout: KVLayout, place: Place, num_layers: int) -> KVLayout:
-    """The same blocks and tokens for the layers of a stage alone: smaller pages."""
+def _on_stage(message: WorkerStart, place: Place) -> KVLayout:
+    """The same blocks and tokens for the layers of a stage alone."""
     if place.stage.count == 1:
-        return layout
-    mine = frozenset(place.stage.layers(num_layers))
-    groups = tuple(
-        msgspec.structs.replace(group, layers=tuple(layer for layer in group.layers if layer in mine))
-        for group in layout.groups
-    )
-    page_bytes = max((len(group.layers) * group.layer_bytes for group in groups), default=0)
-    return msgspec.structs.replace(layout, groups=groups, page_bytes=page_bytes)
+        return message.layout
+    mine = frozenset(place.stage.layers(message.model.num_layers))
+    return message.layout.on_stage([site for site, spec in enumerate(message.model.sites) if spec.layer in mine])
 
 
 def merge_ready(answers: Sequence[WorkerReady]) -> WorkerReady:

@@ -128,7 +128,7 @@ class KVConnectorWorker(Protocol):
     def __init__(self, context: WorkerContext) -> None: ...
 
     def register(self, pool: torch.Tensor) -> None:
-        """The KV pool: uint8 [num_pages, page_bytes], of all KV groups. Called once, before the first step.
+        """The KV pool: uint8 [num_pages, page_bytes], of all KV tables. Called once, before the first step.
 
         Raises an EngineError where memory of the connector's own cannot be had.
         """

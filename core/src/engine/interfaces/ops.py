@@ -108,8 +108,8 @@ class StepTables(NamedTuple):
 
     Args:
         tokens: int32 [max_num_seqs + 1, max_model_len + 1]; the ids of each slot's tokens.
-        blocks: for each KV group int32 [max_num_seqs + 1, max_blocks]; its block tables.
-        tokens_per_block: for each KV group.
+        blocks: for each KV table int32 [max_num_seqs + 1, max_blocks]; its block tables.
+        tokens_per_block: for each KV table.
     """
 
     tokens: torch.Tensor
@@ -127,8 +127,8 @@ class StepInputs(NamedTuple):
         seq_lens: int32 [R]; num_computed + num_tokens.
         token_ids: int32 [T]; filled by `prepare_inputs`, as are those below.
         positions: int64 [T].
-        block_tables: for each group int32 [R, max_blocks], in row order.
-        slot_mappings: for each group int64 [T]: page * tokens_per_block + offset in the page.
+        block_tables: for each table int32 [R, max_blocks], in row order.
+        slot_mappings: for each table int64 [T]: page * tokens_per_block + offset in the page.
     """
 
     slot_of_row: torch.Tensor

@@ -6,9 +6,8 @@ A hit in whole blocks goes on within a block where cached tokens follow that sha
 block that goes on otherwise, in the partly filled last block of a sequence that has ended, or in that of one that runs.
 The request gets fresh pages, and the step copies the content into them before it does anything else.
 
-The rule where groups have blocks of different lengths: a partial block begins where blocks of all groups end, every
-group holds all its tokens, and every group copies all its pages that hold some of them. So a partial block is shorter
-than the match unit. A model with a "state" group has none: of a block's tokens it keeps the state after the last one.
+Blocks of all tables have the same tokens, so a page of each table is copied. A model with a "state" table has no
+partial blocks: of a block's tokens it keeps the state after the last one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Sequence as Sequences
 import numpy as np
 
 from engine.kv.hashing import Digest, Hashed, extend_hashes, first_media, partial_hash
-from engine.kv.index import PrefixIndex, RadixChild
+from engine.kv.index import PrefixIndex
 from engine.kv.matching import Hit, PartialBlock, RunningTokens, Sequence
 from engine.kv.pool import PagePool
 from engine.kv.tables import BlockTable, spans
@@ -34,14 +33,13 @@ class CachedBlocks:
 
     Args:
         index, pool: the manager's.
-        tables: of the groups that grow with the sequence. Pages of others are shared whole, never copied.
-        block_size: tokens of the hash unit.
-        unit: tokens; partial blocks begin at multiples of it.
+        tables: those that grow with the sequence. Pages of others are shared whole, never copied.
+        block_size: tokens of a block.
         digest: the hash function.
         num_slots: slots.
 
     Attributes:
-        tail_hash: for each slot the hash after its last cached unit; `NO_TAIL` where it may not be copied from.
+        tail_hash: for each slot the hash after its last cached block; `NO_TAIL` where it may not be copied from.
         computed_limit: int32 [num_slots]; while the slot's prompt is under way, its tokens that plans already made
             compute; then more than it will ever have.
     """
@@ -52,7 +50,6 @@ class CachedBlocks:
         pool: PagePool,
         tables: tuple[BlockTable, ...],
         block_size: int,
-        unit: int,
         digest: Digest,
         num_slots: int,
     ) -> None:
@@ -60,13 +57,10 @@ class CachedBlocks:
         self._pool = pool
         self._tables = tables
         self._block_size = block_size
-        self._unit = unit
-        self._unit_hashes = unit // block_size
         self._digest = digest
-        self._has_partial = all(table.group.kind != "state" for table in tables)
-        self._num_cached = np.full(num_slots, _NEVER, np.int32)  # hash units of each slot that the index was offered
+        self._has_partial = all(table.kind != "state" for table in tables)
+        self._num_cached = np.full(num_slots, _NEVER, np.int32)  # blocks of each slot that the index was offered
         self._block_places = np.arange(block_size, 0, -1)
-        self._unit_places = np.arange(unit, 0, -1)
         self.tail_hash = [NO_TAIL] * num_slots
         self.computed_limit = np.zeros(num_slots, np.int32)
 
@@ -122,23 +116,19 @@ class CachedBlocks:
                 extend_hashes(hashes, held.root, tokens[slot, : blocks * size], size, digest=digest, media=media)
             mine.append(held)
             if not media:
-                units = blocks // self._unit_hashes * self._unit_hashes
-                self.tail_hash[slot] = hashes[units - 1] if units else held.root
-        for group, table in enumerate(self._tables):
-            step = table.tokens_per_block // size
-            first = np.maximum(start // step, table.first_block[slots])
-            counts = np.maximum(end // step - first, 0)
-            row, block = spans(first, counts)
+                self.tail_hash[slot] = hashes[blocks - 1]
+        for table in self._tables:
+            first = np.maximum(start, table.first_block[slots])
+            row, block = spans(first, np.maximum(end - first, 0))
             of_row = slots[row]
             # The page before, where the slot still holds it and the index names that one.
             parents = table.pages[of_row, block - 1]
             parents[(block == table.first_block[of_row]) | ~self._pool.committed[parents]] = NULL_PAGE
-            self._cache_blocks(group, step, mine, slots, tokens, row, block, table.pages[of_row, block], parents)
+            self._cache_blocks(table, mine, slots, tokens, row, block, table.pages[of_row, block], parents)
 
     def _cache_blocks(
         self,
-        group: int,
-        step: int,
+        table: BlockTable,
         sequences: list[Hashed],
         slots: np.ndarray,
         tokens: np.ndarray,
@@ -147,7 +137,7 @@ class CachedBlocks:
         pages: np.ndarray,
         before: np.ndarray,
     ) -> None:
-        """Name the pages of these blocks, each `step` hash units long, where the index names no other for them.
+        """Name the pages of these blocks where the index names no other for them.
 
         Args:
             sequences: n of them, in `slots`, int [n]; tokens: of all slots.
@@ -155,64 +145,57 @@ class CachedBlocks:
             before: the pages of the blocks before these, as far as they are known without a look into the index.
         """
         index = self._index
-        whose, ends = rows.tolist(), ((blocks + 1) * step).tolist()
-        suffix = index.suffix(group)
-        keys = [sequences[row].hashes[end - 1] + suffix for row, end in zip(whose, ends, strict=True)]
+        held = [(sequences[row], block) for row, block in zip(rows.tolist(), blocks.tolist(), strict=True)]
+        keys = index.keys([sequence.hashes[block] for sequence, block in held], table.index)
         new = index.add(keys, pages.tolist())
         if not new:
             return
         if len(new) < pages.size:
             rows, blocks, pages, before = rows[new], blocks[new], pages[new], before[new]
+            held = [held[place] for place in new]
         for i in ((before == NULL_PAGE) & (blocks > 0)).nonzero()[0].tolist():
-            end = ends[new[i]] - step
-            before[i] = index.page_of(sequences[whose[new[i]]].hashes[end - 1] + suffix) or NULL_PAGE
+            sequence, block = held[i]
+            before[i] = index.page_of(index.key(sequence.hashes[block - 1], table.index)) or NULL_PAGE
         self._pool.commit(pages, before)
-        if not group:
-            self._add_units(sequences, slots, tokens, rows, blocks, pages)
-        if self._index.events is not None:
-            added = zip(rows.tolist(), blocks.tolist(), pages.tolist(), strict=True)
-            self._tell_stored(group, step, sequences, tokens[slots], list(added))
+        if not table.index:
+            self._add_children(held, slots[rows], tokens, blocks, pages)
+        if index.events is not None:
+            self._tell_stored(table.index, held, slots[rows].tolist(), tokens, pages.tolist())
 
-    def _add_units(
+    def _add_children(
         self,
-        sequences: list[Hashed],
+        held: list[tuple[Hashed, int]],
         slots: np.ndarray,
         tokens: np.ndarray,
-        rows: np.ndarray,
         blocks: np.ndarray,
         pages: np.ndarray,
     ) -> None:
-        """New blocks of the first group, as for `_cache_blocks`: tells of those that end a unit."""
-        ends = (blocks + 1) * self._tables[0].tokens_per_block
-        last = ends % self._unit == 0
-        if np.count_nonzero(last) < last.size:
-            rows, ends, pages = rows[last], ends[last], pages[last]
-        data, size = tokens[slots[rows, None], ends[:, None] - self._unit_places].tobytes(), 4 * self._unit
-        places = range(0, len(data), size)
-        for row, end, page, i in zip(rows.tolist(), ends.tolist(), pages.tolist(), places, strict=True):
-            self._add_unit(end, sequences[row], data[i : i + size], page)
+        """The first table's blocks that the index did not know, (sequence, block) each: others may share a beginning
+        with them."""
+        size, add = self._block_size, self._index.children.add
+        data = tokens[slots[:, None], ((blocks + 1) * size)[:, None] - self._block_places].tobytes()
+        for i, ((sequence, block), page) in enumerate(zip(held, pages.tolist(), strict=True)):
+            media, hashes = sequence.media, sequence.hashes
+            if media and first_media(media, block * size, (block + 1) * size) < (block + 1) * size:
+                continue
+            parent = hashes[block - 1] if block else sequence.root
+            add((data[4 * i * size : 4 * (i + 1) * size], hashes[block], parent, page))
 
     def _tell_stored(
-        self,
-        group: int,
-        step: int,
-        sequences: list[Hashed],
-        tokens: np.ndarray,
-        blocks: list[tuple[int, int, int]],
+        self, table: int, held: list[tuple[Hashed, int]], slots: list[int], tokens: np.ndarray, pages: list[int]
     ) -> None:
-        """Blocks (place in `sequences`, block, page) were committed; those that follow one another are one event."""
+        """Blocks, (sequence, block) each, were committed; those that follow one another are one event."""
         assert self._index.events is not None
-        size = self._tables[group].tokens_per_block
-        begin = 0
-        for i, (row, block, _) in enumerate(blocks, 1):
-            if i < len(blocks) and blocks[i][:2] == (row, block + 1):
+        size, begin = self._block_size, 0
+        for i, (sequence, block) in enumerate(held, 1):
+            if i < len(held) and held[i][0] is sequence and held[i][1] == block + 1:
                 continue
-            sequence, first, end = sequences[row], blocks[begin][1], block + 1
+            first, hashes = held[begin][1], sequence.hashes
             self._index.events.stored(
-                group,
-                [(page, sequence.hashes[(b + 1) * step - 1]) for _, b, page in blocks[begin:i]],
-                sequence.hashes[first * step - 1] if first else None,
-                tokens[row, first * size : end * size],
+                table,
+                list(zip(pages[begin:i], hashes[first : block + 1], strict=True)),
+                hashes[first - 1] if first else None,
+                tokens[slots[begin], first * size : (block + 1) * size],
                 size,
                 sequence.lora_id,
             )
@@ -222,38 +205,25 @@ class CachedBlocks:
     def extend(self, hit: Hit, sequence: Sequence, max_tokens: int, running: RunningTokens | None) -> Hit:
         """The hit with the longest partial block that can be had, of at most `max_tokens` tokens in all."""
         start = hit.num_tokens
-        most = min(self._unit, max_tokens - start) if self._has_partial else 0
+        most = min(self._block_size, max_tokens - start) if self._has_partial else 0
         if sequence.media:
             most = first_media(sequence.media, start, start + most) - start
         if most < 1:
             return hit
         parent = sequence.before(start // self._block_size)
         wanted = sequence.tokens[start : start + most]
-        partial = self._cached(parent, wanted, start)
+        partial = self._cached(parent, wanted)
         if running is not None:
             partial = self._running(parent, wanted, start, running, partial)
-        return hit if partial is None else Hit(start + partial.num_tokens, hit.groups, partial)
+        return hit if partial is None else Hit(start + partial.num_tokens, hit.tables, partial)
 
-    def _cached(self, parent: bytes, wanted: np.ndarray, start: int) -> PartialBlock | None:
-        for n, child in self._index.children.nearest(parent, wanted.tobytes()):
-            sources = [self._pages(child, n, table) for table in self._tables]
-            if all(pages.size for pages in sources):
-                return PartialBlock(n, tuple(sources), cached=True)
+    def _cached(self, parent: bytes, wanted: np.ndarray) -> PartialBlock | None:
+        index = self._index
+        for n, (_, hashed, _, _) in index.children.nearest(parent, wanted.tobytes()):
+            pages = [index.page_of(index.key(hashed, table.index)) for table in self._tables]
+            if None not in pages:
+                return PartialBlock(n, np.array(pages, np.int32), cached=True)
         return None
-
-    def _pages(self, child: RadixChild, num_tokens: int, table: BlockTable) -> np.ndarray:
-        """The pages of a group that hold the child's first tokens; empty where one is gone."""
-        size, group = table.tokens_per_block, table.group.index
-        length, hashes = len(child[0]) // 4, child[1]
-        pages = np.empty(table.blocks(num_tokens), np.int32)
-        for block in range(pages.size):
-            end = (block + 1) * size
-            hashed = hashes[end // self._block_size - 1] if end <= length else hashes[-1]
-            page = self._index.page_of(self._index.key(hashed, group))
-            if page is None:
-                return pages[:0]
-            pages[block] = page
-        return pages
 
     def _running(
         self, parent: bytes, wanted: np.ndarray, start: int, running: RunningTokens, best: PartialBlock | None
@@ -276,74 +246,44 @@ class CachedBlocks:
             n, slot = int(lengths[place]), slots[place]
             if n <= (0 if best is None else best.num_tokens):
                 return best
-            if all(table.first_block[slot] * table.tokens_per_block <= start for table in self._tables):
-                sources = tuple(
-                    table.pages[slot, start // table.tokens_per_block : table.blocks(start + n)].copy()
-                    for table in self._tables
-                )
+            block = start // self._block_size
+            if all(table.first_block[slot] <= block for table in self._tables):
+                sources = np.array([table.pages[slot, block] for table in self._tables], np.int32)
                 return PartialBlock(n, sources, cached=False)
         return best
 
     def hashes_of(self, sequence: Sequence) -> set[bytes]:
         """The hashes under which full and partly filled blocks of this sequence may be cached."""
         size, found = self._block_size, set(sequence.hashes)
-        for start in range(0, min(sequence.tokens.size, len(sequence.hashes) * size + 1), self._unit):
-            tokens = sequence.tokens[start : start + self._unit].tobytes()
-            for _, hashes, _, _ in self._index.children.beginnings(sequence.before(start // size), tokens):
-                found.update(hashes)
+        for block in range(min(-(-sequence.tokens.size // size), len(sequence.hashes) + 1)):
+            tokens = sequence.tokens[block * size : (block + 1) * size].tobytes()
+            children = self._index.children.beginnings(sequence.before(block), tokens)
+            found.update(hashed for _, hashed, _, _ in children)
         return found
 
-    def _add_unit(self, end: int, held: Hashed, tokens: bytes, page: int) -> None:
-        """The unit that ends at token `end` was cached; `page`: the last of the first group in it.
-
-        tokens: of the unit, int32.
-        """
-        start, size, hashes = end - self._unit, self._block_size, held.hashes
-        if held.media and first_media(held.media, start, end) < end:
-            return
-        parent = hashes[start // size - 1] if start else held.root
-        of_unit = tuple(hashes[start // size : end // size])
-        self._index.children.add((tokens, of_unit, parent, page))
-
     def cache_partial_block(self, slot: int, sequence: Sequence) -> None:
-        """Put the slot's tokens after its last whole unit into the prefix cache; its pages are given back next.
+        """Put the slot's tokens after its last whole block into the prefix cache; its pages are given back next.
 
-        sequence: its tokens as far as they are known and computed; hashes of all its full hash units.
+        sequence: its tokens as far as they are known and computed; hashes of all its full blocks.
         """
-        if not self._has_partial:
-            return
         length, size = sequence.tokens.size, self._block_size
-        start = length // self._unit * self._unit
-        if start == length or any(table.first_block[slot] * table.tokens_per_block > start for table in self._tables):
+        last = length // size
+        start = last * size
+        if not self._has_partial or start == length or any(table.first_block[slot] > last for table in self._tables):
             return
         if sequence.media and first_media(sequence.media, start, length) < length:
             return
-        whole = length // size
-        hashes = sequence.hashes[start // size : whole]
-        if whole * size < length:
-            hashes = [
-                *hashes,
-                partial_hash(sequence.before(whole), sequence.tokens[whole * size :], digest=self._digest),
-            ]
-        index, pool = self._index, self._pool
-        first_page = NULL_PAGE
+        index, pool, tokens = self._index, self._pool, sequence.tokens[start:]
+        parent = sequence.before(last)
+        hashed = partial_hash(parent, tokens, digest=self._digest)
         for table in self._tables:
-            tokens, last = table.tokens_per_block, table.blocks(length) - 1
-            page = int(table.pages[slot, last])
-            if length % tokens:
-                key = index.key(hashes[-1], table.group.index)
-                known = index.page_of(key)
-                if known is None:
-                    before = index.key(sequence.before(last * tokens // size), table.group.index) if last else b""
-                    index.add([key], [page])
-                    pool.commit(_one(page), _one(index.page_of(before) or NULL_PAGE))
-                    known = page
-                page = known
-            if table.group.index == 0:
-                first_page = page
-        if pool.committed[first_page]:
-            parent = sequence.before(start // size)
-            index.children.add((sequence.tokens[start:].tobytes(), tuple(hashes), parent, first_page))
+            key, page = index.key(hashed, table.index), int(table.pages[slot, last])
+            if index.add([key], [page]):
+                before = index.page_of(index.key(parent, table.index)) if last else None
+                pool.commit(_one(page), _one(before or NULL_PAGE))
+        first = index.page_of(index.key(hashed, 0))
+        assert first is not None
+        index.children.add((tokens.tobytes(), hashed, parent, first))
 
 
 def _one(page: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The one hash index: which page holds which block of which group, which blocks follow a prefix, and what changed."""
+"""The one hash index: which page holds which block of which table, which blocks follow a prefix, and what changed."""
 
 from __future__ import annotations
 
@@ -11,40 +11,34 @@ import numpy as np
 from engine.types.kv import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 _NEIGHBOURS = 4
-"""How far to look on each side for a child whose pages are all there: groups lose theirs one by one."""
+"""How far to look on each side for a child whose pages are all there: tables lose theirs one by one."""
 
 BlockKey = bytes
-"""A block's hash and, after it, its KV group."""
+"""A block's hash and, after it, its KV table."""
 
 
 class PrefixIndex:
     """Block keys to pages and back. A page stands under one key at most, and a key names one page at most."""
 
-    def __init__(self, num_pages: int, num_groups: int) -> None:
+    def __init__(self, num_pages: int, num_tables: int) -> None:
         self._pages: dict[BlockKey, int] = {}
         self._keys: list[BlockKey | None] = [None] * num_pages
-        self._suffixes = [b"" if group == 0 else group.to_bytes(2, "little") for group in range(num_groups)]
+        self._suffixes = [b"" if table == 0 else table.to_bytes(2, "little") for table in range(num_tables)]
         self.page_of = self._pages.get
         self.children = RadixChildren(num_pages)
         self.events: KVEventLog | None = None
 
-    def suffix(self, group: int) -> bytes:
-        """What stands behind a hash in the key of a group's block."""
-        return self._suffixes[group]
-
-    def key(self, hashed: bytes, group: int) -> BlockKey:
-        """The key of the block of a group that ends where this hash does."""
-        return hashed + self._suffixes[group]
+    def key(self, hashed: bytes, table: int) -> BlockKey:
+        """The key of the block of a table that ends where this hash does."""
+        return hashed + self._suffixes[table]
 
     def __len__(self) -> int:
         return len(self._pages)
 
-    def keys(self, hashes: list[bytes], group: int, start: int, end: int, hashes_per_block: int) -> list[BlockKey]:
-        """The keys of blocks start .. end - 1 of a group, each `hashes_per_block` hash units long."""
-        suffix, step = self._suffixes[group], hashes_per_block
-        if not suffix and step == 1:
-            return hashes[start:end]
-        return [hashed + suffix for hashed in hashes[(start + 1) * step - 1 : end * step : step]]
+    def keys(self, hashes: list[bytes], table: int) -> list[BlockKey]:
+        """The keys of the blocks of a table that end where these hashes do."""
+        suffix = self._suffixes[table]
+        return [hashed + suffix for hashed in hashes] if suffix else hashes
 
     def keys_of(self, pages: np.ndarray) -> list[BlockKey]:
         """The keys under which these pages stand."""
@@ -97,13 +91,13 @@ class PrefixIndex:
         self.children.check_integrity(committed)
 
 
-RadixChild = tuple[bytes, tuple[bytes, ...], bytes, int]
-"""Cached tokens after a prefix: a whole unit, or the partly filled last one of a sequence that has ended. In order:
+RadixChild = tuple[bytes, bytes, bytes, int]
+"""Cached tokens after a prefix: a whole block, or the partly filled last one of a sequence that has ended. In order:
 
 tokens: little-endian int32, as bytes. So children are kept in the order of their tokens.
-hashes: of the hash units that the tokens fill and, where some are left over, of these.
-parent: the hash that stands before them.
-page: the last page of the first group; the child is forgotten with it.
+hash: of the block.
+parent: the hash that stands before it.
+page: of the first table; the child is forgotten with it.
 
 A plain tuple: one is made for each block that is cached, and the garbage collector does not follow it. As a NamedTuple
 or a class with slots it costs 3 % of a step of 256 decodes.
@@ -111,7 +105,7 @@ or a class with slots it costs 3 % of a step of 256 decodes.
 
 
 class RadixChildren:
-    """What follows a prefix: for each prefix that ends a block in every group, the cached blocks after it.
+    """What follows a prefix: for each prefix of whole blocks, the cached blocks after it.
 
     The prefix index finds whole blocks. Here a request finds the block that shares the most tokens with it, so that the
     page can be copied and filled on from there: prefix hits to the token, as SGLang's radix tree gives them. The blocks
@@ -197,11 +191,11 @@ class KVEventLog:
     def __init__(self, num_pages: int) -> None:
         self._events: list[KVEvent] = []
         self._removed: dict[int, list[bytes]] = {}
-        self._stored: list[tuple[int, bytes] | None] = [None] * num_pages  # (group, hash) of each page
+        self._stored: list[tuple[int, bytes] | None] = [None] * num_pages  # (table, hash) of each page
 
     def stored(
         self,
-        group: int,
+        table: int,
         blocks: Sequence[tuple[int, bytes]],
         parent: bytes | None,
         tokens: np.ndarray,
@@ -211,14 +205,14 @@ class KVEventLog:
         """Blocks, (page, hash) each, were committed one after another; tokens: int32 [len(blocks) * block_size]."""
         self._flush_removed()
         for page, hashed in blocks:
-            self._stored[page] = (group, hashed)
+            self._stored[page] = (table, hashed)
         self._events.append(
             BlockStored(
                 block_hashes=[hashed for _, hashed in blocks],
                 parent_block_hash=parent,
                 token_ids=tokens.tolist(),
                 block_size=block_size,
-                group=group,
+                table=table,
                 lora_id=lora_id,
             )
         )
@@ -245,4 +239,4 @@ class KVEventLog:
 
     def _flush_removed(self) -> None:
         removed, self._removed = self._removed, {}
-        self._events += [BlockRemoved(block_hashes=hashes, group=group) for group, hashes in removed.items()]
+        self._events += [BlockRemoved(block_hashes=hashes, table=table) for table, hashes in removed.items()]

@@ -1,17 +1,43 @@
-"""From the model's layers to the pool's form: groups of equal layers, and how many tokens a page holds for each."""
+"""From the model's layers to the pool's form: tables of layers that live equally long, and groups of equal layers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from engine.types.errors import ConfigError
-from engine.types.kv import KVGroup, KVLayout, kv_heads_on_rank
-from engine.types.model import KVSpec
+from engine.types.kv import ALIGNMENT, KVGroup, KVLayout, KVTable, kv_heads_on_rank
+from engine.types.model import KVKind, KVSpec, StateTensor
+
+_COST_OF_A_TABLE = 0.015
+"""What a table more has to save, as a share of the pool: it costs the host work in every step."""
+_STATE_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+
+class _Lifetime(NamedTuple):
+    """Layers whose pages live equally long.
+
+    Args:
+        kind, window: as in `KVTable`.
+        sites: places in the specs, the layers with the most bytes first.
+        sizes: bytes of each layer in a page.
+    """
+
+    kind: KVKind
+    window: int | None
+    sites: list[int]
+    sizes: list[int]
+
+    def largest(self, count: int) -> int:
+        """Bytes of the largest of `count` tables to which layers are dealt in turn: of that which gets the first."""
+        return sum(self.sizes[::count])
 
 
 def make_layout(
-    kv_specs: Sequence[KVSpec],
+    sites: Sequence[KVSpec],
     *,
     block_size: int,
     kv_itemsize: int,
@@ -20,109 +46,164 @@ def make_layout(
 ) -> KVLayout:
     """Cut one pool for all layers.
 
-    Layers with equal specs form a group; those of a draft model have theirs beside the target's, and those of kind
-    "encoder", which keep nothing, none. The group with the largest need fixes `page_bytes`; the other groups put as
-    many tokens into a page as fit, in whole multiples of the hash unit. Groups of kind "cross" come last.
+    Layers that live equally long share tables whatever their heads, those of draft models with the target's. Where one
+    lifetime has more layers than another, they are dealt in turn to several tables of about equal bytes, so that blocks
+    of the same tokens fill the pages of all tables, and a prefix ends a block in all of them at once. A block has the
+    tokens that the drivers want; beside states, which take the same room after any number of tokens, as many as make a
+    layer's keys and values as large as a state. Layers of kind "encoder" keep nothing: they are in groups, but in no
+    table.
 
     Args:
-        kv_specs: one a layer, in order.
-        block_size: tokens of the hash unit.
+        sites: `ModelDescription.sites`, and those of draft models behind them.
+        block_size: tokens of a block, at least.
         kv_itemsize: bytes of one cached element.
         tokens_per_page: for each kind, what the attention driver's card answered: a multiple of `block_size`.
-        size: ranks over which KV heads are divided (replicated where there are fewer heads than ranks).
+        size: ranks over which heads are divided (KV heads are replicated where there are fewer of them than ranks).
 
     Raises:
-        ConfigError: a size is not positive, a spec contradicts its kind, or KV heads, states or tokens cannot be
-            divided as asked.
+        ConfigError: a size is not positive, a spec contradicts its kind, or heads, states or tokens cannot be divided
+            as asked.
     """
-    if block_size < 1 or kv_itemsize < 1 or not kv_specs:
-        raise ConfigError(
-            f"a KV cache of {len(kv_specs)} layers with block_size={block_size}", "sizes must be positive"
-        )
-    layers_of: dict[KVSpec, list[int]] = {}
-    for layer, spec in enumerate(kv_specs):
-        if spec.kind != "encoder":
-            layers_of.setdefault(spec, []).append(layer)
-    if not layers_of:
-        return KVLayout(block_size=block_size, page_bytes=0, groups=())
-
-    for spec in layers_of:
+    if block_size < 1 or kv_itemsize < 1 or not sites:
+        raise ConfigError(f"a KV cache of {len(sites)} layers with block_size={block_size}", "sizes must be positive")
+    for spec in dict.fromkeys(sites):
         _check(spec)
-    if all(spec.kind == "cross" for spec in layers_of):
+    kinds = dict.fromkeys(spec.kind for spec in sites)
+    if list(kinds) == ["cross"]:
         raise ConfigError("a KV cache of cross-attention alone", "no layer keeps anything of the decoder's own tokens")
-    layers_of = dict(sorted(layers_of.items(), key=lambda item: item[0].kind == "cross"))
-    wanted = {spec: _wanted_tokens(spec, block_size, tokens_per_page) for spec in layers_of}
-    page_bytes = max(
-        _layer_bytes(spec, wanted[spec], kv_itemsize, size) * len(layers) for spec, layers in layers_of.items()
-    )
-    tokens = {
-        spec: page_bytes // (_layer_bytes(spec, wanted[spec], kv_itemsize, size) * len(layers)) * wanted[spec]
-        for spec, layers in layers_of.items()
-        if spec.kind != "state"
-    }
-    # A state takes the same room after any number of tokens: its blocks are as long as the longest of the others, so
-    # that it makes the match unit no longer.
-    longest = max((n for spec, n in tokens.items() if spec.kind != "cross"), default=0)
-    groups = []
-    for index, (spec, layers) in enumerate(layers_of.items()):
-        tokens_per_block = tokens.get(spec) or max(longest, wanted[spec])
+    tokens = math.lcm(block_size, *(_wanted_tokens(kind, block_size, tokens_per_page) for kind in kinds))
+    states = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites if spec.kind == "state"]
+    others = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites if spec.kind not in ("state", "encoder")]
+    if states and others:
+        tokens *= max(1, max(states) // max(others))
+    layer_bytes = [_layer_bytes(spec, tokens, kv_itemsize, size) for spec in sites]
+    lifetimes = _lifetimes(sites, layer_bytes)
+    page_bytes, num_tables = _cut(lifetimes)
+    tables: list[KVTable] = []
+    groups: list[KVGroup] = []
+    for lifetime, count in zip(lifetimes, num_tables, strict=True):
+        for first in range(count):
+            table = KVTable(index=len(tables), kind=lifetime.kind, window=lifetime.window, tokens_per_block=tokens)
+            groups += _groups(sites, lifetime.sites[first::count], len(tables), tokens, size, len(groups), layer_bytes)
+            tables.append(table)
+    uncached = [site for site, spec in enumerate(sites) if spec.kind == "encoder"]
+    groups += _groups(sites, uncached, None, tokens, size, len(groups), layer_bytes)
+    return KVLayout(block_size=tokens, page_bytes=page_bytes, tables=tuple(tables), groups=tuple(groups))
+
+
+def _lifetimes(sites: Sequence[KVSpec], layer_bytes: Sequence[int]) -> list[_Lifetime]:
+    """In the order of their first layers, "cross" last."""
+    found: dict[tuple[KVKind, int | None], list[int]] = {}
+    for site, spec in enumerate(sites):
+        if spec.kind != "encoder":
+            kind: KVKind = "full" if spec.kind == "mla" else spec.kind
+            found.setdefault((kind, 2 if kind == "state" else spec.sliding_window), []).append(site)
+    lifetimes = []
+    for (kind, window), members in sorted(found.items(), key=lambda entry: entry[0][0] == "cross"):
+        members.sort(key=lambda site: (-layer_bytes[site], sites[site].model))
+        lifetimes.append(_Lifetime(kind, window, members, [layer_bytes[site] for site in members]))
+    return lifetimes
+
+
+def _cut(lifetimes: list[_Lifetime]) -> tuple[int, list[int]]:
+    """Bytes of a page, and how many tables each lifetime gets: what costs the least room and work."""
+    used = sum(sum(lifetime.sizes) for lifetime in lifetimes)
+    least = max((lifetime.sizes[0] for lifetime in lifetimes), default=0)
+    best: tuple[float, int, list[int]] = (0.0, 0, [])
+    for size in {lifetime.largest(n) for lifetime in lifetimes for n in range(1, len(lifetime.sites) + 1)}:
+        if size < least:
+            continue
+        counts = [next(n for n in range(1, len(each.sites) + 1) if each.largest(n) <= size) for each in lifetimes]
+        cost = sum(counts) * (size / used + _COST_OF_A_TABLE)
+        best = min(best, (cost, size, counts)) if best[2] else (cost, size, counts)
+    return -(-best[1] // ALIGNMENT) * ALIGNMENT, best[2]
+
+
+def _groups(
+    sites: Sequence[KVSpec],
+    members: list[int],
+    table: int | None,
+    tokens: int,
+    size: int,
+    first: int,
+    layer_bytes: Sequence[int],
+) -> list[KVGroup]:
+    """The groups of a table's layers, one for each form, numbered from `first`."""
+    forms: dict[KVSpec, list[int]] = {}
+    for site in members:
+        forms.setdefault(msgspec.structs.replace(sites[site], layer=None), []).append(site)
+    groups: list[KVGroup] = []
+    offset = 0
+    for spec, of_form in forms.items():
         groups.append(
             KVGroup(
-                index=index,
+                index=first + len(groups),
                 kind=spec.kind,
-                layers=tuple(layers),
+                sites=tuple(sorted(of_form)),
                 num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size) if spec.kind != "state" else 0,
                 head_size=spec.head_size,
                 sliding_window=spec.sliding_window,
-                tokens_per_block=tokens_per_block,
-                layer_bytes=_layer_bytes(spec, tokens_per_block, kv_itemsize, size),
-                draft=spec.draft,
+                tokens_per_block=tokens,
+                layer_bytes=layer_bytes[of_form[0]],
+                table=table,
+                offset=offset,
+                model=spec.model,
+                num_q_heads=spec.num_q_heads // size,
                 rope_size=spec.rope_size,
             )
         )
-    return KVLayout(block_size=block_size, page_bytes=page_bytes, groups=tuple(groups))
-
-
-def match_unit(layout: KVLayout) -> int:
-    """Tokens of the shortest prefix that ends a block in every group that grows with it: cached prefixes are multiples
-    of it."""
-    growing = layout.groups[: layout.num_growing]
-    return math.lcm(layout.block_size, *(group.tokens_per_block for group in growing))
+        offset += layer_bytes[of_form[0]] * len(of_form)
+    return groups
 
 
 def _check(spec: KVSpec) -> None:
     """Raise ConfigError where a spec contradicts its kind."""
     attends = spec.num_kv_heads > 0 and spec.head_size > 0
+    windowed = spec.sliding_window is not None and spec.sliding_window > 0
     fits = {
-        "full": attends and spec.sliding_window is None,
-        "sliding": attends and spec.sliding_window is not None and spec.sliding_window > 0,
-        "mla": spec.num_kv_heads == 1 and 0 <= spec.rope_size < spec.head_size and spec.sliding_window is None,
-        "cross": attends and spec.sliding_window is None,
-        "state": spec.num_kv_heads == spec.head_size == 0 and spec.sliding_window is None,
+        "full": attends,
+        "sliding": attends and windowed,
+        "mla": spec.num_kv_heads == 1 and 0 <= spec.rope_size < spec.head_size,
+        "cross": attends,
+        "encoder": attends,
+        "state": spec.num_kv_heads == spec.head_size == 0 and len(spec.states) > 0,
     }
-    foreign = (spec.state_bytes > 0) != (spec.kind == "state") or (spec.rope_size != 0 and spec.kind != "mla")
+    foreign = (
+        (spec.sliding_window is not None and spec.kind != "sliding")
+        or (spec.states and spec.kind != "state")
+        or (spec.rope_size and spec.kind != "mla")
+    )
     if foreign or not fits.get(spec.kind):
         raise ConfigError(f"a KV cache for {spec}", f"that is no form of kind {spec.kind!r}", "tell the model's author")
 
 
 def _layer_bytes(spec: KVSpec, num_tokens: int, itemsize: int, size: int) -> int:
     """Bytes of one layer of a rank in a page with so many tokens."""
+    if spec.kind == "encoder":
+        return 0
     if spec.kind == "state":
-        if spec.state_bytes % size:
-            raise ConfigError(
-                f"divide a state of {spec.state_bytes} bytes over {size} ranks", "it cannot be divided evenly"
-            )
-        return spec.state_bytes // size
+        return sum(-(-_state_bytes(state, size) // ALIGNMENT) * ALIGNMENT for state in spec.states)
     vectors = 1 if spec.kind == "mla" else 2 * kv_heads_on_rank(spec.num_kv_heads, size)
     return vectors * spec.head_size * itemsize * num_tokens
 
 
-def _wanted_tokens(spec: KVSpec, block_size: int, tokens_per_page: Mapping[str, int]) -> int:
-    wanted = tokens_per_page.get(spec.kind, block_size)
+def _state_bytes(state: StateTensor, size: int) -> int:
+    divided = 1 if state.divided_dim is None else size
+    if state.divided_dim is not None and state.shape[state.divided_dim] % size:
+        raise ConfigError(
+            f"divide the state '{state.name}' {list(state.shape)} over {size} ranks",
+            f"its dimension {state.divided_dim} cannot be divided evenly",
+            f"use a number of ranks that divides {state.shape[state.divided_dim]}",
+        )
+    return math.prod(state.shape) // divided * _STATE_ITEM_BYTES[state.dtype]
+
+
+def _wanted_tokens(kind: str, block_size: int, tokens_per_page: Mapping[str, int]) -> int:
+    wanted = tokens_per_page.get(kind, block_size)
     if wanted < 1 or wanted % block_size:
         raise ConfigError(
             f"block_size={block_size}",
-            f"the attention driver for {spec.kind} layers wants {wanted} tokens a page, not a multiple of it",
+            f"the attention driver for {kind} layers wants {wanted} tokens a page, not a multiple of it",
             f"use --block-size {wanted}" if wanted >= 1 else "choose another attention driver",
         )
     return wanted

@@ -19,8 +19,7 @@ import numpy as np
 from engine.kv.cached_blocks import CachedBlocks
 from engine.kv.hashing import HASH_FUNCTIONS, Hashed, extend_hashes, root_hash
 from engine.kv.index import BlockKey, KVEventLog, PrefixIndex
-from engine.kv.layout import match_unit
-from engine.kv.matching import CrossGroups, Hit, RunningTokens, Sequence, match, no_hit
+from engine.kv.matching import CrossTables, Hit, RunningTokens, Sequence, match, no_hit
 from engine.kv.pool import PagePool
 from engine.kv.tables import BlockTable, spans
 from engine.types.kv import KVLayout
@@ -44,8 +43,8 @@ class KVManager:
         max_encoder_len: tokens of the longest encoder input.
 
     Attributes:
-        tables: one for each group. The first ones, `growing`, hold the sequences' own tokens; the others, `cross`,
-            those of their encoder inputs.
+        tables: one for each of the layout's. The first ones, `growing`, hold the sequences' own tokens; the others,
+            `cross`, those of their encoder inputs.
     """
 
     def __init__(
@@ -62,21 +61,18 @@ class KVManager:
     ) -> None:
         self.layout = layout
         self.block_size = layout.block_size
-        self.unit = match_unit(layout)
         self.enable_prefix_caching = enable_prefix_caching
-        self.index = PrefixIndex(num_pages, len(layout.groups))
+        self.index = PrefixIndex(num_pages, len(layout.tables))
         self.pool = PagePool(num_pages, self.index, evictor)
-        n = layout.num_growing
-        self.growing = tuple(BlockTable(group, max_num_seqs, max_model_len) for group in layout.groups[:n])
-        cross = tuple(BlockTable(group, max_num_seqs, max_encoder_len) for group in layout.groups[n:])
+        self.growing = tuple(BlockTable(table, max_num_seqs, max_model_len) for table in layout.growing)
+        others = layout.tables[len(self.growing) :]
+        cross = tuple(BlockTable(table, max_num_seqs, max_encoder_len) for table in others)
         self.tables = self.growing + cross
         self._sliding = tuple(table for table in self.growing if table.window is not None)
         self.num_resets = 0
         self.digest = HASH_FUNCTIONS[hash_algo]
-        self.cross = CrossGroups(cross, self.index, self.pool, self.digest, max_encoder_len)
-        self.blocks = CachedBlocks(
-            self.index, self.pool, self.growing, self.block_size, self.unit, self.digest, max_num_seqs
-        )
+        self.cross = CrossTables(cross, self.index, self.pool, self.digest, max_encoder_len)
+        self.blocks = CachedBlocks(self.index, self.pool, self.growing, self.block_size, self.digest, max_num_seqs)
 
     # -- questions ----------------------------------------------------------------------------------------------------
     def fits_at_all(self, num_tokens: int, encoder: EncoderInput | None = None) -> bool:
@@ -111,9 +107,9 @@ class KVManager:
         """
         if not self.cross.tables:
             return self._match(sequence, max_tokens, running, planned)
-        found, groups = self.cross.find(sequence, planned, look=self.enable_prefix_caching)
+        found, cross = self.cross.find(sequence, planned, look=self.enable_prefix_caching)
         hit = self._match(sequence, max_tokens if found else 0, running, planned)
-        return Hit(hit.num_tokens, hit.groups + groups, hit.partial)
+        return Hit(hit.num_tokens, hit.tables + cross, hit.partial)
 
     def _match(self, sequence: Sequence, max_tokens: int, running: RunningTokens | None, planned: Set[BlockKey]) -> Hit:
         hit = no_hit(self.growing)
@@ -122,23 +118,15 @@ class KVManager:
         hashes, root, tokens, media, _, _ = sequence
         extend_hashes(hashes, root, tokens, self.block_size, digest=self.digest, media=media)
         if hashes:
-            hit = match(
-                self.index,
-                planned,
-                self.growing,
-                hashes,
-                block_size=self.block_size,
-                unit=self.unit,
-                max_tokens=max_tokens,
-            )
+            hit = match(self.index, planned, self.growing, hashes, block_size=self.block_size, max_tokens=max_tokens)
         return self.blocks.extend(hit, sequence, max_tokens, running)
 
     def pages_for_prompt(self, num_tokens: int, chunk: int, hit: Hit) -> int:
         """Pages that admitting a request takes from those available: its new pages until all `num_tokens` tokens are
         computed in chunks of `chunk`, and what the hit takes."""
         pages = self.pages_taken_by(hit)
-        for group, table in enumerate(self.growing):
-            pages += max(0, table.most_live(num_tokens, chunk) - hit.groups[group].pages.size)
+        for table, found in zip(self.growing, hit.tables, strict=False):
+            pages += max(0, table.most_live(num_tokens, chunk) - found.pages.size)
         return pages
 
     def pages_to_finish(self, slot: int, num_tokens: int, chunk: int) -> int:
@@ -169,14 +157,14 @@ class KVManager:
                 self.pool.release(pages, last_steps[places])
 
     def decode_need(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Which slots need a page to compute the one token at their position: bool [growing groups, n]."""
+        """Which slots need a page to compute the one token at their position: bool [growing tables, n]."""
         need = np.empty((len(self.growing), slots.size), bool)
-        for of_group, table in zip(need, self.growing, strict=True):
-            np.less_equal(table.num_blocks[slots] * table.tokens_per_block, positions, out=of_group)
+        for of_table, table in zip(need, self.growing, strict=True):
+            np.less_equal(table.num_blocks[slots] * table.tokens_per_block, positions, out=of_table)
         return need
 
     def extend_need(self, slots: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Pages that each slot needs to have room for `ends` tokens, int [n]: int [growing groups, n]."""
+        """Pages that each slot needs to have room for `ends` tokens, int [n]: int [growing tables, n]."""
         blocks = [(ends - 1) // table.tokens_per_block + 1 for table in self.growing]
         have = [table.num_blocks[slots] for table in self.growing]
         return np.stack([np.maximum(all_of - n, 0) for all_of, n in zip(blocks, have, strict=True)])
@@ -236,7 +224,7 @@ class KVManager:
         """
         self.blocks.end(slot)
         hashes = self.blocks.hashes_of(sequence)
-        keys = [self.index.key(hashed, table.group.index) for table in self.growing for hashed in hashes]
+        keys = [self.index.key(hashed, table.index) for table in self.growing for hashed in hashes]
         keys += [key for table in self.cross.tables for key in self.cross.keys(sequence, table)]
         pages = {page for key in keys if (page := self.index.page_of(key)) is not None}
         self.pool.discard(np.array(sorted(pages), np.int32))
@@ -265,21 +253,21 @@ class KVManager:
     def check_slot(self, slot: int, num_tokens: int, encoder: EncoderInput | None) -> None:
         """Raise AssertionError unless the slot has blocks for so many tokens, and for its encoder input."""
         for table in self.tables:
-            wanted = num_tokens if table.group.kind != "cross" else 0 if encoder is None else encoder.num_tokens
+            wanted = num_tokens if table.kind != "cross" else 0 if encoder is None else encoder.num_tokens
             assert table.num_blocks[slot] == table.blocks(wanted), f"slot {slot} has not the blocks that it needs"
 
     # -- helpers, also of `engine.kv.reservation` ----------------------------------------------------------------------
     def pages_taken_by(self, hit: Hit) -> int:
         """Pages that using a hit takes from those available: its own that nobody holds, and new ones for what is to be
         loaded or for the encoder's tokens."""
-        pages = [group.pages for group in hit.groups]
+        pages = [table.pages for table in hit.tables]
         if hit.partial is not None:
-            pages += hit.partial.sources
-        evictable = sum(int(np.count_nonzero(self.pool.evictable[of_group])) for of_group in pages)
+            pages.append(hit.partial.sources)
+        evictable = sum(int(np.count_nonzero(self.pool.evictable[of_table])) for of_table in pages)
         return evictable + hit.num_missing + sum(self.missing_cross(hit))
 
     def missing_cross(self, hit: Hit) -> list[int]:
-        """Pages that a request which enters a slot needs in each "cross" group for an input that is not cached."""
+        """Pages that a request which enters a slot needs in each "cross" table for an input that is not cached."""
         if not self.cross.tables:
             return []
-        return [max(0, len(group.keys) - group.pages.size) for group in hit.groups[len(self.growing) :]]
+        return [max(0, len(table.keys) - table.pages.size) for table in hit.tables[len(self.growing) :]]

@@ -184,10 +184,10 @@ class PagePool:
 
     # -- giving out ---------------------------------------------------------------------------------------------------
     def take(self, counts: Sequence[int]) -> list[np.ndarray]:
-        """Pages for each group, with one holder each; tells the evictor what happened since the last call.
+        """Pages for each table, with one holder each; tells the evictor what happened since the last call.
 
         Args:
-            counts: for each KV group; their sum is at most `num_available`.
+            counts: for each KV table; their sum is at most `num_available`.
 
         Raises:
             ContractError: the evictor gave pages that are not evictable, or fewer than it was asked for.
@@ -195,7 +195,7 @@ class PagePool:
         self.tell_evictor()
         assert sum(counts) <= self.num_available
         taken, given_up = [], []
-        for group, count in enumerate(counts):
+        for table, count in enumerate(counts):
             if not count:
                 taken.append(_EMPTY)
                 continue
@@ -203,7 +203,7 @@ class PagePool:
             self.num_free -= n
             pages = self._free[self.num_free : self.num_free + n][::-1].copy()
             if n < count:
-                victims = self._victims(count - n, group)
+                victims = self._victims(count - n, table)
                 given_up.append(victims)
                 pages = np.concatenate([pages, victims]) if n else victims
             taken.append(pages)
@@ -213,10 +213,10 @@ class PagePool:
             self.refs[pages] = 1
         return taken
 
-    def _victims(self, n: int, group: int) -> np.ndarray:
-        pages = np.asarray(self._evictor.victims(n, group), dtype=np.int32)
+    def _victims(self, n: int, table: int) -> np.ndarray:
+        pages = np.asarray(self._evictor.victims(n, table), dtype=np.int32)
         if pages.size != n:
-            raise self._bad_victims(f"gave {pages.size} pages to give up for KV group {group}", f"{n}")
+            raise self._bad_victims(f"gave {pages.size} pages to give up for KV table {table}", f"{n}")
         return pages
 
     def _give_up(self, pages: np.ndarray) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from engine.kv.hashing import Hashed
 from engine.kv.index import BlockKey
 from engine.kv.manager import KVManager
-from engine.kv.matching import GroupHit, Hit, PartialBlock, RunningTokens, Sequence
+from engine.kv.matching import Hit, PartialBlock, RunningTokens, Sequence, TableHit
 from engine.kv.swap import SwapIn
 from engine.kv.tables import BlockTable, spans
 from engine.types.kv import NULL_PAGE
@@ -28,7 +28,7 @@ class StepPages(NamedTuple):
     """What the plan says of pages.
 
     Args:
-        new_blocks: one for each group.
+        new_blocks: one for each table.
         copies: to be made before anything is computed; the sources are held until the step is done.
     """
 
@@ -58,7 +58,7 @@ class Reservation:
         self._chunks: list[tuple[int, int, bool]] = []
         self._pages: list[np.ndarray] = []
         self._entries: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[] for _ in kv.tables]
-        self._copies: list[tuple[int, np.ndarray, np.ndarray]] = []  # (group, sources, destinations)
+        self._copies: list[tuple[np.ndarray, np.ndarray]] = []  # (sources, destinations), a page of each growing table
 
     # -- reserve ------------------------------------------------------------------------------------------------------
     @property
@@ -74,8 +74,8 @@ class Reservation:
         """Pages for slots that compute one token, or one and drafts: `need` is what `KVManager.decode_need` or
         `extend_need` gives, and its sum fits `num_available`. Once a step."""
         self._decodes = slots, need
-        for group, of_group in enumerate(need):
-            self._counts[group] += int(np.count_nonzero(of_group) if need.dtype == bool else np.add.reduce(of_group))
+        for table, of_table in enumerate(need):
+            self._counts[table] += int(np.count_nonzero(of_table) if need.dtype == bool else np.add.reduce(of_table))
 
     def fit_chunk(self, slot: int, start: int, chunk: int, hit: Hit | None = None) -> int:
         """The most tokens from `start`, at most `chunk`, whose pages are available; 0 for none.
@@ -104,11 +104,10 @@ class Reservation:
         """
         kv = self._kv
         self._entering[slot] = _Entering(sequence, hit, swap_in)
-        for group in hit.groups:
-            kv.pool.hold(group.pages[group.pages != NULL_PAGE])
+        for found in hit.tables:
+            kv.pool.hold(found.pages[found.pages != NULL_PAGE])
         if hit.partial is not None:
-            for sources in hit.partial.sources:
-                (kv.pool.hold if hit.partial.cached else kv.pool.pin)(sources)
+            (kv.pool.hold if hit.partial.cached else kv.pool.pin)(hit.partial.sources)
         if swap_in is not None:
             self._counts = [n + more for n, more in zip(self._counts, swap_in.missing, strict=True)]
         if not kv.enable_prefix_caching or (swap_in is not None and not swap_in.cached):
@@ -133,19 +132,17 @@ class Reservation:
         caches = kv.blocks.caches(slot)
         self._chunks.append((slot, end, last))
         if hit is not None:
-            for group, pages in enumerate(kv.missing_cross(hit), len(kv.growing)):
-                self._counts[group] += pages
+            for table, pages in zip(kv.cross.tables, kv.missing_cross(hit), strict=False):
+                self._counts[table.index] += pages
                 if pages and caches:
-                    self._planned.update(hit.groups[group].keys)
-        total = 0
-        for group, table in enumerate(kv.growing):
+                    self._planned.update(hit.tables[table.index].keys)
+        total, filled = 0, hashes[start // kv.block_size : end // kv.block_size]
+        for table in kv.growing:
             pages = max(0, table.blocks(end) - _blocks(table, slot, hit))
-            self._counts[group] += pages
+            self._counts[table.index] += pages
             total += pages
-            if caches and table.group.kind != "state":  # a state is there when its step has ended, not before
-                tokens = table.tokens_per_block
-                keys = kv.index.keys(hashes, group, start // tokens, end // tokens, tokens // kv.block_size)
-                self._planned.update(keys)
+            if caches and table.kind != "state":  # a state is there when its step has ended, not before
+                self._planned.update(kv.index.keys(filled, table.index))
         return total
 
     # -- allocate -----------------------------------------------------------------------------------------------------
@@ -166,24 +163,24 @@ class Reservation:
                 _say_what_is_loaded(kv, slot, entering.swap_in, loaded)
             kv.blocks.computed_limit[slot] = _NO_LIMIT if last else end
             kv.blocks.cache_full_blocks(np.array([slot]), np.array([end]), sequences, tokens)
-        return StepPages([_new_blocks(of_group) for of_group in self._entries], self._page_copies(step_id))
+        return StepPages([_new_blocks(of_table) for of_table in self._entries], self._page_copies(step_id))
 
     def _place_decodes(self, slots: np.ndarray, need: np.ndarray) -> None:
-        for group, (table, of_group) in enumerate(zip(self._kv.growing, need, strict=True)):
+        for table, of_table in zip(self._kv.growing, need, strict=True):
             if need.dtype == bool:
-                growing = slots[of_group]
+                growing = slots[of_table]
                 if not growing.size:
                     continue
                 block = table.num_blocks[growing]
                 table.num_blocks[growing] = block + 1
             else:
                 have = table.num_blocks[slots]
-                row, block = spans(have, of_group)
+                row, block = spans(have, of_table)
                 growing = slots[row]
-                table.num_blocks[slots] = have + of_group
-            pages = self._next(group, growing.size)
+                table.num_blocks[slots] = have + of_table
+            pages = self._next(table.index, growing.size)
             table.pages[growing, block] = pages
-            self._entries[group].append((growing, block, pages))
+            self._entries[table.index].append((growing, block, pages))
 
     def _open(self, slot: int, entering: _Entering) -> list[np.ndarray]:
         """Fill an empty slot with its hit, and with pages for its encoder's tokens and for what is to be loaded.
@@ -192,68 +189,68 @@ class Reservation:
         are cached by now.
 
         Returns:
-            For each group the pages that wait to be loaded, NULL_PAGE standing for those that do not.
+            For each table the pages that wait to be loaded, NULL_PAGE standing for those that do not.
         """
         kv, (sequence, hit, swap_in) = self._kv, entering
         caches, loaded = kv.blocks.caches(slot), []
         kv.blocks.computed_limit[slot] = 0
         if caches and not sequence.media:  # others may copy from its last block
-            kv.blocks.tail_hash[slot] = sequence.before(hit.num_whole // kv.unit * kv.unit // kv.block_size)
-        for table, group in zip(kv.tables, hit.groups, strict=True):
+            kv.blocks.tail_hash[slot] = sequence.before(hit.num_whole // kv.block_size)
+        for table, found in zip(kv.tables, hit.tables, strict=True):
             if swap_in is None:
-                pages = self._pages_of_hit(table, group, caches)
+                pages = self._pages_of_hit(table, found, caches)
             else:
-                pages, empty = group.pages.copy(), group.pages == NULL_PAGE
-                pages[empty] = self._next(table.group.index, swap_in.missing[table.group.index])
+                pages, empty = found.pages.copy(), found.pages == NULL_PAGE
+                pages[empty] = self._next(table.index, swap_in.missing[table.index])
                 loaded.append(np.where(empty, pages, NULL_PAGE))
-                if caches and table.group.kind == "cross":
+                if caches and table.kind == "cross":
                     kv.cross.commit(kv.cross.keys(sequence, table), pages)
-            table.num_blocks[slot] = table.first_block[slot] = group.first_block
+            table.num_blocks[slot] = table.first_block[slot] = found.first_block
             self._append(table, slot, pages)
         return loaded
 
-    def _pages_of_hit(self, table: BlockTable, group: GroupHit, caches: bool) -> np.ndarray:
-        kv, pages = self._kv, group.pages
-        if group.keys and not pages.size:  # of a "cross" group: this step fills them
-            pages = self._next(table.group.index, len(group.keys))
+    def _pages_of_hit(self, table: BlockTable, found: TableHit, caches: bool) -> np.ndarray:
+        kv, pages = self._kv, found.pages
+        if found.keys and not pages.size:  # of a "cross" table: this step fills them
+            pages = self._next(table.index, len(found.keys))
             if caches:
-                kv.cross.commit(group.keys, pages)
+                kv.cross.commit(found.keys, pages)
         planned = np.flatnonzero(pages == NULL_PAGE)
         if planned.size:
             pages = pages.copy()
-            pages[planned] = [kv.index.page_of(group.keys[place]) for place in planned.tolist()]
+            pages[planned] = [kv.index.page_of(found.keys[place]) for place in planned.tolist()]
             kv.pool.hold(pages[planned])
         return pages
 
     def _place_chunk(self, slot: int, end: int, partial: PartialBlock | None) -> None:
         """Put pages into a slot until it has room for `end` tokens; a partial block is copied into the first ones."""
-        for group, table in enumerate(self._kv.growing):
-            pages = self._next(group, max(0, table.blocks(end) - int(table.num_blocks[slot])))
+        first = []
+        for table in self._kv.growing:
+            pages = self._next(table.index, max(0, table.blocks(end) - int(table.num_blocks[slot])))
             self._append(table, slot, pages)
-            if partial is not None:
-                sources = partial.sources[group]
-                self._copies.append((group, sources, pages[: sources.size]))
+            first.append(pages[:1])
+        if partial is not None:
+            self._copies.append((partial.sources, np.concatenate(first)))
 
     def _append(self, table: BlockTable, slot: int, pages: np.ndarray) -> None:
         if pages.size:
             first = table.append(slot, pages)
             block = np.arange(first, first + pages.size, dtype=np.int32)
-            self._entries[table.group.index].append((np.full(pages.size, slot, np.int32), block, pages))
+            self._entries[table.index].append((np.full(pages.size, slot, np.int32), block, pages))
 
-    def _next(self, group: int, n: int) -> np.ndarray:
-        pages = self._pages[group][:n]
-        self._pages[group] = self._pages[group][n:]
+    def _next(self, table: int, n: int) -> np.ndarray:
+        pages = self._pages[table][:n]
+        self._pages[table] = self._pages[table][n:]
         assert pages.size == n
         return pages
 
     def _page_copies(self, step_id: int) -> PageCopies | None:
         if not self._copies:
             return None
-        groups, sources, destinations = zip(*self._copies, strict=True)
-        group = np.repeat(np.array(groups, np.int32), [pages.size for pages in sources])
-        source = np.concatenate(sources)
+        source, destination = (np.concatenate(pages) for pages in zip(*self._copies, strict=True))
         self._kv.pool.release(source, step_id)
-        return PageCopies(group=group, source=source, destination=np.concatenate(destinations))
+        table = np.arange(source.size, dtype=np.int32) % len(self._kv.growing)
+        return PageCopies(table=table, source=source, destination=destination)
 
 
 def _blocks(table: BlockTable, slot: int, hit: Hit | None) -> int:
@@ -261,11 +258,11 @@ def _blocks(table: BlockTable, slot: int, hit: Hit | None) -> int:
 
 
 def _say_what_is_loaded(kv: KVManager, slot: int, swap_in: SwapIn, loaded: list[np.ndarray]) -> None:
-    """Pages of full blocks, and in each group the one of a block that was not full."""
+    """Pages of full blocks, and in each table the one of a block that was not full."""
     num_tokens, targets = swap_in.hit.num_tokens, []
-    for table, of_group in zip(kv.tables, loaded, strict=True):
-        targets.append(of_group)
-        if table.group.kind != "cross":
+    for table, of_table in zip(kv.tables, loaded, strict=True):
+        targets.append(of_table)
+        if table.kind != "cross":
             targets.append(table.pages[slot, num_tokens // table.tokens_per_block : table.blocks(num_tokens)])
     pages = np.concatenate(targets)
     swap_in.places = np.flatnonzero(pages != NULL_PAGE).astype(np.int32)

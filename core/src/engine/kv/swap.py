@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.kv.hashing import extend_hashes
 from engine.kv.manager import KVManager
-from engine.kv.matching import GroupHit, Hit, Sequence
+from engine.kv.matching import Hit, Sequence, TableHit
 from engine.types.kv import NULL_PAGE
 
 
@@ -22,7 +22,7 @@ class SwapRecord:
 
     Args:
         num_tokens: whose keys and values are in its pages.
-        first_block: of each group that grows with the sequence.
+        first_block: of each table that grows with the sequence.
         cached: its blocks may enter the prefix cache, and be found there.
         num_resets: of the cache, until then; content from before a reset is neither offered nor looked for.
     """
@@ -40,7 +40,7 @@ class SwapIn:
     Args:
         cached: its blocks may enter the prefix cache again.
         hit: all its full blocks; NULL_PAGE stands for those to be loaded.
-        missing: for each group how many these are.
+        missing: for each table how many these are.
         places, pages: int32 [m] each; the places[i]-th page that `swap_out` gave is loaded into pages[i]. Known when
             the step's pages are allocated.
     """
@@ -53,7 +53,7 @@ class SwapIn:
 
 
 def swap_out(kv: KVManager, slot: int, num_tokens: int) -> tuple[SwapRecord, np.ndarray]:
-    """The record of a slot, and the pages that hold it, group after group, in order.
+    """The record of a slot, and the pages that hold it, table after table, in order.
 
     num_tokens: computed by plans that are made; those after it are not wanted.
     """
@@ -76,19 +76,19 @@ def find_swapped(kv: KVManager, record: SwapRecord, sequence: Sequence) -> SwapI
     hashes = sequence.hashes
     if cached:
         extend_hashes(hashes, sequence.root, sequence.tokens, kv.block_size, digest=kv.digest, media=sequence.media)
-    groups, missing = [], []
-    for group, (table, first) in enumerate(zip(kv.growing, record.first_block, strict=True)):
-        full = record.num_tokens // table.tokens_per_block
+    tables, missing = [], []
+    full = record.num_tokens // kv.block_size
+    for table, first in zip(kv.growing, record.first_block, strict=True):
         pages = np.full(max(0, full - first), NULL_PAGE, np.int32)
         if cached:
-            keys = kv.index.keys(hashes, group, first, full, table.tokens_per_block // kv.block_size)
+            keys = kv.index.keys(hashes[first:full], table.index)
             pages[:] = [kv.index.page_of(key) or NULL_PAGE for key in keys]
-        groups.append(GroupHit(first, [], pages))
+        tables.append(TableHit(first, [], pages))
         missing.append(int(np.count_nonzero(pages == NULL_PAGE)))
     if kv.cross.tables:
         found, of_encoder = kv.cross.find(sequence, frozenset(), look=cached)
         for cross in of_encoder:
             pages = cross.pages if found else np.full(len(cross.keys), NULL_PAGE, np.int32)
-            groups.append(GroupHit(0, [], pages))
+            tables.append(TableHit(0, [], pages))
             missing.append(0 if found else pages.size)
-    return SwapIn(cached, Hit(record.num_tokens, tuple(groups), num_missing=sum(missing)), missing)
+    return SwapIn(cached, Hit(record.num_tokens, tuple(tables), num_missing=sum(missing)), missing)

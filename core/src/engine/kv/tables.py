@@ -1,30 +1,31 @@
-"""Block tables: for one KV group, which page holds which block of each slot's sequence."""
+"""Block tables: for one KV table of the layout, which page holds which block of each slot's sequence."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from engine.types.kv import KVGroup
+from engine.types.kv import KVTable
 
 _EMPTY = np.empty(0, np.int32)
 
 
 class BlockTable:
-    """One group's table over all slots.
+    """The block tables of all slots, for layers that share them.
 
     Blocks `first_block[slot] .. num_blocks[slot] - 1` of a slot hold pages; those before have left the sliding window
     (or were never needed), and their entries are stale.
 
     Args:
-        group: whose blocks these are.
+        table: whose blocks these are.
         num_slots: rows.
         max_tokens: the longest sequence.
     """
 
-    def __init__(self, group: KVGroup, num_slots: int, max_tokens: int) -> None:
-        self.group = group
-        self.tokens_per_block = group.tokens_per_block
-        self.window = group.window
+    def __init__(self, table: KVTable, num_slots: int, max_tokens: int) -> None:
+        self.index = table.index
+        self.kind = table.kind
+        self.tokens_per_block = table.tokens_per_block
+        self.window = table.window
         max_blocks = -(-max_tokens // self.tokens_per_block)
         self.pages = np.zeros((num_slots, max_blocks), np.int32)
         self.num_blocks = np.zeros(num_slots, np.int32)

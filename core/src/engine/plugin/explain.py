@@ -190,8 +190,10 @@ def _names(selections: Sequence[Selection[Any]]) -> str:
 
 
 def _remarks(card: type[Card], need: Any) -> tuple[str, ...]:
-    """What the card has to say where it serves `need`. That it cannot say it takes nobody's explanation away."""
+    """What the card has to say where it serves `need`, or all needs of a tuple. That it cannot say it takes nobody's
+    explanation away."""
     try:
-        return tuple(str(remark) for remark in card.remarks(need))
+        needs = need if isinstance(need, tuple) else (need,)
+        return tuple(dict.fromkeys(str(remark) for each in needs for remark in card.remarks(each)))
     except Exception as error:
         return (f"its card's `remarks` raised {type(error).__name__}: {error}",)

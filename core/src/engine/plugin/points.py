@@ -207,7 +207,7 @@ OPS: Point[OpsCard, OpsNeed] = Point(
     "ordered",
     "tensor operations; a comma-separated order of preference, resolved per operation",
 )
-ATTENTION: Point[AttentionCard, AttentionNeed] = Point(
+ATTENTION: Point[AttentionCard, tuple[AttentionNeed, ...]] = Point(
     "attention",
     "engine.interfaces.attention:AttentionCard",
     "per_kind",

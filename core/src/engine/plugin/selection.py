@@ -126,11 +126,14 @@ class Selection(Generic[CardT]):
 
 
 def judge(card: type[Card], candidate: Candidate, need: Any) -> Verdict:
-    """Ask a card whether it can serve `need`: first what it declares, then its `unsupported`.
+    """Ask a card whether it can serve `need`, or all needs of a tuple: first what it declares, then its `unsupported`.
 
     Raises:
         ContractError: `unsupported` raised, or answered something else than a list of strings.
     """
+    if isinstance(need, tuple):
+        found = [reason for each in need for reason in judge(card, candidate, each).reasons]
+        return Verdict(candidate, fit=not found, reasons=tuple(dict.fromkeys(found)))
     reasons = card.mismatches(need)
     remedy = "its author has to return a list of reasons, empty where it fits"
     try:

@@ -28,7 +28,7 @@ from engine.interfaces.platform import CapturesDrafts, Platform, PlatformCard, P
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
 from engine.plugin import Manifest, Registry, Selection
 from engine.plugin.selection import judge
-from engine.runner.attention import AttentionLayers, Backend, attention_groups
+from engine.runner.attention import AttentionLayers, Backend
 from engine.runner.capture import why_not_captured
 from engine.runner.drafting import ChosenDrafter
 from engine.sampling.processors import Processor
@@ -234,27 +234,22 @@ def _drafter(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContex
 
 
 def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> AttentionLayers:
+    sites = start.model.sites
     needs = []
     backends: dict[str, Backend] = {}
-    groups = attention_groups(start.layout, start.model, start.parallel.tp)
-    for group in groups:
-        need = AttentionNeed(
-            kind=group.kind,
-            head_size=group.head_size,
-            num_q_heads=start.model.num_q_heads // start.parallel.tp,
-            num_kv_heads=group.num_kv_heads,
+    for group in start.layout.groups:
+        need = AttentionNeed.of(
+            sites[group.sites[0]],
+            size=start.parallel.tp,
             dtype=start.dtype,
             kv_dtype=start.kv_cache_dtype or start.dtype,
             device=start.device,
             block_size=start.layout.block_size,
-            sliding_window=group.sliding_window,
-            soft_cap=start.model.soft_cap,
             features=frozenset(start.model.attention_features),
-            rope_size=group.rope_size,
         )
         needs.append(need)
         backends[group.kind] = chosen.build("attention", group.kind, need, context)
-    return AttentionLayers(groups, tuple(needs), backends)
+    return AttentionLayers(start.layout, sites, tuple(needs), backends)
 
 
 def _quantization(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> dict[str, Quantization]:

@@ -5,6 +5,7 @@ Cache and plan are the runner's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -12,35 +13,11 @@ import torch
 from engine.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, LayerCache
 from engine.interfaces.latent_attention import LatentAttentionBackend
 from engine.types.errors import ContractError
-from engine.types.kv import KVGroup, KVLayout, kv_heads_on_rank
-from engine.types.model import ModelDescription
+from engine.types.kv import KVGroup, KVLayout
+from engine.types.model import KVSpec
 
 Backend = AttentionBackend | LatentAttentionBackend
 """A driver's body: the second of those that serve layers of kind "mla"."""
-
-
-def attention_groups(layout: KVLayout, model: ModelDescription, size: int = 1) -> tuple[KVGroup, ...]:
-    """The layout's groups, then one for each form of layer that keeps nothing: its pages hold no byte.
-
-    size: ranks over which heads are divided.
-    """
-    uncached: dict[tuple[int, int], list[int]] = {}
-    for layer, spec in enumerate(model.kv_specs):
-        if spec.kind == "encoder":
-            uncached.setdefault((spec.num_kv_heads, spec.head_size), []).append(layer)
-    return layout.groups + tuple(
-        KVGroup(
-            index=len(layout.groups) + index,
-            kind="encoder",
-            layers=tuple(layers),
-            num_kv_heads=kv_heads_on_rank(num_kv_heads, size),
-            head_size=head_size,
-            sliding_window=None,
-            tokens_per_block=layout.block_size,
-            layer_bytes=0,
-        )
-        for index, ((num_kv_heads, head_size), layers) in enumerate(uncached.items())
-    )
 
 
 class LayerAttention:
@@ -125,24 +102,33 @@ class AttentionLayers:
     `engine.interfaces.model.LatentAttentionFactory`.
 
     Args:
-        groups: all of them, see `attention_groups`.
+        layout: of the pool.
+        sites: the specs whose places the layout's groups name.
         needs: of each group.
         backends: the body for each kind of layer.
 
     Attributes:
+        layout, groups: the pool's form, and its groups.
         plans: of the step under way, one for each group. The runner sets its items; layers read them.
         pool: uint8 [num_pages, page_bytes]; None before it is bound.
     """
 
     def __init__(
-        self, groups: tuple[KVGroup, ...], needs: tuple[AttentionNeed, ...], backends: dict[str, Backend]
+        self,
+        layout: KVLayout,
+        sites: Sequence[KVSpec],
+        needs: tuple[AttentionNeed, ...],
+        backends: dict[str, Backend],
     ) -> None:
-        self.groups = groups
+        self.layout = layout
+        self.groups = layout.groups
         self._needs = needs
         self._backends = backends
-        self._group_of = {layer: group for group in groups for layer in group.layers}
-        self._layers: list[LayerAttention | LatentLayerAttention] = []
-        self.plans: list[Any] = [None] * len(groups)
+        # Layers of kind "state" attend to nothing, and nothing computes "cross" yet.
+        own = ((group, site) for group in layout.groups for site in group.sites if group.kind not in ("state", "cross"))
+        self._of_layer = {sites[site].layer: (group, site) for group, site in own if not group.model}
+        self._layers: list[tuple[int, LayerAttention | LatentLayerAttention]] = []
+        self.plans: list[Any] = [None] * len(layout.groups)
         self.pool: torch.Tensor | None = None
 
     def __call__(
@@ -153,7 +139,7 @@ class AttentionLayers:
         alibi_slopes: torch.Tensor | None = None,
     ) -> LayerAttention:
         """The attention of the model's layer of this index. Raises ContractError for one of another stage."""
-        group = self._group(layer)
+        group, site = self._site(layer)
         kind = EncoderAttention if group.kind == "encoder" else LayerAttention
         made = kind(
             AttentionLayer(
@@ -167,19 +153,19 @@ class AttentionLayers:
             cast(AttentionBackend, self.backend(group)),
             self.plans,
         )
-        self._layers.append(made)
+        self._layers.append((site, made))
         return made
 
     def latent(self, layer: int, scale: float) -> LatentLayerAttention:
         """The attention of the model's layer of this index, which is of kind "mla". Raises as `__call__`."""
-        group = self._group(layer)
+        group, site = self._site(layer)
         described = AttentionLayer(index=layer, group=group, need=self._needs[group.index], scale=scale)
         made = LatentLayerAttention(described, cast(LatentAttentionBackend, self.backend(group)), self.plans)
-        self._layers.append(made)
+        self._layers.append((site, made))
         return made
 
-    def _group(self, layer: int) -> KVGroup:
-        if (group := self._group_of.get(layer)) is None:
+    def _site(self, layer: int) -> tuple[KVGroup, int]:
+        if (found := self._of_layer.get(layer)) is None:
             raise ContractError(
                 f"build layer {layer} of the model",
                 "this worker's stage does not have it",
@@ -187,20 +173,20 @@ class AttentionLayers:
                 "--pipeline-parallel-size out",
                 point="model",
             )
-        return group
+        return found
 
     def backend(self, group: KVGroup) -> Backend:
         """The body that serves a group."""
         return self._backends[group.kind]
 
     def bind(self, pool: torch.Tensor) -> None:
-        """Give every layer its cache: its bytes of each page of its group. pool: uint8 [num_pages, page_bytes]."""
+        """Give every layer its cache: its bytes of each page of its table. pool: uint8 [num_pages, page_bytes]."""
         self.pool = pool
-        for made in self._layers:
+        for site, made in self._layers:
             if isinstance(made, EncoderAttention):
                 continue
             group, need = made.layer.group, made.layer.need
-            start = group.layers.index(made.layer.index) * group.layer_bytes
+            start = group.offset + group.sites.index(site) * group.layer_bytes
             cache: Any = self.backend(group).cache(need, group, pool[:, start : start + group.layer_bytes])
             made.bind(cache)
 

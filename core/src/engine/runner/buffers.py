@@ -18,7 +18,7 @@ from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.ops import StepInputs, StepTables
 from engine.interfaces.platform import Platform
 from engine.sampling.packed import send
-from engine.types.kv import NULL_PAGE, KVLayout
+from engine.types.kv import NULL_PAGE, KVGroup, KVLayout
 from engine.types.plan import KnownTokens, NewSlot, PageCopies, StepPlan
 
 _HEADER = 4
@@ -48,12 +48,12 @@ class SlotTables:
     def __init__(self, platform: Platform, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
         self._platform = platform
         device, slots = platform.device, max_num_seqs + 1
-        widths = [-(-max_model_len // group.tokens_per_block) for group in layout.groups]
+        widths = [-(-max_model_len // table.tokens_per_block) for table in layout.tables]
         self.scratch_slot = max_num_seqs
         self.tables = StepTables(
             tokens=torch.zeros(slots, max_model_len + 1, dtype=torch.int32, device=device),
             blocks=tuple(torch.full((slots, width), NULL_PAGE, dtype=torch.int32, device=device) for width in widths),
-            tokens_per_block=tuple(group.tokens_per_block for group in layout.groups),
+            tokens_per_block=tuple(table.tokens_per_block for table in layout.tables),
         )
 
     def enter(self, plan: StepPlan) -> None:
@@ -74,9 +74,9 @@ class SlotTables:
         """Write new pages into the block tables.
 
         Args:
-            entries: int32 [3 * sum of counts], on the device; for each group the slots, indices and pages of its
+            entries: int32 [3 * sum of counts], on the device; for each KV table the slots, indices and pages of its
                 `NewBlocks`, one after the other.
-            counts: of each group.
+            counts: of each table.
         """
         start = 0
         for table, count in zip(self.tables.blocks, counts, strict=True):
@@ -95,7 +95,7 @@ class StepInputBuffers:
         tokens_per_row: where all rows have the same number, those after a row's own tokens being padding; else 0.
         inputs: for `Ops.prepare_inputs`.
         kv_index: int64 [T]; the batches'. Without padding behind a row's tokens these are the positions themselves.
-        batches: one for each KV group, then for each that keeps nothing. Their host arrays change from step to step.
+        batches: one for each KV group; groups of one table have the same. Their host arrays change from step to step.
         query_start_loc_host, seq_lens_bound: these host arrays: numpy int32 [R + 1] and [R].
         header_host: int32 numpy [4, R + 1 or more]: slot_of_row, num_computed, seq_lens and query_start_loc as they go.
         select: int64 [T]; with several tokens a row, which of them draw, as a captured step reads them; else None.
@@ -136,14 +136,15 @@ class StepBuffers:
     Args:
         platform: the worker's.
         tables: the slots'.
+        groups: of attention.
         max_rows, max_tokens: padding included.
-        num_uncached: groups of layers that keep nothing.
     """
 
     def __init__(
-        self, platform: Platform, tables: SlotTables, max_rows: int, max_tokens: int, num_uncached: int = 0
+        self, platform: Platform, tables: SlotTables, groups: Sequence[KVGroup], max_rows: int, max_tokens: int
     ) -> None:
         self._platform = platform
+        self._groups = groups
         self._scratch_slot = tables.scratch_slot
         device = platform.device
         room = _HEADER * _aligned(max_rows + 1) + _PER_TOKEN * max_tokens + _PER_ROW * max_rows + _FILLING
@@ -162,9 +163,7 @@ class StepBuffers:
             torch.zeros(max_tokens, dtype=torch.int64, device=device) for _ in tables.tables.blocks
         )
         # What stands in the place of block tables and slot mappings where there is no cache.
-        self._uncached = (
-            (torch.zeros((max_rows, 0), dtype=torch.int32, device=device), torch.zeros_like(self._positions)),
-        ) * num_uncached
+        self._uncached = torch.zeros((max_rows, 0), dtype=torch.int32, device=device), torch.zeros_like(self._positions)
 
     def frame(self, num_rows: int, num_tokens: int, tokens_per_row: int = 0) -> StepInputBuffers:
         """Views for R rows and T tokens. All frames lie on the same memory: one step uses one of them."""
@@ -185,12 +184,12 @@ class StepBuffers:
         # Queries are contiguous: a token's position is its key's place. Those that pad a row have none.
         kv_index = self._kv_index[:num_tokens] if tokens_per_row > 1 else inputs.positions
         seq_lens_bound, query_start_loc_host = header_host[2, :num_rows], header_host[3, : num_rows + 1]
-        caches = [
-            *zip(inputs.block_tables, inputs.slot_mappings, strict=True),
-            *((table[:num_rows], mapping[:num_tokens]) for table, mapping in self._uncached),
-        ]
-        batches = tuple(
-            AttentionBatch(
+        caches: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = dict(
+            enumerate(zip(inputs.block_tables, inputs.slot_mappings, strict=True))
+        )
+        caches[None] = self._uncached[0][:num_rows], self._uncached[1][:num_tokens]
+        of_table = {
+            table: AttentionBatch(
                 num_rows=num_rows,
                 num_tokens=num_tokens,
                 num_decodes=0,
@@ -203,8 +202,8 @@ class StepBuffers:
                 kv_index=kv_index,
                 bounds_are_exact=True,  # both are sent from here
             )
-            for block_table, slot_mapping in caches
-        )
+            for table, (block_table, slot_mapping) in caches.items()
+        }
         select = None
         if tokens_per_row > 1:
             select = self._int64(self._packed, end, num_tokens)
@@ -214,7 +213,7 @@ class StepBuffers:
             tokens_per_row,
             inputs,
             kv_index,
-            batches,
+            tuple(of_table[group.table] for group in self._groups),
             query_start_loc_host,
             seq_lens_bound,
             header_host,
@@ -269,7 +268,7 @@ class StepBuffers:
         return packed[start : start + 2 * size].view(np.int64 if isinstance(packed, np.ndarray) else torch.int64)
 
     def room_for(self, num_blocks: int) -> bool:
-        """Whether `fill` takes so many new pages, all groups' together."""
+        """Whether `fill` takes so many new pages, all tables' together."""
         return 3 * num_blocks <= _PER_ROW * (len(self._counts) - 1)
 
     def _fill_header(self, frame: StepInputBuffers, plan: StepPlan) -> None:

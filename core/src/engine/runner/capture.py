@@ -103,10 +103,10 @@ def _served(kinds: list[str]) -> str:
 
 def can_be_tried(attention: AttentionLayers, tokens_per_row: int) -> bool:
     """Whether the pool has pages for one row of a trial, on each of its two inputs."""
-    groups = [group for group in attention.groups if group.layer_bytes]
+    tables = attention.layout.tables
     assert attention.pool is not None
-    blocks = max((-(-tokens_per_row // group.tokens_per_block) for group in groups), default=0)
-    return tokens_per_row == 1 or len(groups) * blocks <= len(attention.pool) // 2
+    blocks = max((-(-tokens_per_row // table.tokens_per_block) for table in tables), default=0)
+    return tokens_per_row == 1 or len(tables) * blocks <= len(attention.pool) // 2
 
 
 class DecodeTrial:
@@ -152,21 +152,21 @@ class DecodeTrial:
         pool, frame = self._attention.pool, self._frame
         assert pool is not None
         rows, width = np.arange(frame.num_rows), frame.tokens_per_row
-        groups = [group for group in self._attention.groups if group.layer_bytes]
-        # Rows that share a place, a block in each group, stand at different positions in it. In input 0 they see the
+        tables = self._attention.layout.tables
+        # Rows that share a place, a block in each table, stand at different positions in it. In input 0 they see the
         # rows before them, in input 1 those after them. A row that is longer than a block has a place for itself.
-        span = max(1, min([self._max_model_len - 1, *(group.tokens_per_block for group in groups)]))
+        span = max(1, min([self._max_model_len - 1, *(table.tokens_per_block for table in tables)]))
         beside = max(1, span // width)
-        blocks = max((-(-width // group.tokens_per_block) for group in groups), default=1) if width > span else 1
+        blocks = max((-(-width // table.tokens_per_block) for table in tables), default=1) if width > span else 1
         order = rows % beside if number == 0 else beside - 1 - rows % beside
         positions = order[:, None] * width + np.arange(width)
         half = max(1, len(pool) // 2)
         first, count = (0, half) if number == 0 else (half, max(1, len(pool) - half))
         # Where pages are so few that more rows share a place, they write the same there.
-        place = (rows // beside % max(1, count // max(1, len(groups) * blocks)))[:, None]
-        pages = [  # [R, blocks] of each group
-            (first + ((place * len(groups) + index) * blocks + np.arange(blocks)) % count) % len(pool)
-            for index in range(len(groups))
+        place = (rows // beside % max(1, count // max(1, len(tables) * blocks)))[:, None]
+        pages = [  # [R, blocks] of each table
+            (first + ((place * len(tables) + index) * blocks + np.arange(blocks)) % count) % len(pool)
+            for index in range(len(tables))
         ]
         tokens = (positions * 7919 + place * 104729 + number * 31 + 1) % self._vocab_size
         for page in pages:
@@ -180,12 +180,12 @@ class DecodeTrial:
         self._send(tokens.reshape(-1).astype(np.int32), inputs.token_ids)
         self._send(positions.reshape(-1), inputs.positions)
         self._send(positions.reshape(-1), frame.kv_index)
-        caches = zip(groups, pages, inputs.block_tables, inputs.slot_mappings, strict=True)
-        for group, page, block_table, slot_mapping in caches:
-            table = page[:, np.minimum(np.arange(block_table.shape[1]), blocks - 1)]
-            self._send(table.astype(np.int32), block_table)
-            block, offset = np.divmod(positions, group.tokens_per_block)
-            slots = np.take_along_axis(page, block, 1) * group.tokens_per_block + offset
+        caches = zip(tables, pages, inputs.block_tables, inputs.slot_mappings, strict=True)
+        for table, page, block_table, slot_mapping in caches:
+            row_pages = page[:, np.minimum(np.arange(block_table.shape[1]), blocks - 1)]
+            self._send(row_pages.astype(np.int32), block_table)
+            block, offset = np.divmod(positions, table.tokens_per_block)
+            slots = np.take_along_axis(page, block, 1) * table.tokens_per_block + offset
             self._send(slots.reshape(-1), slot_mapping)
         self._plan()
 

@@ -31,7 +31,8 @@ class OneOfEachKind:
     """A walk over the first layer of each class and KV group."""
 
     def __init__(self, start: WorkerStart) -> None:
-        self._group_of = {layer: group.index for group in start.layout.groups for layer in group.layers}
+        groups, sites = start.layout.groups, start.model.sites
+        self._group_of = {sites[site].layer: group.index for group in groups for site in group.sites}
         self._first = start.place.stage.start
 
     def __call__(self, layers: Iterable[Any], state: State) -> Iterator[Any]:
@@ -92,7 +93,7 @@ def largest_step(start: WorkerStart) -> StepPlan:
             )
             for slot, n in enumerate(num_tokens.tolist())
         ],
-        new_blocks=[_blocks(num_tokens, group.tokens_per_block) for group in start.layout.groups],
+        new_blocks=[_blocks(num_tokens, table.tokens_per_block) for table in start.layout.tables],
     )
 
 

@@ -91,8 +91,7 @@ class ModelRunner:
         self._slots = SlotTables(platform, start.layout, start.max_num_seqs, start.max_model_len)
         padded = [width * rows[-1] for width, rows in self._buckets.items()]
         max_tokens = max(start.max_num_batched_tokens, max_rows, *padded)
-        uncached = len(self._groups) - len(start.layout.groups)
-        self._buffers = StepBuffers(platform, self._slots, max_rows, max_tokens, uncached)
+        self._buffers = StepBuffers(platform, self._slots, self._groups, max_rows, max_tokens)
         self._draws = start.place.draws
         self._link: StageLink | None = None
         if stages is not None:
@@ -325,10 +324,8 @@ class ModelRunner:
         self._slots.place(sent, [len(new.slot) for new in blocks])
 
     def _plan_attention(self, step: Step, keep: bool) -> None:
-        """One plan for each group of layers on this stage; `keep` refills those of the step before."""
+        """One plan for each group; `keep` refills those of the step before."""
         for group, batch in zip(self._groups, step.frame.batches, strict=True):
-            if not group.layers:
-                continue
             earlier = step.plans[group.index] if keep else None
             step.plans[group.index] = self._attention.backend(group).plan(batch, group, earlier)
         self._attention.plans[:] = step.plans

@@ -8,7 +8,6 @@ under way names it any more; its tokens that return meanwhile are kept, as with 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,7 +73,7 @@ def oldest_that_fit(order: np.ndarray, need: np.ndarray, available: int) -> np.n
 
     Args:
         order: int [n]; of admission.
-        need: bool [groups, n]; which rows need a page.
+        need: bool [tables, n]; which rows need a page.
         available: pages.
     """
     oldest = np.argsort(order)
@@ -193,32 +192,3 @@ class Swapping:
         """Raise AssertionError where the tier contradicts itself, or keeps something when there are no requests."""
         self.connector.check_integrity()
         assert not idle or not (self._records or self._distrusted)
-
-
-def spoilt(
-    failed_pages: np.ndarray,
-    step_id: int,
-    running: Iterable[Request],
-    draining: Iterable[Request],
-    slots: SlotTable,
-    kv: KVManager,
-) -> list[Request]:
-    """Requests that read these pages in the step `step_id` or in one after it, or pages that were computed from them.
-
-    Rather too many than too few: with a request all its pages count as spoilt, and a request that has no pages any more
-    counts where a step since then named it.
-    """
-    found = [request for request in draining if slots.last_step[request.slot] >= step_id]
-    bad = np.zeros(kv.pool.num_pages, bool)
-    bad[failed_pages] = True
-    left = {request: _pages(request.slot, kv) for request in running}
-    while more := [request for request, pages in left.items() if bad[pages].any()]:
-        for request in more:
-            bad[left.pop(request)] = True
-        found += more
-    return found
-
-
-def _pages(slot: int, kv: KVManager) -> np.ndarray:
-    """Those that left a sliding window too: entries stay in the table until they are written anew."""
-    return np.concatenate([table.pages[slot, : table.num_blocks[slot]] for table in kv.tables])

@@ -224,7 +224,7 @@ class Scheduler:
         plan = self.outstanding.popleft()
         self._step_done(plan)
         if result.failed_pages is not None and result.failed_pages.size:
-            states.compute_again(result.failed_pages, plan.step_id)
+            states.compute_again(result.failed_pages, [plan, *self.outstanding])
         if lowest == BROKEN:
             self._fail_broken(plan, result)
         accepted = accept(plan, result, self.slots, self.kv, self.drafts, pools=self.admission.pools)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,12 @@ from engine.plugin.manifest import Blame
 from engine.scheduling.drafts import Drafts
 from engine.scheduling.fast_path import DecodeFastPath
 from engine.scheduling.gates import Gates
-from engine.scheduling.preemption import Preemptions, Swapping, spoilt
+from engine.scheduling.preemption import Preemptions, Swapping
 from engine.scheduling.slots import EMPTY, Request, SlotTable, Status
 from engine.scheduling.structured import Constraints
 from engine.types.errors import ContractError, EngineError, KVCacheTooSmallError, RequestTimeoutError
 from engine.types.outputs import CoreOutput
+from engine.types.plan import StepPlan
 from engine.types.request import FinishReason
 
 if TYPE_CHECKING:
@@ -171,12 +172,20 @@ class States:
             self.fail_too_small(stuck)
         return stuck is not None
 
-    def compute_again(self, failed_pages: np.ndarray, step_id: int) -> None:
-        """Pages that this step should have found filled hold nothing. What they spoilt is dropped, also what steps
-        under way still return of it, and computed again from the tokens that are known."""
+    def compute_again(self, failed_pages: np.ndarray, plans: Sequence[StepPlan]) -> None:
+        """Pages that a step should have found filled hold nothing. What they spoilt is dropped, also what steps under
+        way still return of it, and computed again from the tokens that are known.
+
+        Rather too much than too little: all requests count that entered a slot in that step or since, and may have
+        shared or copied what was computed from these pages. Those that entered before read only what they held.
+
+        plans: of that step and of those after it.
+        """
         self.kv.reset_prefix_cache()  # blocks computed from these pages may have been committed by now
         self.fast_path.end()
-        found = spoilt(failed_pages, step_id, self.running.values(), self.draining, self.slots, self.kv)
+        entered = {new.slot for plan in plans for new in plan.new_slots}
+        found = [request for request in self.draining if self.slots.last_step[request.slot] >= plans[0].step_id]
+        found += [request for request in self.running.values() if request.slot in entered]
         logger.warning("%d pages could not be loaded: %d requests are computed again", failed_pages.size, len(found))
         for request in found:
             self.slots.accepts[request.slot] = False

@@ -1,12 +1,15 @@
 """How the KV cache is cut, who holds its pages, and what happens to its prefixes.
 
-One pool of equal pages is shared by groups of layers.
-The pool is `[num_pages, page_bytes]`. A page holds `tokens_per_block` tokens of *all layers of one group*; layer i of
-the group owns bytes `[i * layer_bytes, (i + 1) * layer_bytes)` of it. Page 0 is never given out: padding rows write
-there.
+One pool of equal pages, `[num_pages, page_bytes]`, is shared by all layers. Layers whose keys and values live equally
+long share a *table*: a page holds the same tokens of all of them, and a request has one block table for them together.
+Of a table's layers those of one form are a *group*, for which attention is planned. Layer i of a group owns bytes
+`[offset + i * layer_bytes, offset + (i + 1) * layer_bytes)` of the table's pages. Page 0 is never given out: padding
+rows write there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import msgspec
 
@@ -15,62 +18,104 @@ from engine.types.model import KVKind
 
 NULL_PAGE = 0
 """The page that nobody owns."""
+ALIGNMENT = 16
+"""Bytes: pages, and the states in them, begin at multiples of it."""
 MOST_HOLDERS = 255
 """What more holders than these are told as: a page has one byte."""
 
 
-class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers whose cache has one form, and therefore one block table for each request.
+class KVTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers whose pages live equally long, and that therefore share one block table for each request.
 
     Args:
-        index: its place in `KVLayout.groups`.
-        kind: see `engine.types.model.KVKind`.
-        layers: indices of the model's layers, in order.
-        num_kv_heads, head_size: on this rank.
-        sliding_window: None but for "sliding".
-        tokens_per_block: tokens in one page of this group; a whole multiple of `KVLayout.block_size`. A page of a
-            "state" group holds one state: after the last token of its block, or after the last token computed. Those
-            of a "cross" group are the encoder's tokens.
-        layer_bytes: bytes of one layer in one page.
-        draft: the layers are a draft model's.
-        rope_size: of "mla", see `engine.types.model.KVSpec`.
+        index: its place in `KVLayout.tables`.
+        kind: of its layers; "full" also of those of kind "mla", whose pages live as long.
+        window: tokens whose blocks a query at position p needs, p - window + 1 .. p; None for all. After a "state" it
+            is two: the state after token p - 1 is read, that after token p is written.
+        tokens_per_block: tokens in one page: `KVLayout.block_size`, but for kind "cross". A page of a "state" table
+            holds one state of each layer: after the last token of its block, or after the last token computed. Those
+            of a "cross" table are the encoder's tokens.
     """
 
     index: int
     kind: KVKind
-    layers: tuple[int, ...]
+    window: int | None
+    tokens_per_block: int
+
+
+class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers of one table whose cache and attention have one form.
+
+    Args:
+        index: its place in `KVLayout.groups`.
+        kind: see `engine.types.model.KVKind`.
+        sites: which these are: places in the model's `kv_specs`, in order.
+        num_kv_heads, head_size: on this rank.
+        sliding_window: None but for "sliding".
+        tokens_per_block: of its table.
+        layer_bytes: bytes of one layer in one page.
+        table: whose pages; None for kind "encoder", which keeps nothing.
+        offset: bytes from a page's beginning to its first layer.
+        model: 0 for the model itself, 1 and more for draft models.
+        num_q_heads: on this rank; 0 for kind "state".
+        rope_size: of "mla", see `engine.types.model.KVSpec`.
+        page_format: how the layers' bytes lie, see `engine.interfaces.attention.AttentionCard.page_format`; "" where
+            nobody says.
+    """
+
+    index: int
+    kind: KVKind
+    sites: tuple[int, ...]
     num_kv_heads: int
     head_size: int
     sliding_window: int | None
     tokens_per_block: int
     layer_bytes: int
-    draft: bool = False
+    table: int | None = 0
+    offset: int = 0
+    model: int = 0
+    num_q_heads: int = 0
     rope_size: int = 0
-
-    @property
-    def window(self) -> int | None:
-        """Tokens whose blocks a query at position p needs, p - window + 1 .. p; None for all. After a "state" it is
-        two: the state after token p - 1 is read, that after token p is written."""
-        return 2 if self.kind == "state" else self.sliding_window
+    page_format: str = ""
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool's form, equal on every rank.
+    """The pool's form, equal on every rank that shares layers.
 
     Args:
-        block_size: tokens of the hash unit: prefixes are matched in whole multiples of it.
-        page_bytes: bytes of one page: what the largest group needs for `block_size` tokens.
-        groups: in a fixed order, those of kind "cross" last; block tables and plans are indexed by it.
+        block_size: tokens of a block of every table that grows with a sequence; prefixes are found in whole multiples
+            of it, and beyond them by copying a page of each table.
+        page_bytes: bytes of one page: what the largest table needs.
+        tables: in a fixed order, those of kind "cross" last; block tables and new pages are indexed by it.
+        groups: in the order of their tables, those of kind "encoder" last; plans of attention are indexed by it.
     """
 
     block_size: int
     page_bytes: int
+    tables: tuple[KVTable, ...]
     groups: tuple[KVGroup, ...]
 
     @property
-    def num_growing(self) -> int:
-        """The first groups, whose blocks hold a sequence's own tokens; the others hold those of its encoder input."""
-        return sum(group.kind != "cross" for group in self.groups)
+    def growing(self) -> tuple[KVTable, ...]:
+        """The first tables, whose blocks hold a sequence's own tokens; the others hold those of its encoder input."""
+        return tuple(table for table in self.tables if table.kind != "cross")
+
+    def on_stage(self, sites: Collection[int]) -> KVLayout:
+        """The layout of a rank that has only these of the layers: the same tables and blocks in smaller pages. Groups
+        of which no layer is left are left out."""
+        ends = [0] * len(self.tables)
+        groups: list[KVGroup] = []
+        for group in self.groups:
+            kept = tuple(site for site in group.sites if site in sites)
+            if not kept:
+                continue
+            offset = 0
+            if group.table is not None:
+                offset = ends[group.table]
+                ends[group.table] += len(kept) * group.layer_bytes
+            groups.append(msgspec.structs.replace(group, index=len(groups), sites=kept, offset=offset))
+        page_bytes = -(-max(ends, default=0) // ALIGNMENT) * ALIGNMENT
+        return msgspec.structs.replace(self, page_bytes=page_bytes, groups=tuple(groups))
 
 
 def kv_heads_on_rank(num_kv_heads: int, size: int) -> int:
@@ -108,8 +153,8 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag="BlockStored"):
         block_hashes: one a block, in order; each covers the block and all before it (`engine.kv.hashing`).
         parent_block_hash: of the block before the first; None at a sequence's start.
         token_ids: `block_size` for each block.
-        block_size: tokens of one block of this group.
-        group: the KV group's index.
+        block_size: tokens of one block.
+        table: the KV table's index.
         lora_id: the adapter that computed them; None for the model alone.
     """
 
@@ -117,7 +162,7 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag="BlockStored"):
     parent_block_hash: bytes | None
     token_ids: list[int]
     block_size: int
-    group: int = 0
+    table: int = 0
     lora_id: str | None = None
 
 
@@ -126,11 +171,11 @@ class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="BlockRemoved"
 
     Args:
         block_hashes: in no order.
-        group: the KV group's index.
+        table: the KV table's index.
     """
 
     block_hashes: list[bytes]
-    group: int = 0
+    table: int = 0
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, kw_only=True, tag="AllBlocksCleared"):
@@ -140,6 +185,6 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, kw_only=True, tag="AllBlocks
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 """What happens to the prefix cache, for those who keep track of it: routers, caches outside, dashboards.
 
-The events and their fields are those of vLLM's KV events; `group` tells the KV groups of a model with several apart.
+The events and their fields are those of vLLM's KV events; `table` tells the KV tables of a model with several apart.
 Only full blocks are told: the partly filled last block of a sequence is nobody else's to find by its hash.
 """

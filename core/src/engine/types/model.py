@@ -21,28 +21,51 @@ KVKind = Literal["full", "sliding", "mla", "state", "cross", "encoder"]
 """
 
 
+class StateTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the tensors that a layer of kind "state" keeps for each sequence.
+
+    Args:
+        name: among the layer's states, e.g. "conv" or "ssm".
+        shape: of the whole model, before it is divided over ranks.
+        dtype: e.g. "float32".
+        divided_dim: which dimension is divided over ranks; None: every rank has all of it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    divided_dim: int | None = None
+
+
 class KVSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The cache that one layer needs.
+    """One cache of one layer, and the attention that reads it.
 
     Args:
         kind: see `KVKind`.
         num_kv_heads: of the whole model, before it is divided over ranks; 1 for "mla", whose vector every rank holds,
             and 0 for "state".
         head_size: elements of one head; of the vector for "mla", 0 for "state".
+        sliding_window: tokens that a query sees, itself included; None but for "sliding".
         rope_size: of the vector of "mla", its last elements, which are the part of all heads' keys that has rotary
             positions; the others are the latent. 0 but for "mla".
-        sliding_window: tokens that a query sees, itself included; None but for "sliding".
-        state_bytes: of one layer's state of the whole model, before it is divided over ranks; 0 but for "state".
-        draft: a layer of a draft model: it is in a group of its own, beside the target's of the same form.
+        layer: of its model; None: its place among the description's `kv_specs`. A layer may have two, e.g. of kinds
+            "full" and "cross".
+        model: 0 for the model itself, 1 and more for draft models.
+        num_q_heads: of the whole model; 0: the description's.
+        soft_cap: of attention logits; None: the description's.
+        states: what a layer of kind "state" keeps; empty but for it.
     """
 
     kind: KVKind
     num_kv_heads: int
     head_size: int
     sliding_window: int | None = None
-    state_bytes: int = 0
-    draft: bool = False
     rope_size: int = 0
+    layer: int | None = None
+    model: int = 0
+    num_q_heads: int = 0
+    soft_cap: float | None = None
+    states: tuple[StateTensor, ...] = ()
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +76,12 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
         dtype: of the weights as stored, e.g. "bfloat16"; "float32" where the config is silent.
         vocab_size: rows of the embedding.
         hidden_size: elements of one token's hidden state.
-        num_layers: decoder layers; equals `len(kv_specs)`.
-        num_q_heads: query heads of the whole model.
+        num_layers: decoder layers.
+        num_q_heads: query heads of the whole model, where a layer's spec does not say.
         max_model_len: positions that the model was made for (rope scaling counted in).
-        kv_specs: one a layer, in order.
-        soft_cap: attention logits are squashed to +-soft_cap by tanh; None for none.
+        kv_specs: one for each cache of a layer, in the layers' order; most have one.
+        soft_cap: attention logits are squashed to +-soft_cap by tanh; None for none. Where a layer's spec says another,
+            that holds.
         attention_features: what else its layers ask of attention: "sinks", "alibi".
         eos_token_ids: from generation_config.json, else config.json.
         bos_token_id: None where there is none.
@@ -87,6 +111,19 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     num_token_types: int = 0
     max_encoder_len: int = 0
     sampling: SamplingDefaults = msgspec.field(default_factory=SamplingDefaults)
+
+    @property
+    def sites(self) -> tuple[KVSpec, ...]:
+        """`kv_specs` with what they leave to the description: the layer, query heads and soft cap of each."""
+        return tuple(
+            msgspec.structs.replace(
+                spec,
+                layer=place if spec.layer is None else spec.layer,
+                num_q_heads=0 if spec.kind == "state" else spec.num_q_heads or self.num_q_heads,
+                soft_cap=self.soft_cap if spec.soft_cap is None else spec.soft_cap,
+            )
+            for place, spec in enumerate(self.kv_specs)
+        )
 
     @property
     def whole_prompts(self) -> bool:

@@ -60,7 +60,7 @@ class LeftSlots(msgspec.Struct, kw_only=True):
 
 
 class NewBlocks(msgspec.Struct, kw_only=True):
-    """The page ids that one KV group's block tables gain in this step.
+    """The page ids that the block tables of one KV table gain in this step.
 
     Entry i says: `block_table[slot[i], index[i]] = page[i]`. A slot that is new in this step starts with an empty
     table, so its prefix hits stand here too.
@@ -78,11 +78,11 @@ class PageCopies(msgspec.Struct, kw_only=True):
     """Pages whose content a step copies before it does anything else, all at once: no page stands on both sides.
 
     Args:
-        group: int32 [m]; the KV group that reads entry i.
+        table: int32 [m]; the KV table that reads entry i.
         source, destination: int32 [m]; pages. The whole page is copied, byte by byte.
     """
 
-    group: Int32
+    table: Int32
     source: Int32
     destination: Int32
 
@@ -136,7 +136,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
         num_decodes: the first rows, with exactly one token each and `samples` set.
         new_slots: requests that enter a slot.
         left_slots: those that requests have left; None where there are none.
-        new_blocks: one entry for each KV group.
+        new_blocks: one entry for each KV table.
         num_drafts: int32 [R]; the drafts among `num_tokens`; None where no row has any.
         forced_drafts: those that come with the plan; None where there are none.
         known: None where nobody needs them.

@@ -61,7 +61,7 @@ class LRU:
         self._stamps[pages[::-1]] = stamps
         self._tail = end
 
-    def victims(self, n: int, group: int) -> np.ndarray:
+    def victims(self, n: int, table: int) -> np.ndarray:
         found: list[np.ndarray] = []
         wanted = n
         while wanted and self._head < self._tail:

@@ -90,7 +90,7 @@ class Case:
         self.group = KVGroup(
             index=0,
             kind="full" if shape.window is None else "sliding",
-            layers=tuple(range(shape.layers)),
+            sites=tuple(range(shape.layers)),
             num_kv_heads=shape.heads,
             head_size=shape.size,
             sliding_window=shape.window,

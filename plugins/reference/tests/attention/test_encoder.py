@@ -52,7 +52,7 @@ def test_whole_rows(
         kv_dtype=str(dtype)[6:], device="cpu", block_size=4, soft_cap=cap,
     )  # fmt: skip
     kv_group = KVGroup(
-        index=0, kind="encoder", layers=(0,), num_kv_heads=heads, head_size=SIZE, sliding_window=None,
+        index=0, kind="encoder", sites=(0,), num_kv_heads=heads, head_size=SIZE, sliding_window=None,
         tokens_per_block=4, layer_bytes=0,
     )  # fmt: skip
     empty, positions = torch.zeros(len(lengths), 0, dtype=torch.int32), torch.zeros(total, dtype=torch.int64)

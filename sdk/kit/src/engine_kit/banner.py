@@ -37,7 +37,7 @@ def greeting(
     model = [launch.model.architecture, f"{_count(worker.num_parameters)} parameters"]
     model += ["with a chat template"] if launch.has_chat_template else []
     cache = "no KV cache"
-    if start.layout.groups:
+    if start.layout.tables:
         cache = f"KV cache of {amount(worker.cache_bytes)} for {capacity(launch, worker)[0]:,} tokens{several}"
     lines = [
         f"{launch.model_name}: {', '.join(model)}",
@@ -94,7 +94,7 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     tokens, full_length = capacity(launch, worker)
     at_once, cache = min(full_length, start.max_num_seqs), "none: the model keeps nothing"
-    if start.layout.groups:
+    if start.layout.tables:
         cache = f"{amount(worker.cache_bytes)}, {tokens:,} tokens in blocks of {start.layout.block_size}"
         if start.kv_cache_dtype not in (None, start.dtype):
             cache += f", {start.kv_cache_dtype}"

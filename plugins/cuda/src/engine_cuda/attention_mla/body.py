@@ -38,12 +38,10 @@ class TritonLatentAttentionBody:
     capture_level: CaptureLevel = "uniform"
 
     def __init__(self, context: WorkerContext) -> None:
-        device, dtype, start = context.device, context.dtype, context.start
+        device, dtype = context.device, context.dtype
         assert device is not None and dtype is not None
         self._device = device
         self._dtype = dtype
-        self._heads = max(1, start.model.num_q_heads // start.parallel.tp)
-        self._kv_bytes = dtype.itemsize
         self._interpreted = interpreted()
         self._target: Target = "interpreter"
         self._processors = PROCESSORS
@@ -58,8 +56,6 @@ class TritonLatentAttentionBody:
     def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> torch.Tensor:
         """A view [num_pages, tokens_per_block, C + P] of uint8 pages [num_pages, layer_bytes]."""
         dtype: torch.dtype = getattr(torch, need.kv_dtype)
-        self._heads = need.num_q_heads
-        self._kv_bytes = dtype.itemsize
         elements = group.tokens_per_block * group.head_size
         return pages[:, : elements * dtype.itemsize].view(dtype).unflatten(1, (group.tokens_per_block, -1))
 
@@ -85,8 +81,9 @@ class TritonLatentAttentionBody:
         """The step's launches. The kernels read the batch's own tensors."""
         num_tokens = int(batch.query_start_loc_host[batch.num_rows])
         if out is None:
+            kv_bytes = group.layer_bytes // (group.tokens_per_block * group.head_size)
             launches = launches_of(
-                batch, self._heads, self._dtype.itemsize, self._kv_bytes, self._target, self._processors
+                batch, group.num_q_heads, self._dtype.itemsize, kv_bytes, self._target, self._processors
             )
             for launch in launches:
                 if launch.splits > 1:

@@ -58,7 +58,6 @@ class TritonAttentionBody:
         device, dtype = context.device, context.dtype
         assert device is not None and dtype is not None
         self._dtype = dtype
-        self._start = context.start
         self._interpreted = interpreted()
         self._target: Target = "interpreter"
         processors = PROCESSORS
@@ -111,8 +110,7 @@ class TritonAttentionBody:
         """What is known of a group before its layers are."""
         need = self._needs.get(group)
         if need is None:  # a layer that keeps nothing
-            heads = self._start.model.num_q_heads // self._start.parallel.tp
-            ratio, kv_bytes, more = max(1, heads // group.num_kv_heads), self._dtype.itemsize, False
+            ratio, kv_bytes, more = group.num_q_heads // group.num_kv_heads, self._dtype.itemsize, False
         else:
             ratio = need.num_q_heads // need.num_kv_heads
             kv_bytes = getattr(torch, need.kv_dtype).itemsize

@@ -96,7 +96,7 @@ class Prefix:
             self._heap = [entry for entry in self._heap if self._stamp[entry[2]] == entry[1]]
             heapify(self._heap)
 
-    def victims(self, n: int, group: int) -> np.ndarray:
+    def victims(self, n: int, table: int) -> np.ndarray:
         """The n least valuable leaves; a parent ripens when its last child goes. See the interface."""
         found: list[int] = []
         while len(found) < n and self._len:

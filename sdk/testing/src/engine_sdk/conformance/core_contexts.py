@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.interfaces.context import CoreContext, FrontContext, RouterContext
-from engine.types.kv import KVGroup, KVLayout
+from engine.types.kv import KVGroup, KVLayout, KVTable
 from engine.types.model import CheckpointFiles, KVSpec, ModelDescription
 from engine.types.start import WorkerStart
 from engine_sdk.conformance.subject import Subject
@@ -13,12 +13,8 @@ from engine_sdk.conformance.subject import Subject
 
 def core_context(subject: Subject, num_pages: int = 64, worker: str = "", max_num_seqs: int = 64) -> CoreContext:
     """For evictors, policies and executors: a pool of this many pages, the null page included."""
-    group = KVGroup(
-        index=0, kind="full", layers=(0,), num_kv_heads=1, head_size=1, sliding_window=None, tokens_per_block=16,
-        layer_bytes=256,
-    )  # fmt: skip
     return CoreContext(
-        layout=KVLayout(block_size=16, page_bytes=256, groups=(group,)),
+        layout=one_layer(256),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=4096,
         max_model_len=4096,
@@ -26,6 +22,16 @@ def core_context(subject: Subject, num_pages: int = 64, worker: str = "", max_nu
         worker=worker,
         options=subject.options,
     )
+
+
+def one_layer(page_bytes: int) -> KVLayout:
+    """One layer fills the pages."""
+    table = KVTable(index=0, kind="full", window=None, tokens_per_block=16)
+    group = KVGroup(
+        index=0, kind="full", sites=(0,), num_kv_heads=1, head_size=1, sliding_window=None, tokens_per_block=16,
+        layer_bytes=page_bytes,
+    )  # fmt: skip
+    return KVLayout(block_size=16, page_bytes=page_bytes, tables=(table,), groups=(group,))
 
 
 def router_context(subject: Subject, num_ranks: int) -> RouterContext:
@@ -43,7 +49,7 @@ def start_message(device: str = "cpu", dtype: str = "float32", **fields: Any) ->
     )  # fmt: skip
     given: dict[str, Any] = {
         "choices": (), "model": model, "dtype": dtype, "device": device, "max_model_len": 4096, "max_num_seqs": 64,
-        "max_num_batched_tokens": 4096, "layout": KVLayout(block_size=16, page_bytes=1 << 16, groups=()),
+        "max_num_batched_tokens": 4096, "layout": KVLayout(block_size=16, page_bytes=1 << 16, tables=(), groups=()),
         "files": CheckpointFiles(name="conformance", folder="", weights=(), config={}),
     }  # fmt: skip
     return WorkerStart(**(given | fields))

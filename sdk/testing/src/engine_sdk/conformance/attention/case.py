@@ -133,12 +133,13 @@ class Case:
         self.group = KVGroup(
             index=0,
             kind=form.kind,  # type: ignore[arg-type]
-            layers=tuple(range(NUM_LAYERS)),
+            sites=tuple(range(NUM_LAYERS)),
             num_kv_heads=form.num_kv_heads,
             head_size=form.head_size,
             sliding_window=form.window,
             tokens_per_block=tokens_per_block,
             layer_bytes=elements * self.kv_dtype.itemsize,
+            num_q_heads=self.need.num_q_heads,
             rope_size=form.rope_size,
         )
         heads = self.need.num_q_heads
@@ -436,8 +437,9 @@ def whole_rows(
     )  # fmt: skip
     case.seen = [np.ones_like(seen) for seen in case.seen]
     case.group = KVGroup(
-        index=0, kind="encoder", layers=(LAYER,), num_kv_heads=form.num_kv_heads, head_size=form.head_size,
-        sliding_window=None, tokens_per_block=form.block_size, layer_bytes=0,
+        index=0, kind="encoder", sites=(LAYER,), num_kv_heads=form.num_kv_heads, head_size=form.head_size,
+        sliding_window=None, tokens_per_block=form.block_size, layer_bytes=0, table=None,
+        num_q_heads=case.need.num_q_heads,
     )  # fmt: skip
     case.layer = replace(case.layer, group=case.group)
     batch = case.batch

@@ -20,11 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
 from engine.plugin import POINTS
 from engine.types.errors import EngineError
-from engine.types.kv import KVGroup, KVLayout
 from engine.types.parallel import Parallel, Place
 from engine_sdk.conformance.base import Conformance, check_methods, fresh, methods_of
 from engine_sdk.conformance.contexts import worker_context
-from engine_sdk.conformance.core_contexts import core_context
+from engine_sdk.conformance.core_contexts import core_context, one_layer
 from engine_sdk.conformance.kv_connector.tier import Tier
 from engine_sdk.conformance.timing import median_seconds
 
@@ -71,20 +70,11 @@ class KVConnectorConformance(Conformance):
         return cls.subject().body(name)
 
     @classmethod
-    def layout(cls, page_bytes: int) -> KVLayout:
-        """Of a pool with pages of this size."""
-        group = KVGroup(
-            index=0, kind="full", layers=(0,), num_kv_heads=1, head_size=1, sliding_window=None, tokens_per_block=16,
-            layer_bytes=page_bytes,
-        )  # fmt: skip
-        return KVLayout(block_size=16, page_bytes=page_bytes, groups=(group,))
-
-    @classmethod
     def workers(cls, pools: Sequence[torch.Tensor], places: int) -> list[KVConnectorWorker]:
         """The worker half on each rank, registered with its pool. A few bytes of the space are left over."""
         page_bytes, ranks = pools[0].shape[1], len(pools)
         start: dict[str, Any] = {
-            "layout": cls.layout(page_bytes), "swap_space": places * page_bytes + 7,
+            "layout": one_layer(page_bytes), "swap_space": places * page_bytes + 7,
             "parallel": Parallel(tp=ranks),
         }  # fmt: skip
         found = []
@@ -106,7 +96,7 @@ class KVConnectorConformance(Conformance):
         cls.require(cls.need(page_bytes, places, ranks))
         pools = [cls.pool(pages, page_bytes) for _ in range(ranks)]
         workers, space = cls.workers(pools, places), places * page_bytes + 7
-        context = replace(core_context(cls.subject(), pages), layout=cls.layout(page_bytes), swap_space=space)
+        context = replace(core_context(cls.subject(), pages), layout=one_layer(page_bytes), swap_space=space)
         tier = Tier(cls.half("core")(context), workers, pools)
         for pool in pools:
             tier.scribble(pool)

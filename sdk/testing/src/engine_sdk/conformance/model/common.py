@@ -320,17 +320,18 @@ class ModelSuite(Conformance):
         config, model = self.whole_config(), self.description()
         assert model.architecture == config["architectures"][0]
         assert model.config == config, "the body is built from another config"
-        assert model.num_layers == len(model.kv_specs) > 0
+        layers = [spec.layer for spec in model.sites]
+        assert list(dict.fromkeys(layers)) == list(range(model.num_layers)), "not a cache for each layer, in order"
         sizes = {
             "vocab_size": model.vocab_size, "hidden_size": model.hidden_size, "num_hidden_layers": model.num_layers,
             "num_attention_heads": model.num_q_heads,
         }  # fmt: skip
         for key, value in ((self.key(name), value) for name, value in sizes.items()):
             assert value == config[key], f"{key} is {config[key]} in the config, and {value} described"
-        for spec in model.kv_specs:
-            assert not spec.num_kv_heads or model.num_q_heads % spec.num_kv_heads == 0
+        for spec in model.sites:
+            assert not spec.num_kv_heads or spec.num_q_heads % spec.num_kv_heads == 0
             assert (spec.sliding_window is not None) == (spec.kind == "sliding")
-            assert not spec.draft
+            assert not spec.model, "a layer of a draft model"
         assert model.max_model_len > 0
         assert model.generates or model.pooler.tasks
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import torch
 
 from engine.interfaces.attention import AttentionBatch, AttentionCard, AttentionLayer, AttentionNeed, LayerCache
 from engine.interfaces.context import WorkerContext
 from engine.plugin import Card, Registry, load_body
-from engine.types.kv import KVGroup, kv_heads_on_rank
+from engine.types.kv import KVGroup
 from engine.types.model import KVSpec, ModelDescription
 
 BLOCK = 4
@@ -123,15 +124,15 @@ class PagedLayers:
         self.plans: list[Any] = []
         self.num_tokens = 0
         self.needs = attention_needs(model, str(self.dtype).removeprefix("torch."), str(self.device), size)
-        specs = list(dict.fromkeys(model.kv_specs))
+        self._sites = model.sites
         self.groups = tuple(
-            _group(index, spec, model.kv_specs, self.needs[index], self.dtype.itemsize)
-            for index, spec in enumerate(specs)
+            _group(index, form, self._sites, self.needs[index], self.dtype.itemsize)
+            for index, form in enumerate(forms(model))
         )
         pages = MAX_TOKENS // BLOCK + 1
         self._pools = []
         for group in self.groups:
-            pool = torch.zeros(pages, group.layer_bytes * len(group.layers), dtype=torch.uint8)
+            pool = torch.zeros(pages, group.layer_bytes * len(group.sites), dtype=torch.uint8)
             if group.layer_bytes:
                 pool.view(self.dtype).fill_(torch.nan)
             self._pools.append(pool.to(self.device))
@@ -164,14 +165,14 @@ class PagedLayers:
         return _LatentLayer(self, made, self._cache_of(made))
 
     def _group_of(self, layer: int) -> KVGroup:
-        group = next((group for group in self.groups if layer in group.layers), None)
+        group = next((g for g in self.groups if any(self._sites[site].layer == layer for site in g.sites)), None)
         assert group is not None, f"the model asks for attention of layer {layer}, which its description has not"
         self.built.append(layer)
         return group
 
     def _cache_of(self, layer: AttentionLayer) -> Any:
         group = layer.group
-        start = group.layers.index(layer.index) * group.layer_bytes
+        start = [self._sites[site].layer for site in group.sites].index(layer.index) * group.layer_bytes
         pages = self._pools[group.index][:, start : start + group.layer_bytes]
         return self.backends[group.kind].cache(layer.need, group, pages)
 
@@ -237,23 +238,16 @@ class PagedLayers:
 
 def attention_needs(model: ModelDescription, dtype: str, device: str, size: int) -> tuple[AttentionNeed, ...]:
     """What the model's layers ask of attention, for each form of their caches."""
+    features = frozenset(model.attention_features)
     return tuple(
-        AttentionNeed(
-            kind=spec.kind,
-            head_size=spec.head_size,
-            num_q_heads=model.num_q_heads // size,
-            num_kv_heads=kv_heads_on_rank(spec.num_kv_heads, size) if spec.num_kv_heads else 0,
-            dtype=dtype,
-            kv_dtype=dtype,
-            device=device,
-            block_size=BLOCK,
-            sliding_window=spec.sliding_window,
-            soft_cap=model.soft_cap,
-            features=frozenset(model.attention_features),
-            rope_size=spec.rope_size,
-        )
-        for spec in dict.fromkeys(model.kv_specs)
+        AttentionNeed.of(form, size, dtype=dtype, kv_dtype=dtype, device=device, block_size=BLOCK, features=features)
+        for form in forms(model)
     )
+
+
+def forms(model: ModelDescription) -> list[KVSpec]:
+    """The forms of the layers' caches and attention, in the order of their first layers."""
+    return list(dict.fromkeys(msgspec.structs.replace(site, layer=None) for site in model.sites))
 
 
 REFERENCE = ("torch", "torch_mla")
@@ -272,17 +266,18 @@ def reference_attention(context: WorkerContext, registry: Registry) -> dict[str,
     return {kind: bodies[card] for kind, card in reference_cards(registry).items()}
 
 
-def _group(index: int, spec: KVSpec, specs: Sequence[KVSpec], need: AttentionNeed, itemsize: int) -> KVGroup:
-    vectors = {"encoder": 0, "mla": 1}.get(spec.kind, 2)
+def _group(index: int, form: KVSpec, sites: Sequence[KVSpec], need: AttentionNeed, itemsize: int) -> KVGroup:
+    vectors = {"encoder": 0, "mla": 1}.get(form.kind, 2)
     elements = vectors * need.num_kv_heads * BLOCK * need.head_size
     return KVGroup(
         index=index,
-        kind=spec.kind,
-        layers=tuple(layer for layer, other in enumerate(specs) if other == spec),
+        kind=form.kind,
+        sites=tuple(i for i, site in enumerate(sites) if msgspec.structs.replace(site, layer=None) == form),
         num_kv_heads=need.num_kv_heads,
         head_size=need.head_size,
-        sliding_window=spec.sliding_window,
+        sliding_window=form.sliding_window,
         tokens_per_block=BLOCK,
         layer_bytes=elements * itemsize,
-        rope_size=spec.rope_size,
+        num_q_heads=need.num_q_heads,
+        rope_size=form.rope_size,
     )
