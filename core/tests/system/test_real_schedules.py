@@ -108,9 +108,9 @@ def make_core(
     like = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False, num_drafts=0, adaptive=True)
     like = replace(like, long_prefill_token_threshold=0, jump_forward=False)
     worker, ready = worker_for(like, buckets, parallel)
-    drafter = None if isinstance(worker, Crew) else worker._runner._drafting._drafter  # type: ignore[union-attr]
-    if isinstance(drafter, drafters.KnowingBody):
-        drafter.slots.clear()  # the last to leave are told of with the next plan, which another core makes
+    chosen = None if isinstance(worker, Crew) else worker._runner._drafting._chosen  # type: ignore[union-attr]
+    if chosen is not None and isinstance(chosen.drafter, drafters.KnowingBody):
+        chosen.drafter.slots.clear()  # the last to leave are told of with the next plan, which another core makes
     hold = max(1, settings.in_flight - 1) if settings.hold else 0
     executor = HoldingExecutor(worker, layout(), settings.max_num_seqs, settings.max_model_len, hold)
     context = CoreContext(
