@@ -12,7 +12,8 @@ import drafting
 import msgspec
 import pytest
 from cores import swapping
-from harness import ALL_PROCESSORS, VOCAB, choice, layout, registry, start_message
+from harness import ALL_PROCESSORS, VOCAB, choice, registry, start_message
+from harness import layout as harness_layout
 from hypothesis import HealthCheck, event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculative import Speculation
 from engine.scheduling.structured import Constraints
 from engine.types.errors import EngineError
+from engine.types.kv import KVLayout
 from engine.types.outputs import StepStats
 from engine.types.parallel import Parallel
 from engine.types.params import SamplingParams
@@ -42,6 +44,11 @@ ROOMY = Settings(
     num_pages=200, max_num_seqs=1, max_num_batched_tokens=256, max_model_len=40, in_flight=1,
     enable_prefix_caching=False, hold=False,
 )  # fmt: skip
+
+
+def layout(tp: int = 1) -> KVLayout:
+    """Blocks of 4 tokens. tp: ranks that share the heads."""
+    return harness_layout(tp, full=4)
 
 
 class Crew(ThreadExecutor):
@@ -74,6 +81,7 @@ def worker_for(
         platform="buckets" if buckets else "host",
         attention="capturable" if buckets else "torch",
         processors=ALL_PROCESSORS,
+        layout=layout(),
         num_kv_pages=settings.num_pages,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
