@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.process import wire
-from engine.types.messages import Outputs
 from engine.types.outputs import CoreOutputs
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest
@@ -166,7 +165,7 @@ def _measure_parts(core: EngineCore, steps: int) -> list[Parts]:
         cpu_called, called = cpu(), now()
         outputs = scheduler.update(result)
         updated = now()
-        wire.encode(Outputs(CoreOutputs(outputs=outputs, stats=core.stats())))
+        wire.encode(CoreOutputs(outputs=outputs, stats=core.stats()))
         encoded, cpu_encoded = now(), cpu()
         cpu_seconds = cpu_scheduled - cpu_began + cpu_encoded - cpu_called
         measured.append(Parts(scheduled - began, updated - called, encoded - updated, cpu_seconds))

@@ -71,6 +71,12 @@ def test_each_stop_is_there(number, names, paths):
     assert {path for path in paths if not defined(path).intersection(names)} == set()
 
 
+def test_requests_and_outputs_are_where_it_says():
+    rows = re.findall(r"^\| `(\w+)` \| `([\w/.]+)` \| [^|]+ \|$", section("A request's way"), re.MULTILINE)
+    assert len(rows) == 8 + 6 and "eight classes are a request, and six are an output" in TEXT
+    assert [name for name, path in rows if name not in defined(path)] == []
+
+
 def test_a_newcomers_path_is_short():
     told = path_of_a_newcomer()
     assert len(told) > 15

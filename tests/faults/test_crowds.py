@@ -55,7 +55,7 @@ def test_in_process(quiet: list[list[int]], policy: str, n: int) -> None:
         assert [ended[f"good-{i}"] for i in range(4)] == quiet and len(ended) == 4
         stats = engine.client.last_stats
         assert (stats.pages_used, stats.num_running, stats.num_waiting) == (0, 0, 0)
-        engine.client._core.check_integrity()  # type: ignore[attr-defined]
+        engine.client.core.check_integrity()  # type: ignore[attr-defined]
 
 
 def test_core_process(quiet: list[list[int]]) -> None:

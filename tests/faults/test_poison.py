@@ -80,7 +80,7 @@ def test_a_poisonous_prompt_costs_its_request_alone(poisoned: Path, options: dic
                 assert not bad_end.outputs[0].token_ids
             stats = engine.client.last_stats
             assert (stats.pages_used, stats.num_running, stats.num_waiting) == (0, 0, 0)
-            engine.client._core.check_integrity()  # type: ignore[attr-defined]
+            engine.client.core.check_integrity()  # type: ignore[attr-defined]
 
 
 SHARED = [11, 40, 12, 42, 90, 5, 6, 7, 8, 21, 22, 23, 24, 25, 61, 62, 63, 64, 65, 66, 67, 68]
@@ -101,7 +101,7 @@ def test_a_poisonous_end_leaves_the_shared_prefix_whole(
     greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     several = SamplingParams(temperature=0, max_tokens=2, n=3, ignore_eos=True)
     with LLM(str(poisoned), attention=attention, in_flight=in_flight, num_kv_pages=200, **settings) as llm:
-        core: Any = llm.llm_engine.client._core  # type: ignore[attr-defined]
+        core: Any = llm.llm_engine.client.core  # type: ignore[attr-defined]
 
         def tokens(end: list[int]) -> list[int]:
             (output,) = llm.generate({"prompt_token_ids": [*SHARED, *end]}, greedy, use_tqdm=False)

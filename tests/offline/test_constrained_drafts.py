@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
 
 def run(llm: LLM, params: list[SamplingParams], *, drafts: bool = False, jumps: bool = False) -> Run:
-    scheduler = llm.llm_engine.client._core.scheduler
+    scheduler = llm.llm_engine.client.core.scheduler
     speculation, jump_forward = scheduler.drafts.speculation, scheduler.drafts.jump_forward
     learned = jump_forward.learned
     before, accepted, jumped = llm.llm_engine.stats().step_id, speculation.num_accepted, learned.num_accepted
@@ -131,7 +131,7 @@ def test_a_jump_takes_one_step(llm: LLM) -> None:
 
 def test_it_can_be_turned_off() -> None:
     with LLM("tiny", enable_jump_forward=False, num_kv_pages=100) as model:
-        assert model.llm_engine.client._core.scheduler.drafts.jump_forward is None
+        assert model.llm_engine.client.core.scheduler.drafts.jump_forward is None
 
 
 @pytest.mark.slow

@@ -65,11 +65,14 @@ class LLMEngine:
         frontend: tokenizer and processors.
         client: the engine core.
         plan: what the launcher decided; None in tests.
+
+    Attributes:
+        undelivered: outputs that the next `step` returns first.
     """
 
     def __init__(self, frontend: Frontend, client: CoreClient, plan: Launch | None = None) -> None:
         self.frontend, self.client, self.plan = frontend, client, plan
-        self._undelivered: list[RequestOutput] = []
+        self.undelivered: list[RequestOutput] = []
         self._early: list[CoreOutputs] = []  # news that came while an answer of the core was waited for
         self._closed = False
         self._lifecycle = LifecycleHooks(frontend.hooks, self)
@@ -140,23 +143,19 @@ class LLMEngine:
             EngineDeadError: the core or a worker has died, or the core knows nothing of a request that waits.
         """
         self._alive()
-        outputs, self._undelivered = self._undelivered, []
+        outputs, self.undelivered = self.undelivered, []
         if not self.has_unfinished_requests() and not self.client.has_work():
             return outputs
         news = self._early.pop(0) if self._early else self.client.receive(MOMENT)
         if self._hears_stats:
             self._lifecycle.look()
-        outputs += self.frontend.outputs.take_in(news.outputs, self.client)
+        outputs += self.frontend.outputs.process(news.outputs, self.client)
         if not news.outputs and len(self.frontend.outputs) and not self.client.has_work():
             lost = self.frontend.outputs.request_ids()
             death = EngineDeadError("make a step", f"the engine core knows nothing of {len(lost)} unfinished requests")
             self.frontend.outputs.abort(lost, death)
             raise death
         return outputs
-
-    def deliver_later(self, outputs: Iterable[RequestOutput]) -> None:
-        """Give outputs back, to be returned by the next `step`."""
-        self._undelivered += outputs
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests in whatever state they are; nothing more is heard of them. Unknown ids are passed over."""
@@ -167,7 +166,7 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """True while `step` has more to tell."""
-        return len(self.frontend.outputs) > 0 or bool(self._undelivered)
+        return len(self.frontend.outputs) > 0 or bool(self.undelivered)
 
     def get_num_unfinished_requests(self) -> int:
         """Requests that have not ended."""
@@ -590,7 +589,7 @@ class LLM:
                             remaining -= 1
                             advance(output)
                         else:  # of a request that was added to the engine by hand
-                            engine.deliver_later([output])
+                            engine.undelivered.append(output)
                     interrupt.check()
             except BaseException:
                 with contextlib.suppress(EngineError):  # a dead core aborts nothing; its death is what is told

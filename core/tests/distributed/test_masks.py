@@ -41,7 +41,7 @@ def generate(folder: Path, size: int, **settings: Any) -> list[tuple[str, list[i
         while engine.has_unfinished_requests():
             found.update({output.request_id: output.outputs[0] for output in engine.step()})
         if "executor" in settings:
-            assert engine.client._core.executor.overlaps > 5  # type: ignore[attr-defined]
+            assert engine.client.core.executor.overlaps > 5  # type: ignore[attr-defined]
         return [(found[str(i)].text, list(found[str(i)].token_ids)) for i in range(6)]
     finally:
         engine.shutdown()

@@ -28,7 +28,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 def ranks_of(llm: LLM) -> tuple[list[int], Path]:
     """The processes of its ranks, and their directory."""
-    ranks = llm.llm_engine.client._core.executor._ranks  # type: ignore[attr-defined]
+    ranks = llm.llm_engine.client.core.executor._ranks  # type: ignore[attr-defined]
     return ranks.pids, Path(ranks.directory)
 
 

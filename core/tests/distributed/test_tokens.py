@@ -57,7 +57,7 @@ def generate(folder: Path, size: int, **settings: Any) -> list[tuple[list[int], 
         while engine.has_unfinished_requests():
             found.update({output.request_id: output.outputs[0] for output in engine.step()})
         if "executor" in settings:
-            assert (engine.client._core.executor.overlaps > 5) == (settings.get("in_flight") != 1)  # type: ignore[attr-defined]
+            assert (engine.client.core.executor.overlaps > 5) == (settings.get("in_flight") != 1)  # type: ignore[attr-defined]
         outputs = [found[str(index)] for index in range(len(PARAMS))]
         return [
             (

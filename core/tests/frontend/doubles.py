@@ -185,3 +185,17 @@ class Recorder:
 
     def retried(self) -> None:
         self.retries += 1
+
+
+class Client:
+    """What an output processor tells the core."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+        self.sent: list[list[EngineRequest]] = []
+
+    def add(self, requests: list[EngineRequest]) -> None:
+        self.sent.append(requests)
+
+    def abort(self, request_ids: list[str]) -> None:
+        self.aborted += request_ids

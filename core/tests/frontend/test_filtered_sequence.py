@@ -58,7 +58,7 @@ def play(doubles: ModuleType, kind: OutputKind, pieces: list[str], finish: str, 
     shown = ""
     for i, piece in enumerate(pieces):
         news = doubles.news("r", piece, finish if i == len(pieces) - 1 else None)
-        for output in outputs.process([news]).outputs:
+        for output in outputs.process([news], doubles.Client()):
             text = output.outputs[0].text
             shown = shown + text if kind is OutputKind.DELTA else text
     assert len(outputs) == 0
@@ -95,10 +95,9 @@ def test_a_filter_that_fails_ends_the_sequence_here_and_in_the_core(doubles: Mod
     hooks = Hooks(lambda request, index: fails)
     inputs, outputs = outputs_of(doubles, hooks)
     outputs.add(inputs.process("r", "hi", SamplingParams(max_tokens=None)), kind)
-    outputs.process([doubles.news("r", "a")])
-    done = outputs.process([doubles.news("r", "b")])
-    assert done.abort_ids == ["r"] and outputs.num_sequences == 0
-    [output] = done.outputs
+    outputs.process([doubles.news("r", "a")], client := doubles.Client())
+    [output] = outputs.process([doubles.news("r", "b")], client)
+    assert client.aborted == ["r"] and outputs.num_sequences == 0
     assert output.finished and output.error is error and output.outputs[0].finish_reason == "error"
     assert "b" not in output.outputs[0].text
     [summary] = hooks.finished
@@ -120,8 +119,8 @@ def test_a_summary_tells_what_was_waited_for(doubles: ModuleType) -> None:
     inputs, outputs = outputs_of(doubles, hooks)
     arrived = inputs.clock.now() - 5.0
     outputs.add(inputs.process("r", "hi", SamplingParams(max_tokens=None), arrived))
-    outputs.process([doubles.news("r", "a", queue_time=1.0, prefill_time=2.0, num_cached_tokens=1)])
-    outputs.process([doubles.news("r", "b", "stop")])
+    outputs.process([doubles.news("r", "a", queue_time=1.0, prefill_time=2.0, num_cached_tokens=1)], doubles.Client())
+    outputs.process([doubles.news("r", "b", "stop")], doubles.Client())
     [summary] = hooks.finished
     assert (summary.model, summary.request_id, summary.index) == ("m", "r", 0)
     assert (summary.queue_seconds, summary.prefill_seconds, summary.cached_tokens) == (1.0, 2.0, 1)

@@ -19,6 +19,7 @@ class Front:
     def __init__(self, doubles: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now = 100.0
         monkeypatch.setattr("time.monotonic", lambda: self._now)
+        self.doubles = doubles
         tokenizer = doubles.CharTokenizer()
         self.inputs = InputProcessor(tokenizer, doubles.description(), 64)
         self.outputs = OutputProcessor(tokenizer)
@@ -31,7 +32,7 @@ class Front:
 
     def step(self, when: float, *news: CoreOutput) -> None:
         self._now = when
-        self.outputs.process(news)
+        self.outputs.process(news, self.doubles.Client())
 
     def abort(self, when: float, error: EngineError | None, *names: str) -> None:
         self._now = when

@@ -31,7 +31,9 @@ class Bench:
         self.outputs.add(self.inputs.process(request_id, "hi", SamplingParams(**params)), kind)
 
     def take(self, *news: CoreOutput) -> RequestOutput | None:
-        outputs, self.aborts, _ = self.outputs.process(news)
+        client = self.doubles.Client()
+        outputs = self.outputs.process(news, client)
+        self.aborts = client.aborted
         assert len(outputs) <= 1
         return outputs[0] if outputs else None
 

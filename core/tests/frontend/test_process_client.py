@@ -14,7 +14,7 @@ from engine.frontend import process_client
 from engine.frontend.launch import launch
 from engine.frontend.process_client import ProcessClient, start_process
 from engine.types.errors import EngineDeadError, EngineError
-from engine.types.messages import Abort, Add, Call, FromCore, Outputs, Ready, Reply, ToCore
+from engine.types.messages import Abort, Add, Call, FromCore, Ready, Reply, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
@@ -85,10 +85,10 @@ class Played:
         return message
 
 
-def news(*names: str, others: int = 0, **counts: int) -> Outputs:
+def news(*names: str, others: int = 0, **counts: int) -> CoreOutputs:
     stats = StepStats(**(dict.fromkeys(StepStats.__struct_fields__, 0) | {"hook_failures": ()} | counts))
     outputs = [CoreOutput(request_id=name, finish_reason=FinishReason.STOP) for name in names]
-    return Outputs(CoreOutputs(outputs=outputs, stats=stats), others)
+    return CoreOutputs(outputs=outputs, stats=stats, others=others)
 
 
 @pytest.fixture

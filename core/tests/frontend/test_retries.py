@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -11,11 +11,19 @@ from engine.frontend.input_processor import InputProcessor
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_state import OutputKind, RequestState
 from engine.types.errors import RankDeadError
-from engine.types.outputs import CoreOutput
+from engine.types.outputs import CoreOutput, RequestOutput
 from engine.types.params import SamplingParams
-from engine.types.request import FinishReason
+from engine.types.request import EngineRequest, FinishReason
 
 DEAD = RankDeadError("a request on rank 1", "signal 9", "send it again").parts
+
+
+class Taken(NamedTuple):
+    """What came of some news: outputs, and what the core was told."""
+
+    outputs: list[RequestOutput]
+    aborted: list[str]
+    sent: list[list[EngineRequest]]
 
 
 class Front:
@@ -36,8 +44,10 @@ class Front:
         self.outputs.add(processed, kind)
         return processed
 
-    def take(self, *news: CoreOutput) -> Any:
-        return self.outputs.process(news)
+    def take(self, *news: CoreOutput) -> Taken:
+        client = self.doubles.Client()
+        outputs = self.outputs.process(news, client)
+        return Taken(outputs, client.aborted, client.sent)
 
     def news(self, *arguments: Any, **fields: Any) -> CoreOutput:
         output: CoreOutput = self.doubles.news(*arguments, **fields)
@@ -59,7 +69,7 @@ def test_a_whole_answer_is_computed_anew(front: Front) -> None:
     lp = front.doubles.logprobs
     front.take(front.news("r", "ab\u00e4", new_logprobs=lp(-1, -2, -3), num_cached_tokens=7))
     result = front.take(*dead("r"))
-    assert (result.outputs, list(result.retries)) == ([], [processed])
+    assert (result.outputs, result.sent) == ([], [processed.requests])
     (output,) = front.take(front.news("r", "xyz", "length", new_logprobs=lp(-1, -1, -1))).outputs
     (completion,) = output.outputs
     assert (completion.text, completion.token_ids) == ("xyz", [120, 121, 122])
@@ -74,7 +84,7 @@ def test_what_was_streamed_ends_with_an_error(front: Front, kind: OutputKind) ->
     waiting = front.add("waiting", kind)
     front.take(front.news("told", "ab"))
     result = front.take(*dead("told", "waiting"))
-    assert list(result.retries) == [waiting]
+    assert result.sent == [waiting.requests]
     (output,) = result.outputs
     assert output.request_id == "told" and output.finished
     assert isinstance(output.error, RankDeadError) and output.outputs[0].finish_reason == "error"
@@ -86,7 +96,7 @@ def test_siblings_begin_anew_together(front: Front) -> None:
     processed = front.add("r", OutputKind.FINAL, n=3)
     front.take(front.news("r#0", "ab", "stop"), front.news("r#1", "c"))
     result = front.take(*dead("r#1", "r#2"))
-    assert list(result.retries) == [processed] and not result.outputs and not result.abort_ids
+    assert result.sent == [processed.requests] and not result.outputs and not result.aborted
     assert front.outputs.num_sequences == 3
     (output,) = front.take(*(front.news(f"r#{i}", f"{i}", "stop", stop_reason=1) for i in range(3))).outputs
     assert [len(completion.token_ids) for completion in output.outputs] == [1, 1, 1] and output.finished
@@ -95,9 +105,9 @@ def test_siblings_begin_anew_together(front: Front) -> None:
 def test_once_is_enough(front: Front) -> None:
     """A request that has seen two cores die may be what they died of."""
     front.add("r", OutputKind.FINAL)
-    assert front.take(*dead("r")).retries
+    assert front.take(*dead("r")).sent
     result = front.take(*dead("r"))
-    assert not result.retries and isinstance(result.outputs[0].error, RankDeadError)
+    assert not result.sent and isinstance(result.outputs[0].error, RankDeadError)
 
 
 def test_a_deadline_is_not_put_off(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +116,7 @@ def test_a_deadline_is_not_put_off(front: Front, monkeypatch: pytest.MonkeyPatch
     for name, timeout in (("long", 60.0), ("over", 5.0), ("none", None)):
         front.outputs.add(front.inputs.process(name, "hi", SamplingParams(), timeout=timeout), OutputKind.FINAL)
     now[0] += 20
-    left = {again.request_id: again.requests[0].timeout for again in front.take(*dead("long", "over", "none")).retries}
+    left = {again.request_id: again.timeout for (again,) in front.take(*dead("long", "over", "none")).sent}
     assert left["long"] == 40 and left["none"] is None
     assert left["over"] is not None and 0 < left["over"] < 0.001
 
@@ -115,7 +125,7 @@ def test_an_aborted_request_stays_aborted(front: Front) -> None:
     front.add("r", OutputKind.FINAL)
     front.outputs.abort(["r"])
     result = front.take(*dead("r"))
-    assert not result.retries and not result.outputs
+    assert not result.sent and not result.outputs
 
 
 def test_a_retry_has_one_time_to_its_first_token(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

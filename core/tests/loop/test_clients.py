@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.loop.clients import STATE_SECONDS, Clients
-from engine.types.messages import Attach, FromCore, Outputs
+from engine.types.messages import Attach, FromCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.params import SamplingParams
 from engine.types.request import EngineRequest, FinishReason
@@ -31,7 +31,7 @@ class Sockets:
         self.told[address] = []
         return Sink(self, address)
 
-    def take(self) -> dict[str, list[Outputs]]:
+    def take(self) -> dict[str, list[CoreOutputs]]:
         """What each was told since the last call; who was told nothing is left out."""
         told = {name: messages[:] for name, messages in self.told.items() if messages}
         for messages in self.told.values():
@@ -72,15 +72,15 @@ def two() -> Sockets:
     return sockets
 
 
-def names(message: Outputs) -> list[str]:
-    return [output.request_id for output in message.outputs.outputs]
+def names(message: CoreOutputs) -> list[str]:
+    return [output.request_id for output in message.outputs]
 
 
 def test_alone_whoever_started_the_core_is_told_all_as_it_is() -> None:
     sockets = Sockets()
     said = news("a", "b")
     sockets.clients.tell(said)
-    assert sockets.take() == {"parent": [Outputs(said)]}
+    assert sockets.take() == {"parent": [said]}
     sockets.clients.catch_up()
     assert sockets.take() == {} and sockets.clients.patience(1.0) == 1.0
 
@@ -92,16 +92,16 @@ def test_each_is_told_of_its_own_and_a_steps_tokens_count_once() -> None:
     told = sockets.take()
     assert names(told["o1"][0]) == ["of-1", "also-of-1"] and names(told["o2"][0]) == ["of-2"]
     assert told["o1"][0].others == 1 and told["o2"][0].others == 2 and told["parent"][0].others == 3
-    counted = [message.outputs.stats.num_tokens for (message,) in told.values()]  # type: ignore[union-attr]
+    counted = [message.stats.num_tokens for (message,) in told.values()]  # type: ignore[union-attr]
     assert sorted(counted) == [0, 0, 3] and names(told["parent"][0]) == []
 
     sockets.clients.tell(news("of-2"))
     told = sockets.take()
     assert list(told) == ["o2"], "who has no news was told of the core's state a moment ago"
-    assert told["o2"][0].outputs.stats.num_tokens == 3  # type: ignore[union-attr]
+    assert told["o2"][0].stats.num_tokens == 3  # type: ignore[union-attr]
     sockets.clients.tell(news(tokens=512))  # a part of a prompt
     ((only,),) = sockets.take().values()
-    assert only.outputs.stats.num_tokens == 512  # type: ignore[union-attr]
+    assert only.stats.num_tokens == 512  # type: ignore[union-attr]
     sockets.now += STATE_SECONDS
     sockets.clients.tell(news("of-2", ends=True))
     told = sockets.take()

@@ -34,7 +34,7 @@ def test_two_ranks_give_one_ranks_tokens(native) -> None:
         expected = tokens(llm)
     with LLM(tensor_parallel_size=2, communicator="shm", **SETTINGS) as llm:
         assert tokens(llm) == expected
-        pids = llm.llm_engine.client._core.executor._ranks.pids  # type: ignore[attr-defined]
+        pids = llm.llm_engine.client.core.executor._ranks.pids  # type: ignore[attr-defined]
         for pid in pids:
             assert any("memfd:engine-shm" in m.path for m in psutil.Process(pid).memory_maps())
         os.kill(pids[1], signal.SIGKILL)

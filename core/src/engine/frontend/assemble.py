@@ -55,7 +55,7 @@ def assemble_frontend(plan: Launch) -> Frontend:
     Raises TokenizerError for a tokenizer that is missing or broken, PluginError for a body that cannot be imported.
     """
     hooks = HookRelay("frontend", plan.registry, options=plan.start.worker.hook_options)
-    tokenizer = build_tokenizer(plan)
+    tokenizer: Tokenizer = _built(plan, plan.tokenizer)
     variables = json.loads(plan.config.default_chat_template_kwargs or "{}")
     chat = ChatTemplate(tokenizer, plan.chat_template, variables)
     chat.check()
@@ -80,12 +80,6 @@ def assemble_frontend(plan: Launch) -> Frontend:
         reasoning_parser=_built(plan, plan.one(REASONING_PARSER)),
         renders_tools=renders_tools(plan.tokenizer, plan.tokenizer_folder, plan.chat_template),
     )
-
-
-def build_tokenizer(plan: Launch) -> Tokenizer:
-    """The body of the chosen tokenizer."""
-    tokenizer: Tokenizer = _built(plan, plan.tokenizer)
-    return tokenizer
 
 
 def _built(plan: Launch, selection: Selection[Any] | None) -> Any:

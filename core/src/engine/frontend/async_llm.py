@@ -336,7 +336,7 @@ class AsyncLLM:
                 for news in several:
                     observer.stepped(news.stats)
             if told := [output for news in several for output in news.outputs]:
-                self._output.take_in(told, self._client)
+                self._output.process(told, self._client)
         except Exception as error:
             log.error("news of the engine core could not be taken in", exc_info=error)
             self._die(EngineDeadError("take in what the engine core computed", f"{type(error).__name__}: {error}"))

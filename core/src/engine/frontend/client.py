@@ -26,47 +26,42 @@ class InProcessClient:
     """The core runs in the caller's thread: `receive` is one `EngineCore.step()`."""
 
     def __init__(self, core: EngineCore) -> None:
-        self._core = core
-
-    @property
-    def core(self) -> EngineCore:
-        """What `receive` steps."""
-        return self._core
+        self.core = core
 
     @property
     def worker(self) -> WorkerReady:
-        return self._core.worker_ready
+        return self.core.worker_ready
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         added: list[str] = []
         try:
             for request in requests:
-                self._core.add_request(request)
+                self.core.add_request(request)
                 added.append(request.request_id)
         except BaseException:
-            self._core.abort(added)
+            self.core.abort(added)
             raise
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        self._core.abort(list(request_ids))
+        self.core.abort(list(request_ids))
 
     def call(self, method: str) -> Future[Any]:
         answer: Future[Any] = Future()
         try:
-            answer.set_result(getattr(self._core, method)())
+            answer.set_result(getattr(self.core, method)())
         except Exception as error:
             answer.set_exception(error)
         return answer
 
     def receive(self, timeout: float | None = None) -> CoreOutputs:
-        return self._core.step()
+        return self.core.step()
 
     def has_work(self) -> bool:
-        return self._core.has_work()
+        return self.core.has_work()
 
     @property
     def last_stats(self) -> StepStats:
-        return self._core.stats()
+        return self.core.stats()
 
     def states(self, look: bool = True) -> list[CoreState]:
         stats = self.last_stats
@@ -74,7 +69,7 @@ class InProcessClient:
         return [CoreState(0, os.getpid(), True, stats.num_running, stats.num_waiting, usage, stats)]
 
     def shutdown(self) -> None:
-        self._core.shutdown()
+        self.core.shutdown()
 
 
 @dataclass(frozen=True)

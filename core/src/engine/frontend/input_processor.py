@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from engine.frontend.request_checks import ConstraintCheck, ProcessorArguments
 from engine.frontend.request_state import RequestState
 from engine.interfaces.logits_processor import LogitsProcessorCard
 from engine.interfaces.tokenizer import Tokenizer
+from engine.types.checks import MAX_INT, check_integer, check_number
 from engine.types.errors import InvalidRequestError, PromptTooLongError, shown
 from engine.types.hooks import HTTPOrigin, RequestInfo
 from engine.types.model import ModelDescription
@@ -34,6 +34,10 @@ from engine.types.request import EngineRequest
 
 if TYPE_CHECKING:
     from engine.plugin import HookRelay
+
+
+MAX_TIMEOUT = 1e9
+"""Seconds."""
 
 
 class SteadyClock:
@@ -161,7 +165,8 @@ class InputProcessor:
         else:
             params.verify()
         self._check_priority(priority)
-        _check_timeout(timeout)
+        if timeout is not None:
+            check_number("timeout", timeout, 0.0, MAX_TIMEOUT, open_low=True)
         if not self.told_of_requests:
             return None
         assert self._hooks is not None
@@ -353,8 +358,7 @@ class InputProcessor:
         return room
 
     def _check_priority(self, priority: int) -> None:
-        if type(priority) is not int:
-            raise InvalidRequestError(f"priority={shown(priority)}", "it is not an integer", "pass an integer")
+        check_integer("priority", priority, -MAX_INT, MAX_INT)
         if priority and not self._orders_by_priority:
             raise InvalidRequestError(
                 f"priority={priority}",
@@ -388,15 +392,6 @@ class InputProcessor:
             logprobs=None if logprobs is None else min(logprobs, self.vocab_size),
             prompt_logprobs=None if prompt_logprobs is None else min(prompt_logprobs, self.vocab_size),
         )
-
-
-def _check_timeout(timeout: float | None) -> None:
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise InvalidRequestError(f"timeout={shown(timeout)}", "it is not a number", "pass seconds")
-    if not 0 < timeout < math.inf:
-        raise InvalidRequestError(f"timeout={timeout}", "it is not above 0 and finite", "pass seconds, or leave it out")
 
 
 def check_pooling(params: PoolingParams, model: ModelDescription) -> PoolingParams:

@@ -33,23 +33,11 @@ from engine.interfaces.model import ModelNeed
 from engine.interfaces.platform import PlatformFacts, PlatformNeed
 from engine.interfaces.tokenizer import TokenizerNeed
 from engine.kv.layout import make_layout
-from engine.plugin import Manifest, Registry, Selection, choose
+from engine.plugin import Manifest, Registry, Selection, choose, points
 from engine.plugin.choosing import default_model
 from engine.plugin.manifest import hook_choices
 from engine.plugin.options import check_hook_options
-from engine.plugin.points import (
-    ATTENTION,
-    CHECKPOINT,
-    GRAMMAR,
-    LOGITS_PROCESSOR,
-    MODEL,
-    PLATFORM,
-    POINTS,
-    TOKENIZER,
-    CardT,
-    NeedT,
-    Point,
-)
+from engine.plugin.points import CardT, NeedT, Point
 from engine.types.errors import ConfigError, EngineError, ManifestError, ModelNotFoundError
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
@@ -63,7 +51,7 @@ if TYPE_CHECKING:
     from engine.interfaces.model import ModelCard
     from engine.interfaces.tokenizer import TokenizerCard
 
-CORE_WORKER = "engine.runner.worker:Worker"
+CORE_WORKER = "engine.runner.worker:TorchWorker"
 """The worker of platforms that bring none of their own."""
 _ITEM_SIZES = {"float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
@@ -129,7 +117,7 @@ class Launch:
     @cached_property
     def constraints(self) -> ConstraintCheck:
         """What the grammar drivers at work can enforce."""
-        return ConstraintCheck(self.chosen(GRAMMAR))
+        return ConstraintCheck(self.chosen(points.GRAMMAR))
 
     @property
     def max_model_len(self) -> int:
@@ -190,7 +178,7 @@ class _Choices:
         """The drivers of a point, which `made` has from then on; none of a point that is the platform's own. Where the
         user names none, `only` the driver of that name is asked."""
         asked, options = self._config.asked(point.name), self._config.options_for(point.name)
-        platform = next(iter(self.made.get(PLATFORM.name, ())), None)
+        platform = next(iter(self.made.get(points.PLATFORM.name, ())), None)
         if platform is not None and point.name in platform.card.own_points:
             if asked is not None or options:
                 raise ConfigError(
@@ -213,14 +201,14 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         client_of_several(registry)
     name, whose = config.model, None
     if name is None:  # that card's own, also where another would claim the name
-        default = default_model(registry, CHECKPOINT, config.asked("checkpoint"))
+        default = default_model(registry, points.CHECKPOINT, config.asked("checkpoint"))
         name, whose = default.name, default.candidate.name
-    (checkpoint,) = choices.choose(CHECKPOINT, {"": name}, only=whose)
+    (checkpoint,) = choices.choose(points.CHECKPOINT, {"": name}, only=whose)
     files = checkpoint.card.resolve(name)
-    (platform,) = choices.choose(PLATFORM, {"": PlatformNeed(dtype=config.dtype)})
+    (platform,) = choices.choose(points.PLATFORM, {"": PlatformNeed(dtype=config.dtype)})
     device = platform.card.describe()
     generation_config = read_generation_config(config, files)
-    (implementation,) = choices.choose(MODEL, _model_needs(config, files, device))
+    (implementation,) = choices.choose(points.MODEL, _model_needs(config, files, device))
     model = _described(implementation, files, generation_config)
     dtype = choose_dtype(config.dtype, model.dtype, device)
     kv_dtype = _CACHE_DTYPES.get(config.kv_cache_dtype, config.kv_cache_dtype)
@@ -239,14 +227,15 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         kv_dtype=kv_dtype,
         facts=device,
         size=parallel.tp,
+        batch_invariant=config.batch_invariant,
     )
     forms = by_kind(needs)
-    attention = choices.choose(ATTENTION, forms)
+    attention = choices.choose(points.ATTENTION, forms)
     pages = {one.kind: lcm(*(one.card.tokens_per_page(need) for need in forms[one.kind])) for one in attention}
-    if ATTENTION.name in platform.card.own_points:
+    if points.ATTENTION.name in platform.card.own_points:
         pages = {kind: platform.card.tokens_per_page(kind, config.block_size) for kind in forms}
     tokenizer_folder = _tokenizer_folder(config, registry, files)
-    (tokenizer,) = choices.choose(TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
+    (tokenizer,) = choices.choose(points.TOKENIZER, {"": TokenizerNeed(folder=tokenizer_folder)})
     layout = make_layout(
         model.sites,
         block_size=config.block_size,
@@ -271,8 +260,8 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         asks = row.asks(facts)
         if not (row.used(facts, asks) and choices.choose(row.point, asks, row.together)):
             choices.idle[row.point.name] = {} if row.point.name in platform.card.own_points else asks
-    check_processors(choices.made[LOGITS_PROCESSOR.name])
-    selections = tuple(selection for point in POINTS for selection in choices.made.get(point, ()))
+    check_processors(choices.made[points.LOGITS_PROCESSOR.name])
+    selections = tuple(selection for point in points.POINTS for selection in choices.made.get(point, ()))
     manifest = Manifest.of(selections)
     worker = WorkerStart(
         choices=manifest.choices,
@@ -295,6 +284,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         plugins=config.plugin_list.text,
         log_format=config.log_format,
         profile_dir=None if config.profile_dir is None else str(Path(config.profile_dir).absolute()),
+        batch_invariant=config.batch_invariant,
     )
     start = CoreStart(
         worker=worker,
@@ -371,6 +361,7 @@ def _model_needs(config: EngineConfig, files: CheckpointFiles, device: PlatformF
             framework=device.framework,
             parallel=parallel_of(config),
             features=frozenset({"stages"} if config.pipeline_parallel_size > 1 else ()),
+            batch_invariant=config.batch_invariant,
         )
         for architecture in architectures or [""]
     }
@@ -476,7 +467,7 @@ def _tokenizer_folder(config: EngineConfig, registry: Registry, files: Checkpoin
     if Path(config.tokenizer).is_dir():
         return config.tokenizer
     try:
-        (checkpoint,) = choose(registry, CHECKPOINT, {"": config.tokenizer})
+        (checkpoint,) = choose(registry, points.CHECKPOINT, {"": config.tokenizer})
         return checkpoint.card.resolve(config.tokenizer).folder
     except ModelNotFoundError as error:
         raise ConfigError(

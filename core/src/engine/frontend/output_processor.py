@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,21 +32,6 @@ if TYPE_CHECKING:
 
 MAX_RETRIES = 1
 """How often a request is sent again. One that has seen two engine cores die may be what they died of."""
-
-
-class Processed(NamedTuple):
-    """What came of one batch of news.
-
-    Args:
-        outputs: one for each request with news that has no stream, in the order of the news.
-        abort_ids: core requests that run on although a stop string has ended them here: abort them.
-        retries: requests whose engine core has died before anything of them was given out: send them again. They begin
-            anew, with the same seeds.
-    """
-
-    outputs: list[RequestOutput]
-    abort_ids: list[str]
-    retries: Sequence[RequestState] = ()
 
 
 class OutputProcessor:
@@ -207,26 +192,14 @@ class OutputProcessor:
         if self._hooks is not None and (heard := self._hooks.request_finished):
             heard(summary=summary_of(request, sequence, self._model_name, reason, error))
 
-    def take_in(self, news: Sequence[CoreOutput], client: CoreClient) -> list[RequestOutput]:
-        """`process`, and tell the core what follows of it. Returns the outputs of requests that have no stream."""
-        processed = self.process(news)
-        outputs = processed.outputs
-        if processed.abort_ids:
-            client.abort(processed.abort_ids)
-        for again in processed.retries:
-            try:
-                client.add(again.requests)
-            except EngineError as error:  # every sequence ends with it
-                ends = [
-                    CoreOutput(request_id=one.request_id, finish_reason=FinishReason.ERROR, error=error.parts)
-                    for one in again.requests
-                ]
-                outputs += self.take_in(ends, client)
-        return outputs
-
-    def process(self, news: Sequence[CoreOutput]) -> Processed:
+    def process(self, news: Sequence[CoreOutput], client: CoreClient) -> list[RequestOutput]:
         """Take in the news of one step, and put what came of it on the streams. News of requests that are not (or no
-        longer) expected is dropped."""
+        longer) expected is dropped. What a stop string has ended here is aborted in the core. A request whose core has
+        died before anything of it was given out is sent again: it begins anew, with the same seeds.
+
+        Returns:
+            One output for each request with news that has no stream, in the order of the news.
+        """
         if self.observer is not None or self._hooks is not None:
             follow(news, self._sequences, time.monotonic(), self.observer)
         touched: dict[str, RequestState] = {}
@@ -277,7 +250,18 @@ class OutputProcessor:
                 outputs.append(output)
             else:
                 stream.put(output)
-        return Processed(outputs, abort_ids, tuple(retries.values()))
+        if abort_ids:
+            client.abort(abort_ids)
+        for request in retries.values():
+            try:
+                client.add(request.requests)
+            except EngineError as error:
+                ends = [
+                    CoreOutput(request_id=one.request_id, finish_reason=FinishReason.ERROR, error=error.parts)
+                    for one in request.requests
+                ]
+                outputs += self.process(ends, client)
+        return outputs
 
     def _output(self, request: RequestState) -> RequestOutput | None:
         finished = request.running == 0

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from engine.interfaces.client import CoreState
 from engine.process.child import Child, ProcessTree
 from engine.types.errors import EngineDeadError, EngineError
-from engine.types.messages import Abort, Add, Call, FromCore, Outputs, Ready, Reply, ToCore
+from engine.types.messages import Abort, Add, Call, FromCore, Ready, Reply, ToCore
 from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.request import EngineRequest
 from engine.types.start import CoreStart, WorkerReady
@@ -43,11 +43,8 @@ class Heard(Protocol[T_co]):
     failed: bool
 
     def fileno(self) -> int: ...
-
     def take(self) -> T_co | None: ...
-
     def lost(self) -> bool: ...
-
     def death(self) -> EngineError: ...
 
 
@@ -56,21 +53,14 @@ class CoreEnd(Heard[FromCore], Protocol):
 
     @property
     def pid(self) -> int: ...
-
     @property
     def alive(self) -> bool: ...
-
     @property
     def silence(self) -> float: ...
-
     def send(self, message: ToCore) -> None: ...
-
     def receive(self, timeout: float) -> FromCore | None: ...
-
     def ask_to_stop(self) -> None: ...
-
     def end(self, grace: float) -> int: ...
-
     def close(self) -> None: ...
 
 
@@ -204,14 +194,14 @@ class ProcessClient:
                 return news
 
     def _take(self, message: FromCore) -> CoreOutputs | None:
-        if isinstance(message, Outputs):
-            news = message.outputs
-            if news.stats is not None:
-                self._stats, self._num_others = news.stats, message.others
-            for output in news.outputs:
+        if isinstance(message, CoreOutputs):
+            if message.stats is not None:
+                self._stats = message.stats
+                self._num_others = message.others
+            for output in message.outputs:
                 if output.finish_reason is not None:
                     self._unfinished.pop(output.request_id, None)
-            return news
+            return message
         if isinstance(message, Reply):
             answer = self._calls.pop(message.call_id, None)
             if answer is None or answer.done():  # whoever asked has given up

@@ -157,17 +157,13 @@ def cut_to_first(ids: list[int], most: int | None, fits: int, bare: Callable[[],
     if len(ids) <= most:
         return ids
     inner = ids if bare is None else bare()
-    before = next((i for i in range(len(ids) - len(inner) + 1) if ids[i : i + len(inner)] == inner), None)
+    before = _place(ids, inner, 0)
     if before is None:
         raise InvalidRequestError(
             f"{_CUT}={most}", "the tokenizer does not put its own tokens around a text", "leave it out"
         )
     after = len(ids) - before - len(inner)
-    if most <= before + after:
-        raise InvalidRequestError(
-            f"{_CUT}={most}", f"the tokenizer puts {before + after} tokens around a text, and none of it would be left",
-            "raise it",
-        )  # fmt: skip
+    _check_something_is_left(most, before + after, "a text")
     return [*ids[:before], *inner[: most - before - after], *ids[len(ids) - after :]]
 
 
@@ -195,12 +191,7 @@ def cut_pair(
             "leave it out",
         )
     around = len(ids) - len(first) - len(second)
-    if most <= around:
-        raise InvalidRequestError(
-            f"{_CUT}={most}",
-            f"the tokenizer puts {around} tokens around a pair, and none of it would be left",
-            "raise it",
-        )
+    _check_something_is_left(most, around, "a pair")
     short, long = sorted((len(first), len(second)))
     if 2 * short <= most - around:
         long = most - around - short
@@ -211,6 +202,12 @@ def cut_pair(
     cut = [*ids[:before], *first[:kept], *ids[before + len(first) : between]]
     cut += [*second[:kept_second], *ids[between + len(second) :]]
     return cut, None if second_start is None else second_start - (len(first) - kept)
+
+
+def _check_something_is_left(most: int, around: int, what: str) -> None:
+    if most <= around:
+        found = f"the tokenizer puts {around} tokens around {what}, and none of it would be left"
+        raise InvalidRequestError(f"{_CUT}={most}", found, "raise it")
 
 
 def _place(ids: list[int], text: list[int], start: int) -> int | None:

@@ -24,7 +24,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculative import Speculation
 from engine.scheduling.structured import Constraints
 from engine.types.errors import ConfigError, KVCacheTooSmallError, ManifestError, PluginError
-from engine.types.start import CoreStart
+from engine.types.start import Choice, CoreStart
 
 if TYPE_CHECKING:
     from engine.interfaces.tokenizer import Tokenizer
@@ -109,6 +109,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             in_flight=start.in_flight,
             hooks=hooks,
             choices=worker.choices,
+            drawing_rank=worker.parallel.world - 1,
         )
     except BaseException:
         if constraints is not None:
@@ -122,7 +123,7 @@ def _speculation(start: CoreStart, registry: Registry) -> Speculation | None:
 
     The drafter itself works in the workers.
     """
-    choices = [choice for choice in start.worker.choices if choice.point == "drafter"]
+    choices = _choices(start, "drafter")
     if not choices:
         return None
     options = cast(DrafterOptions, restore_choice(registry, choices[0]).options)
@@ -138,7 +139,7 @@ def _jump_forward(start: CoreStart, constraints: Constraints | None, vocabulary:
 
 def _constraints(start: CoreStart, registry: Registry, vocabulary: Vocabulary, prepare: bool) -> Constraints | None:
     """The grammar drivers at work; None where the manifest names none."""
-    chosen = [restore_choice(registry, choice) for choice in start.worker.choices if choice.point == "grammar"]
+    chosen = [restore_choice(registry, choice) for choice in _choices(start, "grammar")]
     if not chosen:
         return None
     model = start.worker.model
@@ -228,7 +229,7 @@ def _build(
     point: str, start: CoreStart, registry: Registry, context: CoreContext | FrontContext, half: str | None = None
 ) -> Any:
     """The body (or this half of it) of the driver that the manifest names for a point."""
-    choices = [choice for choice in start.worker.choices if choice.point == point]
+    choices = _choices(start, point)
     if len(choices) != 1:
         raise ManifestError(
             f"build the {point}",
@@ -238,3 +239,8 @@ def _build(
         )
     chosen = restore_choice(registry, choices[0])
     return chosen.build(replace(context, options=chosen.options), half)
+
+
+def _choices(start: CoreStart, point: str) -> list[Choice]:
+    """The drivers that the manifest names for a point."""
+    return [choice for choice in start.worker.choices if choice.point == point]

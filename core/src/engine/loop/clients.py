@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from engine.process.link import Inbox, Outbox
-from engine.types.messages import Attach, FromCore, Outputs, ToCore
+from engine.types.messages import Attach, FromCore, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs, StepStats
 from engine.types.request import EngineRequest
 
@@ -71,7 +71,7 @@ class Clients:
             log.warning("an API process cannot be served: %s", error)
             return
         new = self._attached[message.client] = _Client(message.requests, self._connect(message.outputs))
-        new.sink.put(Outputs(CoreOutputs(outputs=[], stats=stats), len(self._owner)))
+        new.sink.put(CoreOutputs(outputs=[], stats=stats, others=len(self._owner)))
 
     def detach(self, client: int) -> list[str]:
         """A client has gone. Returns its requests, which nobody waits for."""
@@ -109,7 +109,7 @@ class Clients:
         The tokens of a step (`StepStats.num_tokens`) are told to one client, so that nothing counts them twice.
         """
         if not self._attached:
-            return self._outbox.put(Outputs(news))
+            return self._outbox.put(news)
         own: dict[int, list[CoreOutput]] = {}
         for output in news.outputs:
             if output.finish_reason is None:
@@ -126,8 +126,9 @@ class Clients:
             if outputs is None and now - one.told < STATE_SECONDS:
                 one.behind = True
                 continue
-            said = CoreOutputs(outputs=outputs or [], stats=quiet if not number or outputs is None else stats)
-            one.sink.put(Outputs(said, len(self._owner) - len(one.ids)))
+            told = quiet if not number or outputs is None else stats
+            others = len(self._owner) - len(one.ids)
+            one.sink.put(CoreOutputs(outputs=outputs or [], stats=told, others=others))
             one.told = now
             one.behind = False
             if number and outputs is not None:
@@ -143,6 +144,7 @@ class Clients:
         """Tell the state to those who are behind: nothing happens now."""
         for one in (self._first, *self._attached.values()) if self._attached else ():
             if one.behind:
-                one.sink.put(Outputs(CoreOutputs(outputs=[], stats=self._state), len(self._owner) - len(one.ids)))
+                others = len(self._owner) - len(one.ids)
+                one.sink.put(CoreOutputs(outputs=[], stats=self._state, others=others))
                 one.told = self._clock()
                 one.behind = False

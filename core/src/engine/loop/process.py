@@ -18,7 +18,7 @@ from engine.loop.engine_core import EngineCore
 from engine.process.logs import log_as
 from engine.process.run import Parent, run
 from engine.types.errors import EngineError
-from engine.types.messages import Abort, Add, Attach, Beat, Call, Detach, Outputs, Ready, Reply, Shutdown, ToCore
+from engine.types.messages import Abort, Add, Attach, Beat, Call, Detach, Ready, Reply, Shutdown, ToCore
 from engine.types.outputs import CoreOutput, CoreOutputs
 from engine.types.request import FinishReason
 from engine.types.start import CoreStart
@@ -89,7 +89,7 @@ def handle(core: EngineCore, message: ToCore, clients: Clients) -> None:
                     refused = CoreOutput(
                         request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error.parts
                     )
-                    clients.put(Outputs(CoreOutputs(outputs=[refused])), client)
+                    clients.put(CoreOutputs(outputs=[refused]), client)
                 else:
                     clients.own(client, request)
         case Abort(request_ids, client):

@@ -70,18 +70,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     worker: WorkerReady
 
 
-class Outputs(msgspec.Struct, frozen=True, tag="outputs", omit_defaults=True):
-    """News of one step.
-
-    Args:
-        outputs: of this client's requests; the statistics are those of the whole core.
-        others: requests of other clients that have not ended.
-    """
-
-    outputs: CoreOutputs
-    others: int = 0
-
-
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """The answer to a `Call`; `error` is empty where it went well."""
 
@@ -100,4 +88,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: tuple[str, str, str, str]
 
 
-FromCore = Ready | Outputs | Reply | Beat | Failed
+FromCore = Ready | CoreOutputs | Reply | Beat | Failed

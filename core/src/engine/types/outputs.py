@@ -106,11 +106,18 @@ class StepStats(msgspec.Struct, kw_only=True):
     hook_failures: tuple[tuple[str, str, int], ...] = ()
 
 
-class CoreOutputs(msgspec.Struct, kw_only=True):
-    """What one step sends to the frontend."""
+class CoreOutputs(msgspec.Struct, kw_only=True, tag="outputs", omit_defaults=True):
+    """What one step sends to the frontend.
+
+    Args:
+        outputs: of this client's requests.
+        stats: of the whole core.
+        others: requests of other clients that have not ended.
+    """
 
     outputs: list[CoreOutput]
     stats: StepStats | None = None
+    others: int = 0
 
 
 class Logprob(NamedTuple):

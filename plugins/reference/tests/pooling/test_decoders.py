@@ -200,4 +200,4 @@ def test_the_prefix_cache_serves_the_last_token_alone(checkpoints) -> None:
             assert llm.encode([ids], params, use_tqdm=False)[0].num_cached_tokens == 0
         stats = llm.llm_engine.stats()
         assert (stats.prompt_tokens, stats.generation_tokens, stats.pages_used) == (4 * 64, 0, 0)
-        llm.llm_engine.client._core.check_integrity()
+        llm.llm_engine.client.core.check_integrity()

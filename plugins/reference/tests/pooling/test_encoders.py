@@ -105,7 +105,7 @@ def test_a_schedule_changes_nothing(checkpoints, settings: dict[str, int]) -> No
         stats = llm.llm_engine.stats()
         assert (stats.pages_used, stats.num_preemptions, stats.prefix_queries) == (0, 0, 0)
         assert stats.prompt_tokens == 2 * sum(map(len, given))
-        llm.llm_engine.client._core.check_integrity()
+        llm.llm_engine.client.core.check_integrity()
 
 
 def test_a_prompt_is_never_cut(checkpoints) -> None:

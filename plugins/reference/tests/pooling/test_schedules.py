@@ -66,7 +66,7 @@ def test_any_schedule_gives_the_request_alone(checkpoints, architecture: str, se
     folder = checkpoints(architecture, **({"sliding": 6} if architecture == "Qwen2Model" else {}))
     oracle = Oracle(folder, torch.float64)
     with start(folder, **settings) as engine:
-        core, found, preempted, aborted = engine.client._core, {}, 0, set()  # type: ignore[attr-defined]
+        core, found, preempted, aborted = engine.client.core, {}, 0, set()  # type: ignore[attr-defined]
         for seed in range(4):
             rng, ids = random.Random(seed), given(seed)
             waiting = [(f"{seed}-{i}", prompt, rng.choice(WISHES)) for i, prompt in enumerate(ids)]
@@ -126,7 +126,7 @@ def broken(result: StepResult, how: str) -> StepResult:
 def test_results_that_do_not_fit_the_plan(checkpoints, how: str, task: str) -> None:
     """A request would wait for ever, or get half an answer: the engine stops, and says whose fault it is."""
     with start(checkpoints("LlamaModel")) as engine:
-        executor = engine.client._core.executor  # type: ignore[attr-defined]
+        executor = engine.client.core.executor  # type: ignore[attr-defined]
         launch = executor.execute
 
         class Broken:
