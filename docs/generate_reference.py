@@ -33,6 +33,8 @@ from engine.types.errors import EngineError
 from engine_server.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
+COMMON_BODIES = ("Body", "GeneratingBody", "InputBody", "PoolingBody", "QueuedBody", "SamplingBody")
+"""What several bodies have in common, which is told with each."""
 CAPABILITIES = ROOT / "docs" / "reference" / "capabilities.md"
 EXTRA_MODULES = (
     "engine.plugin.card",
@@ -55,6 +57,7 @@ REQUEST_MODULES = (
     "engine_server.anthropic.input",
     "engine_server.pooling.bodies",
     "engine_server.tokenization",
+    "engine_server.bodies",
 )
 """Where the bodies of requests are declared."""
 
@@ -338,7 +341,7 @@ def requests_page() -> str:
     bodies = {getattr(m, name): text for m in modules for name, text in class_docstrings(m.__name__).items()}
     for body, docstring in bodies.items():
         name, own = body.__name__, dict(meanings)
-        if name in ("SamplingBody", "PoolingBody", "InputBody") or not issubclass(body, Body):
+        if name in COMMON_BODIES or not issubclass(body, Body):
             continue
         for base in reversed(body.__mro__):
             own |= arguments(bodies.get(base))

@@ -26,10 +26,10 @@ from openai.types.responses import response_create_params, response_text_config_
 from openai.types.shared_params import reasoning
 from pydantic import BaseModel, ValidationError
 
-from engine_server.anthropic import bodies as anthropic_bodies
+from engine_server.anthropic import input as anthropic_bodies
 from engine_server.openai import bodies as openai_bodies
 from engine_server.pooling import bodies as pooling_bodies
-from engine_server.responses import bodies as responses_bodies
+from engine_server.responses import input as responses_bodies
 
 from .conftest import Server
 

@@ -22,7 +22,7 @@ from engine.interfaces.model import ModelContext, State
 from engine.interfaces.ops import OPERATIONS
 from engine.interfaces.platform import Trial
 from engine.plugin import Candidate, Registry
-from engine.runner.worker import Worker
+from engine.runner.worker import TorchWorker
 from engine.types.kv import KVGroup, KVLayout, KVTable
 from engine.types.model import CheckpointFiles
 from engine.types.params import SamplingParams
@@ -264,8 +264,8 @@ def start_message(
     return WorkerStart(**{**fields, **changes})
 
 
-def started(**changes: Any) -> Worker:
-    worker = Worker(start_message(**changes), registry())
+def started(**changes: Any) -> TorchWorker:
+    worker = TorchWorker(start_message(**changes), registry())
     worker.start()
     return worker
 
@@ -301,7 +301,7 @@ def params(**fields: Any) -> SamplingParams:
 class Driver:
     """Writes plans by hand: who computes how many tokens. Takes pages at random and gives none back."""
 
-    def __init__(self, worker: Worker, seed: int = 0) -> None:
+    def __init__(self, worker: TorchWorker, seed: int = 0) -> None:
         self.worker, self.step_id = worker, 0
         self.tables = layout().tables
         self.free = (np.random.default_rng(seed).permutation(299) + 1).tolist()

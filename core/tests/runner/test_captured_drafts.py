@@ -9,11 +9,11 @@ import pytest
 from harness import Driver, Request, choice, params, prompt, registry, start_message, started
 
 from engine.runner.capture import padding_of, width_of, widths_of
-from engine.runner.worker import Worker
+from engine.runner.worker import TorchWorker
 from engine.types.plan import ForcedDrafts, NewBlocks, NewSlot, StepPlan, StepResult
 
 
-def drafting_worker() -> Worker:
+def drafting_worker() -> TorchWorker:
     """With the platform that pads, and a drafter of at most three tokens, which nobody asks."""
     plain = start_message(platform="buckets", attention="capturable")
     drafter = choice(registry(), "drafter", "ngram", options={"num_tokens": 3})
@@ -25,7 +25,7 @@ def entries(*rows: tuple[int, int, int]) -> NewBlocks:
     return NewBlocks(slot=slot, index=index, page=page)
 
 
-def step(worker: Worker, number: int, computed: list[int], tokens: list[int], **fields: Any) -> StepResult:
+def step(worker: TorchWorker, number: int, computed: list[int], tokens: list[int], **fields: Any) -> StepResult:
     of_plan: dict[str, Any] = {
         "step_id": number,
         "slot_of_row": np.arange(len(tokens), dtype=np.int32),

@@ -24,7 +24,7 @@ from engine.interfaces.context import CoreContext
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
 from engine.runner.buffers import StepBuffers, StepInputBuffers
-from engine.runner.worker import Worker
+from engine.runner.worker import TorchWorker
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculative import Speculation
 from engine.scheduling.structured import Constraints
@@ -43,7 +43,7 @@ ROOMY = Settings(
 
 
 @lru_cache(maxsize=32)
-def worker_for(settings: Settings, buckets: bool = False) -> tuple[Worker, WorkerReady]:
+def worker_for(settings: Settings, buckets: bool = False) -> tuple[TorchWorker, WorkerReady]:
     """Workers keep nothing from one schedule to the next but stale pages, which no request may read."""
     found = registry(*drafters.CANDIDATES)
     message = start_message(
@@ -62,7 +62,7 @@ def worker_for(settings: Settings, buckets: bool = False) -> tuple[Worker, Worke
         name, options = drafters.options(settings.drafter)
         drafter = choice(found, "drafter", name, options=options)
         message = msgspec.structs.replace(message, choices=(*message.choices, drafter))
-    worker = Worker(message, found)
+    worker = TorchWorker(message, found)
     return worker, worker.start()
 
 

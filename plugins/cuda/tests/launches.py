@@ -31,7 +31,7 @@ from engine.interfaces.platform import Trial
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
 from engine.runner.results import FailedStep
-from engine.runner.worker import Worker
+from engine.runner.worker import TorchWorker
 from engine.types.model import CheckpointFiles
 from engine.types.params import SamplingParams
 from engine.types.plan import NewBlocks, NewSlot, StepPlan
@@ -228,7 +228,7 @@ class MetaWorker:
             "max_num_batched_tokens": 4096,
             "num_kv_pages": 3000,
         }
-        self._worker = Worker(WorkerStart(**(fields | changes)), registry)
+        self._worker = TorchWorker(WorkerStart(**(fields | changes)), registry)
         self.ready = self._worker.start()
         self._step_id, self._page, self._computed = 0, 0, np.zeros(0, np.int32)
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 logger = logging.getLogger(__name__)
@@ -74,11 +73,9 @@ class Settings:
 
     Attributes:
         declared: the settings by name.
-        vllm_flags: a file that says what becomes of flags of vLLM's, see `engine.cli.other_names`.
     """
 
     declared: ClassVar[Mapping[str, Setting]] = {}
-    vllm_flags: ClassVar[Path | None] = None
 
     def __init_subclass__(cls) -> None:
         made: dict[str, Setting] = {}

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from engine.interfaces.model import ModelCard
     from engine.interfaces.tokenizer import TokenizerCard
 
-CORE_WORKER = "engine.runner.worker:Worker"
+CORE_WORKER = "engine.runner.worker:TorchWorker"
 """The worker of platforms that bring none of their own."""
 DEFAULT_IN_FLIGHT = 2
 """Pipeline stages + 1."""

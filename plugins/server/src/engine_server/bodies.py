@@ -161,10 +161,40 @@ class Body(BaseModel):
         return made
 
 
+class QueuedBody(Body):
+    """What every body says of a request that the engine computes.
+
+    Args:
+        model: one of the served names.
+        cache_salt: prompts with another find none of each other's cached pages.
+        priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
+        timeout: seconds until the request ends with a 504, waiting included.
+    """
+
+    model: str | None = None
+    cache_salt: Salt | None = None
+    priority: int = 0
+    timeout: float | None = None
+
+
+class GeneratingBody(QueuedBody):
+    """What every body says of a request that generates. Ranges are checked by the engine."""
+
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
 _SAMPLING = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "logprobs", "structured_outputs"}
 
 
-def sampling_params(body: Body, defaults: SamplingDefaults, max_tokens: int | None, **more: Any) -> SamplingParams:
+def sampling_params(
+    body: GeneratingBody, defaults: SamplingDefaults, max_tokens: int | None, **more: Any
+) -> SamplingParams:
     """The parameters that a body sets, by their own names, and `more`, over the model's. The engine verifies them."""
     given = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING}
     return SamplingParams(**defaults.under({**given, **more}, max_tokens))

@@ -7,12 +7,8 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from engine.types.errors import ConfigError
-
-if TYPE_CHECKING:
-    import uvicorn
 
 log = logging.getLogger("engine.server")
 LOOK_SECONDS = 2.0
@@ -42,18 +38,13 @@ def check_certificate(certfile: str | None, keyfile: str | None, ca_certs: str |
         raise ConfigError(asked, str(found), remedy) from error
 
 
-def tls_context(server: uvicorn.Server) -> ssl.SSLContext | None:
-    """What a server's new connections are made with; None before it listens, and where it serves HTTP."""
-    return server.config.ssl if server.config.loaded else None
-
-
 class CertificateWatch:
     """Gives a running server the certificate anew when its files have changed: connections that come then see it,
     those that stand keep theirs. The authorities of clients' certificates stay as they were.
 
     Args:
         certfile, keyfile: of the settings; without a certificate there is nothing to watch.
-        context: the server's; None as long as it has none.
+        context: what the server's new connections are made with; None before it listens, and where it serves HTTP.
     """
 
     def __init__(self, certfile: str | None, keyfile: str | None, context: Callable[[], ssl.SSLContext | None]) -> None:

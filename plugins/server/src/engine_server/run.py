@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from engine.embedding import AsyncLLM, EngineConfig
 from engine.types.errors import ConfigError, EngineError
 from engine_kit.banner import greeting
-from engine_server.certificate import CertificateWatch, check_certificate, tls_context
+from engine_server.certificate import check_certificate
 from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey, KeyLimits, KeyRing
 from engine_server.lifecycle import (
@@ -123,9 +123,6 @@ class _Run:
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
         statistics = asyncio.ensure_future(StatisticsLog(self._llm, statistics_writer(self._settings)).run())
         watching = asyncio.ensure_future(self._keys.watch())
-        settings, server = self._settings, self._server
-        certificate = CertificateWatch(settings.ssl_certfile, settings.ssl_keyfile, lambda: tls_context(server))
-        renewing = asyncio.ensure_future(certificate.run())
         try:
             if not await self._start(stopped):
                 return 0
@@ -143,7 +140,6 @@ class _Run:
             stopped.cancel()
             statistics.cancel()
             watching.cancel()
-            renewing.cancel()
             self._server.should_exit = True
             await serving
 

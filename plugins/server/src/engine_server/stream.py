@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
-from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -44,10 +43,10 @@ class ClientGone(Exception):
     """The client closed the connection before the answer was ready."""
 
 
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Run `work`; cancel it when the client disconnects. Raises ClientGone then."""
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(left(request.receive))
+    watch = asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -59,8 +58,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, return_exceptions=True)  # else what it raised meanwhile would be logged as lost
 
 
-async def left(receive: Receive) -> None:
-    """Wait until the client leaves."""
+async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -152,18 +150,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; see ASGI. Cancelled when the client leaves."""
-        streaming = asyncio.ensure_future(self._stream(scope, send))
-        leaving = asyncio.ensure_future(left(receive))
         try:
-            await asyncio.wait((streaming, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if streaming.done():
-                streaming.result()
-            else:
-                scope.setdefault("state", {})[ENDED_AS] = CLIENT_GONE
+            await until_disconnect(receive, self._stream(scope, send))
+        except ClientGone:
+            scope.setdefault("state", {})[ENDED_AS] = CLIENT_GONE
         finally:
-            leaving.cancel()
-            streaming.cancel()
-            await asyncio.gather(streaming, return_exceptions=True)
             for source in self._sources:
                 source.close()
 

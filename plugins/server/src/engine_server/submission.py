@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from fastapi import Request
 
@@ -14,7 +14,7 @@ from engine.types.hooks import HTTPOrigin
 from engine.types.outputs import RequestOutput
 from engine.types.params import SamplingParams
 from engine.types.pooling import PoolingParams
-from engine_server.bodies import Answer
+from engine_server.bodies import Answer, GeneratingBody, QueuedBody
 from engine_server.errors import APIError
 from engine_server.keys import is_secret
 from engine_server.state import ServerState
@@ -33,23 +33,10 @@ def origin(request: Request) -> HTTPOrigin:
     return HTTPOrigin(method=request.method, path=request.url.path, headers=headers, client=client)
 
 
-class Queued(Protocol):
-    """What every body that generates or pools says of its place in the queue."""
-
-    priority: int
-    timeout: float | None
-
-
-class Generating(Queued, Protocol):
-    """What every body that generates says beside that."""
-
-    stream: bool
-
-
 async def generate(
     state: ServerState,
     request: Request,
-    body: Generating,
+    body: GeneratingBody,
     prompts: Sequence[Prompt],
     params: SamplingParams,
     identity: str,
@@ -71,7 +58,7 @@ async def generate(
 async def submit(
     state: ServerState,
     request: Request,
-    body: Queued,
+    body: QueuedBody,
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams | PoolingParams],
     identity: str,
@@ -167,47 +154,6 @@ class Usage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-
-
-class UsageCount:
-    """Counts over all prompts and completions of an answer, whole outputs or deltas alike."""
-
-    def __init__(self) -> None:
-        self._prompts: dict[str, tuple[int, int]] = {}
-        self._completion = 0
-
-    def add(self, output: RequestOutput) -> None:
-        """Count one output of a stream."""
-        self._prompts[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
-        for completion in output.outputs:
-            self._completion += len(completion.token_ids)
-        self._completion += output.num_discarded_tokens
-
-    def usage(self) -> Usage:
-        """What was counted so far."""
-        prompt = sum(length for length, _ in self._prompts.values())
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=self._completion,
-            total_tokens=prompt + self._completion,
-            prompt_tokens_details=CachedTokens(cached_tokens=sum(found for _, found in self._prompts.values())),
-        )
-
-
-class UsageSoFar:
-    """Counts tokens of each choice while they come: vLLM's `continuous_usage_stats`."""
-
-    def __init__(self) -> None:
-        self._completions: dict[int, int] = {}
-
-    def json(self, index: int, num_prompt_tokens: int, new_tokens: int = 0) -> dict[str, int]:
-        """As OpenAI's `usage`, of a choice that has so many tokens more."""
-        told = self._completions[index] = self._completions.get(index, 0) + new_tokens
-        return {
-            "prompt_tokens": num_prompt_tokens,
-            "completion_tokens": told,
-            "total_tokens": num_prompt_tokens + told,
-        }
 
 
 def usage_of_prompts(outputs: Iterable[RequestOutput]) -> Usage:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import socket
 import ssl
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from engine.embedding import AsyncLLM
 from engine.process.logs import logs_json
 from engine_server.app import Shared, create_app
+from engine_server.certificate import CertificateWatch
 from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey, KeyRing
 from engine_server.lifecycle import FAREWELL_SECONDS, Lifecycle
@@ -193,7 +195,19 @@ def bounded_protocol(header_timeout: float, write_timeout: float, max_connection
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which leaves signals to us: its own handling would end the process before the engine."""
+    """uvicorn's, which leaves signals to us: its own handling would end the process before the engine. While it serves,
+    it takes the certificate anew when its files change."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        config = self.config
+        certfile, keyfile = (None if file is None else str(file) for file in (config.ssl_certfile, config.ssl_keyfile))
+        watch = CertificateWatch(certfile, keyfile, lambda: config.ssl if config.loaded else None)
+        renewing = asyncio.ensure_future(watch.run())
+        try:
+            await super().serve(sockets)
+        finally:
+            renewing.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

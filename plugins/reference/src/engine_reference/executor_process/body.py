@@ -16,7 +16,7 @@ import msgspec
 from engine.interfaces.executor import StepMerge, merge_ready, rank_starts
 from engine.types.errors import ContractError, EngineDeadError, EngineError, rebuild_error
 from engine.types.start import WorkerReady, WorkerStart
-from engine_reference.executor_process.messages import Answer, Call, Done, Failed, Ready, Sample, Step
+from engine_reference.executor_process.messages import Answer, Done, RankCall, RankFailed, RankReady, Sample, Step
 from engine_reference.executor_process.processes import Ranks
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Process:
         self._num_calls += 1
         call_id, call = self._num_calls, CallUnderWay(ranks.size)
         self._calls[call_id] = call
-        ranks.send(Call(call_id, method, list(args)))
+        ranks.send(RankCall(call_id, method, list(args)))
         try:
             self.wait(call, None)
         finally:
@@ -185,16 +185,16 @@ class Process:
         match news := ranks.receive(seconds):
             case None:
                 return False
-            case Ready() | Done() | Answer() | Failed() if not 0 <= news.rank < ranks.size:
+            case RankReady() | Done() | Answer() | RankFailed() if not 0 <= news.rank < ranks.size:
                 raise self._die("read what a rank sent", f"a message of rank {news.rank}, where {ranks.size} are")
             case Done():
                 self._step_done(ranks, news)
             case Answer():
                 if news.call_id in self._calls:
                     self._calls[news.call_id].answers[news.rank] = news
-            case Failed():
+            case RankFailed():
                 raise self._blame(ranks, [news])
-            case Ready():
+            case RankReady():
                 raise self._die("run the ranks", f"{ranks.describe(news.rank)} started twice")
         return True
 
@@ -217,9 +217,9 @@ class Process:
         waited = 0.0
         while len(ready) < ranks.size:
             news = ranks.receive(WAIT_SECONDS)
-            if isinstance(news, Ready):
+            if isinstance(news, RankReady):
                 ready[news.rank] = news.worker
-            elif isinstance(news, Failed):
+            elif isinstance(news, RankFailed):
                 raise self._blame(ranks, [news])
             elif news is None:
                 self._look_for_the_dead(ranks)
@@ -246,7 +246,7 @@ class Process:
         if ranks.dead():
             raise self._blame(ranks, [])
 
-    def _blame(self, ranks: Ranks, failures: list[Failed]) -> EngineError:
+    def _blame(self, ranks: Ranks, failures: list[RankFailed]) -> EngineError:
         """The error to raise once a rank has failed or died: that of the rank that began.
 
         A rank that says a typed error is believed. One that ended without a word comes next, since those that it left
@@ -256,7 +256,7 @@ class Process:
         while True:
             news = ranks.receive(WAIT_SECONDS)
             if news is not None:
-                failures += [news] if isinstance(news, Failed) else []
+                failures += [news] if isinstance(news, RankFailed) else []
                 continue
             typed = [failed for failed in failures if failed.typed]
             if typed:

@@ -13,7 +13,7 @@ from engine.process import wire
 from engine.process.child import Child
 from engine.process.link import wait_for_any
 from engine.types.start import WorkerStart
-from engine_reference.executor_process.messages import Failed, News, Order, RankStart
+from engine_reference.executor_process.messages import News, Order, RankFailed, RankStart
 
 MODULE = "engine_reference.executor_process.rank"
 
@@ -68,7 +68,7 @@ class Ranks:
                 return news
             if child.failed and rank not in self._failed:
                 self._failed.add(rank)
-                return Failed(rank, child.death().parts, typed=True)
+                return RankFailed(rank, child.death().parts, typed=True)
         return None
 
     def dead(self) -> list[int]:

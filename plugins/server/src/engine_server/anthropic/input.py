@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
+from reprlib import repr as short
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine.types.tools import FunctionTool
-from engine_server.bodies import Body, Objects, Salt, Strings, encoded, sampling_params
+from engine_server.bodies import Body, GeneratingBody, Objects, Strings, encoded, sampling_params
 from engine_server.conversation.tools import (
     Choice,
     ToolRequest,
@@ -139,7 +139,7 @@ class CountTokensBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class MessagesBody(CountTokensBody):
+class MessagesBody(CountTokensBody, GeneratingBody):
     """`POST /v1/messages`.
 
     Args:
@@ -147,24 +147,13 @@ class MessagesBody(CountTokensBody):
         stop_sequences: texts that end the answer, and are left out of it.
         metadata: about the request.
         service_tier: all requests are served alike, as the answer's `usage` says: "standard".
-        cache_salt: ours: requests with another find none of each other's cached pages.
-        seed, min_p, repetition_penalty, priority, timeout: ours, as with chat completions.
+        cache_salt, seed, min_p, repetition_penalty, priority, timeout: ours, as with chat completions.
     """
 
     max_tokens: int
-    stream: bool = False
     stop_sequences: Strings | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    cache_salt: Salt | None = None
-    seed: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    priority: int = 0
-    timeout: float | None = None
 
     @model_validator(mode="after")
     def _budget_leaves_an_answer(self) -> MessagesBody:
@@ -225,7 +214,7 @@ def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
     fields = {name: value for name, value in tool.items() if value is not None}
     kind = fields.pop("type", "custom")
     if kind != "custom":
-        raise bad(f"{where}.type", f"is {_short(kind)}", 'send "custom": this server has no tools of its own')
+        raise bad(f"{where}.type", f"is {short(kind)}", 'send "custom": this server has no tools of its own')
     _cache_control(fields.pop("cache_control", None), where)
     if "input_schema" not in fields:
         raise bad(f"{where}.input_schema", "is missing", "send a JSON schema of an object")
@@ -257,7 +246,7 @@ class _Messages:
         if isinstance(content, str):
             return self.add(role, content)
         if not isinstance(content, list) or not content:
-            raise bad(f"{where}.content", f"is {_short(content)}", "send a text, or a list of blocks")
+            raise bad(f"{where}.content", f"is {short(content)}", "send a text, or a list of blocks")
         for i, value in enumerate(content):
             self._block(role, JSONObject(value, f"{where}.content.{i}"))
 
@@ -303,7 +292,7 @@ class _Messages:
     def _call(self, block: JSONObject) -> None:
         identity, name, given = block.text("id"), block.text("name"), block.take("input")
         if not isinstance(given, Mapping):
-            raise bad(f"{block.where}.input", f"is {_short(given)}", "send an object")
+            raise bad(f"{block.where}.input", f"is {short(given)}", "send an object")
         self._names[identity] = name
         function = {"name": name, "arguments": encoded(given).decode()}
         self._assistant("tool_calls", {"id": identity, "type": "function", "function": function})
@@ -312,7 +301,9 @@ class _Messages:
         identity, content = block.text("tool_use_id"), block.take("content")
         if identity not in self._names:
             raise bad(
-                f"{block.where}.tool_use_id", f"is {_short(identity)}, which no earlier tool_use has", "send its id"
+                f"{block.where}.tool_use_id",
+                f"is {short(identity)}, which no earlier tool_use has",
+                "send its id",
             )
         text = _texts(content, f"{block.where}.content") if content is not None else ""
         if block.flag("is_error"):
@@ -326,7 +317,7 @@ def _texts(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad(where, f"is {_short(content)}", "send a text, or a list of text blocks")
+        raise bad(where, f"is {short(content)}", "send a text, or a list of text blocks")
     texts: list[str] = []
     for i, value in enumerate(content):
         block = JSONObject(value, f"{where}.{i}")
@@ -337,10 +328,6 @@ def _texts(content: Any, where: str) -> str:
             raise bad(f"{block.where}.citations", "is not supported", "leave it out")
         block.end()
     return "\n".join(texts)
-
-
-def _short(value: Any) -> str:
-    return reprlib.repr(value)
 
 
 def _cache_control(value: Any, where: str) -> None:

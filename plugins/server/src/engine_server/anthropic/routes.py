@@ -252,7 +252,7 @@ async def messages(body: MessagesBody, request: Request, state: State) -> Respon
     maker = MessageMaker(identity, model, Blocks(turn.reader()), params.max_tokens or body.max_tokens)
     if body.stream:
         return stream.EventStream(maker.events(streams[0]), streams, request_id(request), DIALECT)
-    (output,) = await stream.until_disconnect(request, collect(streams))
+    (output,) = await stream.until_disconnect(request.receive, collect(streams))
     return JSON(maker.whole(output))
 
 

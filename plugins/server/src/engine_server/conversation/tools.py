@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any, Literal
 
 from engine.plugin.hints import did_you_mean
 from engine.types.tools import FunctionTool
-from engine_server.errors import APIError
+from engine_server.fields import bad, unsupported
 
 MAX_TOOLS = 1024
 """The most tools that a request may offer."""
@@ -54,11 +54,11 @@ def tool_request(tools: Sequence[Mapping[str, Any]] | None, choice: Any, paralle
     """Check what a body says. Raises APIError, a 400 that names the parameter."""
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise _bad("tool_choice", f"is {_short(choice)}, and there are no tools", "send tools")
+            raise bad("tool_choice", f"is {short(choice)}, and there are no tools", "send tools")
         if parallel is not None:
-            raise _bad("parallel_tool_calls", "is only allowed with tools", "send tools, or leave it out")
+            raise bad("parallel_tool_calls", "is only allowed with tools", "send tools, or leave it out")
         if tools is not None:
-            raise _bad("tools", "is empty", "send at least one, or leave it out")
+            raise bad("tools", "is empty", "send at least one, or leave it out")
         return ToolRequest()
     read = read_tools(tools, _tool)
     check_names(read, ".function")
@@ -69,7 +69,7 @@ def tool_request(tools: Sequence[Mapping[str, Any]] | None, choice: Any, paralle
 def read_tools(tools: Sequence[Mapping[str, Any]], read: Callable[[int, Mapping[str, Any]], FunctionTool]) -> Tools:
     """Read each (`read` gets its place, too), not more than may be offered."""
     if len(tools) > MAX_TOOLS:
-        raise _bad("tools", f"holds {len(tools)} tools", f"send up to {MAX_TOOLS}")
+        raise bad("tools", f"holds {len(tools)} tools", f"send up to {MAX_TOOLS}")
     return tuple(read(i, tool) for i, tool in enumerate(tools))
 
 
@@ -78,7 +78,7 @@ def check_names(tools: Tools, below: str = "") -> None:
     seen: set[str] = set()
     for i, tool in enumerate(tools):
         if tool.name in seen:
-            raise _bad(f"tools.{i}{below}.name", f"is {tool.name!r} once more", "give every tool a name of its own")
+            raise bad(f"tools.{i}{below}.name", f"is {tool.name!r} once more", "give every tool a name of its own")
         seen.add(tool.name)
 
 
@@ -87,7 +87,7 @@ def check_chosen(name: str, tools: Tools) -> str:
     names = [tool.name for tool in tools]
     if name not in names:
         near = did_you_mean(name[:64], names) or f"the tools are {', '.join(names[:20])}"
-        raise _bad("tool_choice", f"names the function {_short(name)}, which is not among the tools", near)
+        raise bad("tool_choice", f"names the function {short(name)}, which is not among the tools", near)
     return name
 
 
@@ -107,21 +107,21 @@ def _choice(choice: Any, tools: Tools) -> tuple[Choice, str]:
     hint = 'send "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}'
     function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _bad("tool_choice", f"is {_short(choice)}", hint)
+        raise bad("tool_choice", f"is {short(choice)}", hint)
     for unknown in [*(choice.keys() - {"type", "function"}), *(function.keys() - {"name"})]:
-        raise _bad("tool_choice", f"has the key {_short(unknown)}, which is not supported", hint)
+        raise bad("tool_choice", f"has the key {short(unknown)}, which is not supported", hint)
     return "named", check_chosen(function["name"], tools)
 
 
 def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
     where = f"tools.{i}"
     if tool.get("type") != "function":
-        raise _bad(f"{where}.type", f"is {_short(tool.get('type'))}", 'send "function": there are no other tools here')
+        raise bad(f"{where}.type", f"is {short(tool.get('type'))}", 'send "function": there are no other tools here')
     function = tool.get("function")
     if not isinstance(function, Mapping):
-        raise _bad(f"{where}.function", f"is {_short(function)}", "send an object with a name and parameters")
+        raise bad(f"{where}.function", f"is {short(function)}", "send an object with a name and parameters")
     for unknown in tool.keys() - {"type", "function"}:
-        raise _unsupported(f"{where}.{unknown}"[:100])
+        raise unsupported(f"{where}.{unknown}")
     return function_tool(function, f"{where}.function")
 
 
@@ -129,22 +129,22 @@ def function_tool(function: Mapping[str, Any], where: str, schema: str = "parame
     """Read name, description, `strict`, and the arguments' schema, which is called `schema`, of an object that holds
     nothing else; `where` it stands is for errors."""
     for unknown in function.keys() - {"name", "description", schema, "strict"}:
-        raise _unsupported(f"{where}.{unknown}"[:100])
+        raise unsupported(f"{where}.{unknown}")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _bad(f"{where}.name", f"is {_short(name)}", "send up to 128 letters, digits and any of _ - . : /")
+        raise bad(f"{where}.name", f"is {short(name)}", "send up to 128 letters, digits and any of _ - . : /")
     if not isinstance(description, str | None):
-        raise _bad(f"{where}.description", f"is {_short(description)}", "send a text")
+        raise bad(f"{where}.description", f"is {short(description)}", "send a text")
     strict, parameters = function.get("strict"), function.get(schema)
     if not isinstance(strict, bool | None):
-        raise _bad(f"{where}.strict", f"is {_short(strict)}", "send true or false")
+        raise bad(f"{where}.strict", f"is {short(strict)}", "send true or false")
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, Mapping):
-        raise _bad(f"{where}.{schema}", f"is {_short(parameters)}", "send a JSON schema of an object")
+        raise bad(f"{where}.{schema}", f"is {short(parameters)}", "send a JSON schema of an object")
     if parameters.get("type", "object") != "object":
-        kind = _short(parameters["type"])
-        raise _bad(f"{where}.{schema}.type", f"is {kind}", 'send "object": arguments are one')
+        kind = short(parameters["type"])
+        raise bad(f"{where}.{schema}.type", f"is {kind}", 'send "object": arguments are one')
     _check_schema(parameters, f"{where}.{schema}")
     return FunctionTool(name=name, description=description or "", parameters=parameters, strict=strict is True)
 
@@ -157,41 +157,27 @@ def _check_schema(schema: Any, where: str) -> None:
         if isinstance(node, bool):
             continue
         if not isinstance(node, dict):
-            raise _bad(place, f"is {_short(node)}", "send a JSON schema: an object, true or false")
+            raise bad(place, f"is {short(node)}", "send a JSON schema: an object, true or false")
         if depth > MAX_SCHEMA_DEPTH:
-            raise _bad(where, f"is nested more than {MAX_SCHEMA_DEPTH} deep", "name parts of it under $defs")
+            raise bad(where, f"is nested more than {MAX_SCHEMA_DEPTH} deep", "name parts of it under $defs")
         for key, part in node.items():
             if key == "type":
                 for kind in part if isinstance(part, list) else [part]:
                     if not isinstance(kind, str) or kind not in _TYPES:
-                        raise _bad(f"{place}.type", f"is {_short(kind)}", f"send one of {', '.join(sorted(_TYPES))}")
+                        raise bad(f"{place}.type", f"is {short(kind)}", f"send one of {', '.join(sorted(_TYPES))}")
             elif key == "required":
                 if not isinstance(part, list) or not all(isinstance(name, str) for name in part):
-                    raise _bad(f"{place}.required", f"is {_short(part)}", "send a list of names")
+                    raise bad(f"{place}.required", f"is {short(part)}", "send a list of names")
             elif key == "enum":
                 if not (isinstance(part, list) and part):
-                    raise _bad(f"{place}.enum", f"is {_short(part)}", "send a list of values")
+                    raise bad(f"{place}.enum", f"is {short(part)}", "send a list of values")
             elif key in _SCHEMAS:
                 pending.append((part, f"{place}.{key}", depth + 1))
             elif key in _LISTS:
                 if not isinstance(part, list):
-                    raise _bad(f"{place}.{key}", f"is {_short(part)}", "send a list of schemas")
+                    raise bad(f"{place}.{key}", f"is {short(part)}", "send a list of schemas")
                 pending += [(one, f"{place}.{key}.{i}", depth + 1) for i, one in enumerate(part)]
             elif key in _MAPPINGS:
                 if not isinstance(part, dict):
-                    raise _bad(f"{place}.{key}", f"is {_short(part)}", "send an object of names and schemas")
+                    raise bad(f"{place}.{key}", f"is {short(part)}", "send an object of names and schemas")
                 pending += [(one, f"{place}.{key}.{name}"[:200], depth + 1) for name, one in part.items()]
-
-
-def _short(value: Any) -> str:
-    return reprlib.repr(value)
-
-
-def _bad(where: str, found: str, remedy: str) -> APIError:
-    return APIError(400, f"{where} {found}; {remedy}", param=where.partition(".")[0])
-
-
-def _unsupported(where: str) -> APIError:
-    return APIError(
-        400, f"{where} is not supported; leave it out", param=where.partition(".")[0], code="unsupported_parameter"
-    )

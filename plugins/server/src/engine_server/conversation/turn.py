@@ -6,9 +6,9 @@ constraints become parameters, and a `CompletionReader` for each completion tell
 from __future__ import annotations
 
 import dataclasses
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -81,7 +81,7 @@ def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
             hint = did_you_mean(role[:64], ROLES) if isinstance(role, str) else ""
             raise APIError(
                 400,
-                f"messages.{i}: the role is {reprlib.repr(role)}; {hint or 'send one of ' + ', '.join(ROLES)}",
+                f"messages.{i}: the role is {short(role)}; {hint or 'send one of ' + ', '.join(ROLES)}",
                 param="messages",
             )
 

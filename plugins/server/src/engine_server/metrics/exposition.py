@@ -7,7 +7,6 @@ Nothing is counted here: the numbers are read when somebody asks.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from types import MappingProxyType
@@ -22,7 +21,7 @@ from engine.embedding import NOTHING, AsyncLLM, broken_plugins
 from engine.plugin import HookRelay
 from engine.plugin.hook_calls import FailureCounts, Failures, Implementation, sum_failures
 from engine.types.outputs import StepStats
-from engine_server.metrics.gathering import OWN_PREFIX, Family, Gathered, Snapshot, family_of
+from engine_server.metrics.gathering import OWN_PREFIXES, Families, Family, Gathered, Snapshot, family_of
 from engine_server.metrics.measures import Histogram, Measures
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("engine.server")
 
-_FAMILY = re.compile(rb"^# TYPE (\S+) ", re.MULTILINE)
 _Read = Callable[[StepStats], float]
 
 _GAUGES: Mapping[str, tuple[_Read, str]] = MappingProxyType(
@@ -94,8 +92,7 @@ class Exposition:
 
     def text(self) -> bytes:
         """All metrics as of now."""
-        own = generate_latest(self._collector) + generate_latest(self._process)
-        return own + self._plugins.text(own)
+        return generate_latest(self._collector) + generate_latest(self._process) + self._plugins.text()
 
     def snapshot(self) -> Snapshot:
         """What this process has counted, for another that tells of all."""
@@ -247,8 +244,8 @@ class PluginMetrics:
                 families = [family_of(metric) for metric in registry.collect()]
                 if twice := {f.name for f in found} & {f.name for f in families}:
                     raise ValueError(f"somebody has the metric {sorted(twice)[0]} already")
-                if taken := next((f.name for f in families if f.name.startswith(OWN_PREFIX)), None):
-                    raise ValueError(f"the name {taken} begins as the engine's own")
+                if taken := next((f.name for f in families if f.name.startswith(OWN_PREFIXES)), None):
+                    raise ValueError(f"the name {taken} begins as the server's own")
             except Exception:
                 first = one.count_failure() == 1
                 log.warning("%s: its metrics are left out of /metrics", one.who, exc_info=first)
@@ -256,22 +253,6 @@ class PluginMetrics:
                 found += families
         return found
 
-    def text(self, own: bytes) -> bytes:
-        """What plugins add to the engine's own metrics, which are `own`."""
-        if not self._registries:
-            return b""
-        seen = set(_FAMILY.findall(own))
-        shown: list[bytes] = []
-        for one, registry in self._registries:
-            try:
-                text = generate_latest(registry)
-                families = set(_FAMILY.findall(text))
-                if twice := seen & families:
-                    raise ValueError(f"somebody has the metric {sorted(twice)[0].decode()} already")
-            except Exception:
-                first = one.count_failure() == 1
-                log.warning("%s: its metrics are left out of /metrics", one.who, exc_info=first)
-                continue
-            seen |= families
-            shown.append(text)
-        return b"".join(shown)
+    def text(self) -> bytes:
+        """The same as Prometheus reads it."""
+        return generate_latest(Families(self.families()))

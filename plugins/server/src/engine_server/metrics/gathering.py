@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from engine.plugin.hook_calls import sum_failures
 from engine_server.metrics.measures import Measured, Measures
 
-OWN_PREFIX = "engine:"
+OWN_PREFIXES = ("engine:", "process_")
 LABEL = "api_worker"
 """The label with a process's number; what the first process holds has the number "main"."""
 SUMMED = frozenset({"counter", "histogram", "summary"})
@@ -108,12 +108,12 @@ class Gathered:
 
     def of_plugins(self) -> Collector:
         """The metrics that plugins added."""
-        return _Families(merge_families((_name(one.number), one.snapshot.families) for one in self._told))
+        return Families(merge_families((_name(one.number), one.snapshot.families) for one in self._told))
 
     def processes(self) -> Collector:
         """Each process's own memory, processor time and open files."""
         which = [("main", self._parent), *((_name(one.number), one.pid) for one in self._told if one.pid)]
-        return _Families(merge_families((name, _process_families(pid)) for name, pid in which))
+        return Families(merge_families((name, _process_families(pid)) for name, pid in which))
 
 
 def past(several: Iterable[Snapshot]) -> Snapshot:
@@ -185,7 +185,9 @@ def _name(number: int | None) -> str:
     return "gone" if number is None else str(number)
 
 
-class _Families(Collector):
+class Families(Collector):
+    """Plain data as the library's metrics."""
+
     def __init__(self, families: Sequence[Family]) -> None:
         self._families = families
 

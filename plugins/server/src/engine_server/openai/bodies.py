@@ -1,4 +1,5 @@
-"""The bodies of OpenAI's routes, and what they answer where they do not stream."""
+"""The bodies of OpenAI's routes, of requests and of answers that do not stream. What is not named here is refused by
+name, never ignored."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from engine_server.bodies import (
     Answer,
     Body,
     Effort,
+    GeneratingBody,
     Inputs,
     Integers,
     Metadata,
     Objects,
-    Salt,
     Strings,
     Truncation,
     several,
@@ -112,33 +113,21 @@ class StructuredOutputsBody(Body):
     structural_tag: str | None = None
 
 
-class SamplingBody(Body):
-    """What completions and chat have in common. Ranges are checked by the engine.
+class SamplingBody(GeneratingBody):
+    """What completions and chat have in common.
 
-    `user`, the client's name for its own user, stands in the access log. Prompts with another `cache_salt` find none of
-    each other's cached pages. With `truncate_prompt_tokens` only the last so many tokens of a prompt are taken; -1: as
-    many as fit. With `return_token_ids` the answer tells the token ids too, `prompt_token_ids` and each choice's
-    `token_ids`; with `return_tokens_as_token_ids` log probabilities call a token "token_id:17" in place of its text.
-    Below `seed` stand our additions to OpenAI's names; clients send them as `extra_body`.
+    `user`, the client's name for its own user, stands in the access log. With `truncate_prompt_tokens` only the last so
+    many tokens of a prompt are taken; -1: as many as fit. With `return_token_ids` the answer tells the token ids too,
+    `prompt_token_ids` and each choice's `token_ids`; with `return_tokens_as_token_ids` log probabilities call a token
+    "token_id:17" in place of its text. What OpenAI does not name is ours; clients send it as `extra_body`.
     """
 
-    model: str | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
-    cache_salt: Salt | None = None
-    priority: int = 0
-    timeout: float | None = None
     n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stop: str | Strings | None = None
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     stop_token_ids: Integers | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

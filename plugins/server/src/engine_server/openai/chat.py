@@ -34,11 +34,11 @@ from engine_server.openai.bodies import (
     ChatCompletion,
     ChatMessage,
     FunctionCall,
-    StreamOptions,
     ToolCall,
 )
+from engine_server.openai.chunks import Chunks, UsageCount
 from engine_server.plugins import State
-from engine_server.submission import UsageCount, UsageSoFar, collect, generate
+from engine_server.submission import collect, generate
 
 
 class ChatReader:
@@ -152,7 +152,7 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
         head = {**head, "object": "chat.completion.chunk"}
         events = _Events(body, params.n, head, reader, streams[0].request, state.settings.enable_force_include_usage)
         return stream.TokenStream(events, streams[0], request_id(request))
-    (output,) = await stream.until_disconnect(request, collect(streams))
+    (output,) = await stream.until_disconnect(request.receive, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
 
 
@@ -196,8 +196,8 @@ def _logprobs(body: ChatBody, completion: CompletionOutput) -> dict[str, Any] | 
     return logprobs.chat(completion, body.top_logprobs or 0, body.return_tokens_as_token_ids)
 
 
-class _Events:
-    """See `engine_server.stream.Events`. What is asked of the prompt goes into the first event."""
+class _Events(Chunks):
+    """What is asked of the prompt goes into the first event."""
 
     def __init__(
         self,
@@ -208,25 +208,19 @@ class _Events:
         prompt: RequestState,
         include_usage: bool,
     ) -> None:
+        super().__init__(body, head, include_usage)
         self._body = body
         self._n = n
-        self._head = head
         self._prompt = prompt
-        options = body.stream_options or StreamOptions()
-        self._include_usage = include_usage or options.include_usage
-        self._so_far = UsageSoFar() if options.continuous_usage_stats else None
-        self._blank = {**head, "usage": None} if self._include_usage else head
-        self._usage = UsageCount()
         self._readers = None if reader is None else [reader() for _ in range(n)]
-        self._plain: dict[int, stream.PreparedEvent] = {}
 
     def opening(self) -> bytes:
         events = []
         for index in range(self._n):
             delta = {"role": "assistant", "content": ""}
             first = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            begun = {**self._blank, "choices": [first], **self._counted(index, 0)}
-            events.append(stream.event(begun if index else begun | _prompt(self._body, self._prompt)))
+            more = {} if index else _prompt(self._body, self._prompt)
+            events.append(self._event(index, first, len(self._prompt.prompt_token_ids), 0, **more))
         return b"".join(events)
 
     def told(self, output: RequestOutput) -> bytes:
@@ -235,43 +229,19 @@ class _Events:
             return self._of_one(output.outputs[0])
         return b"".join([self._of_one(completion) for completion in output.outputs])
 
-    def closing(self) -> bytes:
-        if not self._include_usage:
-            return b""
-        return stream.event({**self._head, "choices": [], "usage": self._usage.usage()})
-
     def _of_one(self, completion: CompletionOutput) -> bytes:
         if self._readers is not None:
             choice = _read(self._body, completion, self._readers[completion.index])
-        elif self._is_plain(completion):
-            index = completion.index
-            if (plain := self._plain.get(index)) is None:
-                plain = self._plain[index] = stream.PreparedEvent(_plain(self._blank, index))
+        elif completion.token_ids and self._is_plain(completion):
+            plain = self._plain.get(completion.index) or self._prepared(completion.index)
             return plain(completion.text)
         else:
             choice = _delta(self._body, completion)
-        counted = self._counted(completion.index, len(completion.token_ids))
-        return b"" if choice is None else stream.event({**self._blank, "choices": [choice], **counted})
+        prompt_tokens = len(self._prompt.prompt_token_ids)
+        return self._event(completion.index, choice, prompt_tokens, len(completion.token_ids))
 
-    def _counted(self, index: int, new_tokens: int) -> dict[str, Any]:
-        """The usage of an event, where each has one."""
-        if self._so_far is None:
-            return {}
-        return {"usage": self._so_far.json(index, len(self._prompt.prompt_token_ids), new_tokens)}
-
-    def _is_plain(self, completion: CompletionOutput) -> bool:
-        with_more = completion.logprobs is not None or self._body.return_token_ids or self._so_far is not None
-        return completion.finish_reason is None and not with_more and bool(completion.token_ids)
-
-
-def _plain(head: dict[str, Any], index: int) -> Callable[[str], dict[str, Any]]:
-    """Makes the chunk of a delta that brings text, and nothing else."""
-
-    def make(text: str) -> dict[str, Any]:
-        choice = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
-        return {**head, "choices": [choice]}
-
-    return make
+    def _text_choice(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
 
 
 def _read(body: ChatBody, completion: CompletionOutput, reader: ChatReader) -> dict[str, Any] | None:

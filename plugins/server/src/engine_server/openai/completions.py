@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Request
@@ -16,10 +16,11 @@ from engine_server.bodies import JSON, sampling_params
 from engine_server.errors import APIError
 from engine_server.middleware import engine_id, note, request_id
 from engine_server.openai import logprobs
-from engine_server.openai.bodies import Completion, CompletionBody, CompletionChoice, StreamOptions
+from engine_server.openai.bodies import Completion, CompletionBody, CompletionChoice
+from engine_server.openai.chunks import Chunks, UsageCount
 from engine_server.plugins import State
 from engine_server.state import ServerState
-from engine_server.submission import UsageCount, UsageSoFar, collect, generate, merged, truncated
+from engine_server.submission import collect, generate, merged, truncated
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -47,7 +48,7 @@ async def completions(body: CompletionBody, request: Request, state: State) -> R
         if len(streams) == 1:
             return stream.TokenStream(events, streams[0], request_id(request))
         return stream.EventStream(_of_several(events, streams), streams, request_id(request))
-    outputs = await stream.until_disconnect(request, collect(streams))
+    outputs = await stream.until_disconnect(request.receive, collect(streams))
     return JSON(_answer(state, body, outputs, params.n, head))
 
 
@@ -69,34 +70,20 @@ def _answer(
     return Completion(**head, choices=choices, usage=count.usage())
 
 
-class _Events:
-    """See `engine_server.stream.Events`; of several requests, too."""
+class _Events(Chunks):
+    """Of several requests, too."""
 
     def __init__(self, state: ServerState, body: CompletionBody, n: int, head: dict[str, Any]) -> None:
+        super().__init__(body, head, state.settings.enable_force_include_usage)
         self._state = state
         self._body = body
         self._n = n
-        self._head = head
-        options = body.stream_options or StreamOptions()
-        self._include_usage = options.include_usage or state.settings.enable_force_include_usage
-        self._so_far = UsageSoFar() if options.continuous_usage_stats else None
-        self._blank = {**head, "usage": None} if self._include_usage else head
-        self._usage = UsageCount()
         self._characters: dict[int, int] = {}
-        self._plain: dict[int, stream.PreparedEvent] = {}
-
-    def opening(self) -> bytes:
-        return b""
 
     def told(self, output: RequestOutput, prompt: int = 0) -> bytes:
         self._usage.add(output)
         events = [self._of_one(output, completion, prompt) for completion in output.outputs]
         return events[0] if len(events) == 1 else b"".join(events)
-
-    def closing(self) -> bytes:
-        if not self._include_usage:
-            return b""
-        return stream.event({**self._head, "choices": [], "usage": self._usage.usage()})
 
     def _of_one(self, output: RequestOutput, completion: CompletionOutput, prompt: int) -> bytes:
         index = prompt * self._n + completion.index
@@ -104,19 +91,16 @@ class _Events:
         echo = _echo(self._state, self._body, output) if begins else ""
         offset = self._characters.get(index, 0)
         self._characters[index] = offset + len(completion.text)
-        with_ids = self._body.return_token_ids
-        with_more = with_ids or self._so_far is not None or completion.logprobs is not None
-        if completion.finish_reason is None and not with_more:
-            if (plain := self._plain.get(index)) is None:
-                plain = self._plain[index] = stream.PreparedEvent(_plain(self._blank, index))
+        if self._is_plain(completion):
+            plain = self._plain.get(index) or self._prepared(index)
             return plain(echo + completion.text)
         choice = _choice(self._body, index, echo, completion, offset)
-        if with_ids and begins:
+        if self._with_ids and begins:
             choice["prompt_token_ids"] = output.prompt_token_ids
-        told = {**self._blank, "choices": [choice]}
-        if self._so_far is not None:
-            told["usage"] = self._so_far.json(index, len(output.prompt_token_ids), len(completion.token_ids))
-        return stream.event(told)
+        return self._event(index, choice, len(output.prompt_token_ids), len(completion.token_ids))
+
+    def _text_choice(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
 
 async def _of_several(events: _Events, streams: list[RequestStream]) -> AsyncGenerator[bytes]:
@@ -124,16 +108,6 @@ async def _of_several(events: _Events, streams: list[RequestStream]) -> AsyncGen
         yield events.told(output, i)
     if closing := events.closing():
         yield closing
-
-
-def _plain(head: dict[str, Any], index: int) -> Callable[[str], dict[str, Any]]:
-    """Makes the chunk of a delta that brings text, and nothing else."""
-
-    def make(text: str) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}
-        return {**head, "choices": [choice]}
-
-    return make
 
 
 def _choice(body: CompletionBody, index: int, echo: str, completion: CompletionOutput, offset: int) -> dict[str, Any]:

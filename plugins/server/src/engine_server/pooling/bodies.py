@@ -8,7 +8,7 @@ from pydantic import FailFast, Field, SkipValidation, model_validator
 from typing_extensions import TypeAliasType
 
 from engine.types.pooling import PoolingParams
-from engine_server.bodies import Answer, Body, Inputs, Objects, Salt, Strings, Truncation, several
+from engine_server.bodies import Answer, Body, Inputs, Objects, QueuedBody, Strings, Truncation, several
 from engine_server.pooling.vector_bytes import EmbedDType, Endianness
 from engine_server.submission import Usage
 
@@ -22,22 +22,14 @@ class RerankDocument(Body):
 Documents = TypeAliasType("Documents", Annotated[list[str | RerankDocument], FailFast()])
 
 
-class PoolingBody(Body):
+class PoolingBody(QueuedBody):
     """What all requests that pool have in common.
 
     Args:
-        model: one of the served names.
         user: the client's name for its own user, which stands in the access log.
-        cache_salt: prompts with another find none of each other's cached pages.
-        priority: lower values are more urgent; other than 0 only where the scheduling policy heeds it.
-        timeout: seconds until the request ends with a 504, waiting included.
     """
 
-    model: str | None = None
     user: str | None = None
-    cache_salt: Salt | None = None
-    priority: int = 0
-    timeout: float | None = None
 
 
 class InputBody(PoolingBody):

@@ -162,7 +162,7 @@ async def _pool(
     for task in dict.fromkeys(one.task for one in params):
         check_task(task, state.engine.plan.model)  # before anything is tokenised
     streams = await submit(state, request, body, prompts, params, engine_id(request, prefix))
-    return await until_disconnect(request, collect(streams))
+    return await until_disconnect(request.receive, collect(streams))
 
 
 async def _pool_inputs(

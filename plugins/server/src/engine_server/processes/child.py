@@ -24,7 +24,6 @@ from engine.process.run import Parent, run
 from engine.types.errors import rebuild_error
 from engine.types.messages import Beat, Shutdown
 from engine_server.app import Shared
-from engine_server.certificate import CertificateWatch, tls_context
 from engine_server.config import ServerConfig
 from engine_server.keys import AdminKey
 from engine_server.lifecycle import ACCESS_LOG, Lifecycle, Phase, drain, loop_factory, spare_the_collector
@@ -107,9 +106,6 @@ class ApiServer:
         )
         serving = asyncio.ensure_future(self._listen(listener))
         telling = asyncio.ensure_future(self._tell_snapshots())
-        settings, server = self._settings, self._server
-        certificate = CertificateWatch(settings.ssl_certfile, settings.ssl_keyfile, lambda: tls_context(server))
-        renewing = asyncio.ensure_future(certificate.run())
         stopped = asyncio.ensure_future(self._stop.wait())
         starting = asyncio.ensure_future(self._llm.start())
         try:
@@ -125,7 +121,6 @@ class ApiServer:
             return 0
         finally:
             telling.cancel()
-            renewing.cancel()
             stopped.cancel()
             self._server.should_exit = True
             self._may_listen.set()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
+from reprlib import repr as short
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from engine.types.params import SamplingDefaults, SamplingParams
 from engine.types.structured_outputs import StructuredOutputsParams
 from engine.types.tools import FunctionTool
-from engine_server.bodies import Body, Effort, Metadata, Objects, Salt, sampling_params
+from engine_server.bodies import Body, Effort, GeneratingBody, Metadata, Objects, sampling_params
 from engine_server.conversation.tools import (
     Choice,
     ToolRequest,
@@ -86,7 +86,7 @@ class Reasoning(Body):
     effort: Effort | None = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(GeneratingBody):
     """`POST /v1/responses`.
 
     Args:
@@ -105,27 +105,23 @@ class ResponsesBody(Body):
         service_tier: "auto" or "default": all requests are served alike, as the response says.
         user, safety_identifier: the client's name for its own user, given back, which stands in the access log.
         prompt_cache_key: given back; what it asks for is so anyway: prompts that begin alike are found in the cache.
-        cache_salt: ours: requests with another find none of each other's cached pages.
         background: answer at once, and compute the response whether or not somebody waits; not without store. With
             stream its events are kept, too.
         include: only an empty list.
-        seed, top_k, min_p, repetition_penalty, priority, timeout, chat_template_kwargs: ours, as with chat completions.
+        cache_salt, seed, top_k, min_p, repetition_penalty, priority, timeout, chat_template_kwargs: ours, as with chat
+            completions.
     """
 
-    model: str | None = None
     input: str | Objects
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     truncation: Literal["disabled"] | None = None
     metadata: Metadata | None = None
     reasoning: Reasoning | None = None
@@ -133,15 +129,8 @@ class ResponsesBody(Body):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    cache_salt: Salt | None = None
     background: bool | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    priority: int = 0
-    timeout: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -201,7 +190,7 @@ def tool_request(body: ResponsesBody) -> ToolRequest:
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none", "auto"):
-            raise bad("tool_choice", f"is {reprlib.repr(choice)}, and there are no tools", "send tools")
+            raise bad("tool_choice", f"is {short(choice)}, and there are no tools", "send tools")
         return ToolRequest()
     tools = read_tools(body.tools, _tool)
     check_names(tools)
@@ -210,7 +199,7 @@ def tool_request(body: ResponsesBody) -> ToolRequest:
         return ToolRequest(tools, given, _CHOICES[choice or "auto"], "", parallel)
     if not isinstance(choice, Mapping):
         hint = 'send "none", "auto", "required" or {"type": "function", "name": "..."}'
-        raise bad("tool_choice", f"is {reprlib.repr(choice)}", hint)
+        raise bad("tool_choice", f"is {short(choice)}", hint)
     fields = JSONObject(choice, "tool_choice")
     fields.one_of("type", ("function",))
     name = fields.text("name")
@@ -222,7 +211,7 @@ def _tool(i: int, tool: Mapping[str, Any]) -> FunctionTool:
     fields = {name: value for name, value in tool.items() if value is not None}
     kind = fields.pop("type", None)
     if kind != "function":
-        found = "is missing" if kind is None else f"is {reprlib.repr(kind)}"
+        found = "is missing" if kind is None else f"is {short(kind)}"
         raise bad(f"tools.{i}.type", found, 'send "function": this server has no tools of its own')
     return function_tool(fields, f"tools.{i}")
 
@@ -239,7 +228,7 @@ class _Items:
         """One item. Its id and status, which answers have, say nothing to the model."""
         for name in ("id", "status"):
             if not isinstance(value := item.take(name), str | None):
-                raise bad(f"{item.where}.{name}", f"is {reprlib.repr(value)}", "send a text, or leave it out")
+                raise bad(f"{item.where}.{name}", f"is {short(value)}", "send a text, or leave it out")
         kind = item.take("type") or "message"
         match kind:
             case "message":
@@ -251,7 +240,7 @@ class _Items:
             case "reasoning":
                 self._reasoning(item)
             case _:
-                raise bad(f"{item.where}.type", f"is {reprlib.repr(kind)}", f"send one of {', '.join(_TYPES)}")
+                raise bad(f"{item.where}.type", f"is {short(kind)}", f"send one of {', '.join(_TYPES)}")
         item.end()
 
     def _message(self, item: JSONObject) -> None:
@@ -283,7 +272,7 @@ class _Items:
     def _result(self, item: JSONObject) -> None:
         identity = item.text("call_id")
         if identity not in self._names:
-            found = f"is {reprlib.repr(identity)}, which no earlier function_call has"
+            found = f"is {short(identity)}, which no earlier function_call has"
             raise bad(f"{item.where}.call_id", found, "send the call too, or previous_response_id")
         text = _texts(item.take("output"), f"{item.where}.output", "input_text")
         self.messages.append({"role": "tool", "tool_call_id": identity, "name": self._names[identity], "content": text})
@@ -299,9 +288,7 @@ def _texts(content: Any, where: str, kind: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad(
-            where, "is missing" if content is None else f"is {reprlib.repr(content)}", "send a text, or a list of parts"
-        )
+        raise bad(where, "is missing" if content is None else f"is {short(content)}", "send a text, or a list of parts")
     texts: list[str] = []
     for i, value in enumerate(content):
         part = JSONObject(value, f"{where}.{i}")

@@ -61,7 +61,7 @@ async def respond(body: ResponsesBody, request: Request, state: State) -> Respon
         return _answer(begun) if log is None else EventStream(log.read(), (), name, DIALECT)
     if body.stream:
         return EventStream(maker.events(streams[0]), streams, name, maker.dialect)
-    (output,) = await until_disconnect(request, collect(streams))
+    (output,) = await until_disconnect(request.receive, collect(streams))
     return _answer(await maker.whole(output))
 
 
