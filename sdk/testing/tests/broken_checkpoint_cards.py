@@ -7,7 +7,7 @@ import msgspec
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.types.errors import ModelNotFoundError
 from engine.types.model import CheckpointFiles
-from engine.types.pooling import Pooler
+from engine.types.pooling import PoolerConfig
 from engine_tiny.card import TinyCheckpoint
 
 
@@ -81,8 +81,8 @@ class PoolsByItself(Sound):
     """how to pool is said without regard for the model's head"""
 
     @classmethod
-    def pooler(cls, files: CheckpointFiles, default: Pooler) -> Pooler:
-        return Pooler()
+    def pooler(cls, files: CheckpointFiles, default: PoolerConfig) -> PoolerConfig:
+        return PoolerConfig()
 
 
 CARDS: tuple[type[CheckpointCard], ...] = (
