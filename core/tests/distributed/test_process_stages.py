@@ -41,7 +41,7 @@ def outcome(llm: LLM) -> list[object]:
 
 def ranks_of(llm: LLM) -> tuple[list[int], Path]:
     """The processes of its ranks, and their directory."""
-    ranks = llm.llm_engine.client._core.executor._ranks  # type: ignore[attr-defined]
+    ranks = llm.llm_engine.client.core.executor._ranks  # type: ignore[attr-defined]
     return ranks.pids, Path(ranks.directory)
 
 
