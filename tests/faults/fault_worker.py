@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jumping_clock import jumping
 
-from engine.runner.worker import Worker
+from engine.runner.worker import TorchWorker
 from engine.types.plan import LogprobRows, StepPlan, StepResult
 from engine.types.start import WorkerReady
 
@@ -92,7 +92,7 @@ class Spoilt:
         return self._spoil(self._future.result(timeout))
 
 
-class FaultyWorker(Worker):
+class FaultyWorker(TorchWorker):
     """Does what the environment says, once it is called for that step by that rank (the last, if none is named)."""
 
     def start(self) -> WorkerReady:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from harness import Driver, Request, choice, params, prompt, registry, start_message, started
 
+from engine.interfaces.platform import CaptureKey
 from engine.runner.capture import padding_of, width_of, widths_of
-from engine.runner.worker import Worker
+from engine.runner.worker import TorchWorker
 from engine.types.plan import ForcedDrafts, NewBlocks, NewSlot, StepPlan, StepResult
 
 
-def drafting_worker() -> Worker:
+def drafting_worker() -> TorchWorker:
     """With the platform that pads, and a drafter of at most three tokens, which nobody asks."""
     plain = start_message(platform="buckets", attention="capturable")
     drafter = choice(registry(), "drafter", "ngram", options={"num_tokens": 3})
@@ -25,7 +26,7 @@ def entries(*rows: tuple[int, int, int]) -> NewBlocks:
     return NewBlocks(slot=slot, index=index, page=page)
 
 
-def step(worker: Worker, number: int, computed: list[int], tokens: list[int], **fields: Any) -> StepResult:
+def step(worker: TorchWorker, number: int, computed: list[int], tokens: list[int], **fields: Any) -> StepResult:
     of_plan: dict[str, Any] = {
         "step_id": number,
         "slot_of_row": np.arange(len(tokens), dtype=np.int32),
@@ -61,7 +62,7 @@ def test_padding_writes_to_nobodys_pages() -> None:
     number = np.array([0, 3], np.int32)
     told = step(worker, 1, [7, 15], [1, 4], num_drafts=number, forced_drafts=given).tokens.tolist()
     captures = worker._runner._platform.captures  # type: ignore[union-attr]
-    assert captures[2, 4] == 1, "the step was captured"
+    assert captures[CaptureKey(2, 4)] == 1, "the step was captured"
     assert told == [[expected[0][1], -1, -1, -1], [*expected[1][1:4], -1]]
     later = step(worker, 2, [18], [1], slot_of_row=np.array([1], np.int32), num_decodes=1).tokens
     assert later.tolist() == expected[1][4:5]

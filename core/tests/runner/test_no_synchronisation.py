@@ -16,7 +16,7 @@ from engine.interfaces.executor import StepFuture
 from engine.plugin import Candidate
 from engine.runner.pooling import StepPooler
 from engine.runner.results import FailedStep
-from engine.runner.worker import Worker
+from engine.runner.worker import TorchWorker
 from engine.types.params import SamplingParams
 from engine.types.plan import ForcedDrafts, Masks, NewBlocks, NewSlot, PageCopies, StepPlan
 from engine.types.pooling import PoolingParams
@@ -31,7 +31,7 @@ ROWS, PROMPT, BLOCK = 6, 7, 4
 class Steps:
     """Steps of requests whose results never come: each row gets one token after the other, on pages of its own."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: TorchWorker) -> None:
         self.worker, self.step_id = worker, 0
         self.computed = np.zeros(ROWS, np.int32)
         self.blocks = [np.zeros(ROWS, np.int32) for _ in layout().tables]
@@ -107,7 +107,7 @@ def steps(**changes: Any) -> Steps:
             ),
         ),
     }
-    worker = Worker(host_start(**(fields | changes)), found)
+    worker = TorchWorker(host_start(**(fields | changes)), found)
     worker.start()
     return Steps(worker)
 

@@ -9,8 +9,9 @@ from harness import VOCAB, Driver, Request, dense_logits, params, prompt, regist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.interfaces.platform import CaptureKey
 from engine.process import wire
-from engine.runner.worker import Worker
+from engine.runner.worker import TorchWorker
 from engine.types.params import SamplingParams
 from engine.types.plan import NewBlocks, StepPlan
 from engine_reference.models.llama_card import Qwen2
@@ -19,17 +20,17 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "repetition_penalty":
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def worker() -> Iterator[TorchWorker]:
     worker = started()
     yield worker
     worker.shutdown()
 
 
-def alone(worker: Worker, tokens: list[int], chosen: SamplingParams, outputs: int) -> list[int]:
+def alone(worker: TorchWorker, tokens: list[int], chosen: SamplingParams, outputs: int) -> list[int]:
     return Driver(worker).alone(Request(tokens, chosen, slot=3), outputs)
 
 
-def test_greedy_equals_a_dense_forward(worker: Worker) -> None:
+def test_greedy_equals_a_dense_forward(worker: TorchWorker) -> None:
     request = Request(prompt(23), params(logprobs=3), slot=0)
     Driver(worker).alone(request, 30)
     logits = dense_logits(request.tokens)
@@ -47,7 +48,7 @@ def test_greedy_equals_a_dense_forward(worker: Worker) -> None:
 
 @given(st.lists(st.integers(1, 13), min_size=1, max_size=8), st.integers(0, 100))
 @settings(max_examples=25, deadline=None)
-def test_awkward_chunks_equal_one_prefill(worker: Worker, chunks: list[int], seed: int) -> None:
+def test_awkward_chunks_equal_one_prefill(worker: TorchWorker, chunks: list[int], seed: int) -> None:
     tokens = prompt(sum(chunks), seed)
     request, driver = Request(tokens, params(**SAMPLED), slot=1), Driver(worker, seed)
     for chunk in chunks:
@@ -57,7 +58,7 @@ def test_awkward_chunks_equal_one_prefill(worker: Worker, chunks: list[int], see
     assert request.outputs == alone(worker, tokens, params(**SAMPLED), 6)
 
 
-def test_batched_equals_alone(worker: Worker) -> None:
+def test_batched_equals_alone(worker: TorchWorker) -> None:
     """Greedy and sampled rows, with and without penalties and log probabilities, arriving one after the other."""
     kinds = [{}, SAMPLED, {"temperature": 1.5, "logprobs": 0}, {"temperature": 0.7, "min_p": 0.1}, {"top_k": 3}]
     requests = [
@@ -74,7 +75,7 @@ def test_batched_equals_alone(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("kind", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_two_steps_in_flight(worker: Worker, kind: dict) -> None:
+def test_two_steps_in_flight(worker: TorchWorker, kind: dict) -> None:
     """The second plan is sent before the first result is read: its token is only on the device."""
     first, second = Request(prompt(9), params(**kind), slot=2), Request(prompt(30, 1), params(**kind), slot=5)
     driver = Driver(worker)
@@ -91,7 +92,7 @@ def test_two_steps_in_flight(worker: Worker, kind: dict) -> None:
         assert request.outputs == alone(worker, request.prompt, request.params, len(request.outputs))
 
 
-def test_preempted_and_resumed(worker: Worker) -> None:
+def test_preempted_and_resumed(worker: TorchWorker) -> None:
     """Another slot, other pages, and a prompt that now holds its outputs: positions of random numbers go on."""
     chosen = params(**SAMPLED, frequency_penalty=0.4)
     request, other = Request(prompt(11), chosen, slot=0), Request(prompt(8, 2), params(), slot=1)
@@ -107,7 +108,7 @@ def test_preempted_and_resumed(worker: Worker) -> None:
     assert request.outputs == alone(worker, request.prompt, chosen, len(request.outputs))
 
 
-def test_slot_is_reused(worker: Worker) -> None:
+def test_slot_is_reused(worker: TorchWorker) -> None:
     """Nothing of a slot's last request is left: tokens, blocks, penalties, stop ids, log probabilities."""
     driver = Driver(worker)
     first = Request(prompt(40), params(**SAMPLED, logprobs=2, min_tokens=5), slot=4, stop_ids=[1, 2, 3])
@@ -134,7 +135,7 @@ def test_padded_rows_change_nothing() -> None:
     assert results[0] == results[1]
     runner = padded._runner
     assert runner is not None and plain._runner is not None
-    assert runner._platform.captures == {None: 1, 4: 8, 12: 3}  # type: ignore[attr-defined]
+    assert runner._platform.captures == {None: 1, CaptureKey(4): 8, CaptureKey(12): 3}  # type: ignore[attr-defined]
     assert plain._runner._captured == {}
     assert not runner._slots.tables.tokens[runner._slots.scratch_slot].any(), "nothing is drawn for padding"
     assert not runner._slots.tables.blocks[0][runner._slots.scratch_slot].any()
@@ -143,7 +144,7 @@ def test_padded_rows_change_nothing() -> None:
 def test_a_model_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its card says so: the platform gets no step of it to capture, the start says why, and it computes the same."""
     monkeypatch.setattr(Qwen2, "captured_by", frozenset())
-    worker = Worker(start_message(platform="buckets", attention="capturable"), registry())
+    worker = TorchWorker(start_message(platform="buckets", attention="capturable"), registry())
     ready = worker.start()
     assert ready.captured == () and ready.not_captured is not None
     assert any(
@@ -156,7 +157,7 @@ def test_a_model_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> Non
     assert runner._platform.captures.keys() <= {None}  # type: ignore[attr-defined]
 
 
-def test_min_tokens_and_stop_ids(worker: Worker) -> None:
+def test_min_tokens_and_stop_ids(worker: TorchWorker) -> None:
     """The most likely ids are stop ids: before min_tokens others come, then they do."""
     free = alone(worker, prompt(12), params(), 1)[0]
     request = Request(prompt(12), params(min_tokens=3, logprobs=1), slot=0, stop_ids=[free, VOCAB, 10**6])
@@ -165,7 +166,7 @@ def test_min_tokens_and_stop_ids(worker: Worker) -> None:
     assert request.logprobs[0][2] == [free] and request.logprobs[0][1] > 1, "log probabilities are from before the mask"
 
 
-def test_penalties_see_tokens_on_the_device(worker: Worker) -> None:
+def test_penalties_see_tokens_on_the_device(worker: TorchWorker) -> None:
     """Every logit that came once is pushed far away, also that of the step whose result nobody has read."""
     chosen = params(presence_penalty=2.0, repetition_penalty=1e4)
     request, driver = Request(prompt(5), chosen, slot=0), Driver(worker)
@@ -177,7 +178,7 @@ def test_penalties_see_tokens_on_the_device(worker: Worker) -> None:
     assert len(set(request.outputs)) == 16 and not set(request.outputs) & set(request.prompt)
 
 
-def test_logprob_rows(worker: Worker) -> None:
+def test_logprob_rows(worker: TorchWorker) -> None:
     """Only rows that draw and asked are reported, and as many alternatives as the most that was asked for."""
     asked = [None, 2, 0, 5]
     requests = [Request(prompt(10, i), params(logprobs=n, temperature=1.0), slot=i) for i, n in enumerate(asked)]
@@ -192,7 +193,7 @@ def test_logprob_rows(worker: Worker) -> None:
     assert driver.step((requests[0], 1)).logprobs is None
 
 
-def test_a_plan_from_the_wire(worker: Worker) -> None:
+def test_a_plan_from_the_wire(worker: TorchWorker) -> None:
     """Arrays that came off the wire are read-only; and a plan and its result are what they were."""
     request, driver = Request(prompt(10), params(**SAMPLED, logprobs=2), slot=0), Driver(worker)
     sent: list[StepPlan] = []
@@ -213,7 +214,7 @@ def test_a_plan_from_the_wire(worker: Worker) -> None:
     assert again.logprobs.chosen.dtype == again.logprobs.top_values.dtype == np.float32
 
 
-def test_a_plan_without_rows(worker: Worker) -> None:
+def test_a_plan_without_rows(worker: TorchWorker) -> None:
     none = np.zeros(0, np.int32)
     blocks = [NewBlocks(slot=none, index=none, page=none) for _ in range(2)]
     plan = StepPlan(

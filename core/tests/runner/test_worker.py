@@ -20,7 +20,7 @@ from engine.runner import assemble as assemble_module
 from engine.runner.assemble import assemble
 from engine.runner.memory_profile import largest_step
 from engine.runner.results import FailedStep, RunningStep
-from engine.runner.worker import Worker
+from engine.runner.worker import TorchWorker
 from engine.types.errors import (
     ConfigError,
     ContractError,
@@ -45,7 +45,7 @@ HEARD: list[WorkerReady] = []
 
 # -- the pool --------------------------------------------------------------------------------------------------------
 def ready(**changes: Any) -> WorkerReady:
-    return Worker(start_message(**changes), registry()).start()
+    return TorchWorker(start_message(**changes), registry()).start()
 
 
 def test_ready_says_what_was_taken() -> None:
@@ -121,7 +121,7 @@ def with_choice(point: str, **changes: Any) -> Any:
 )
 def test_manifest_is_checked(changes: dict) -> None:
     with pytest.raises(ManifestError, match="platform"):
-        Worker(with_choice("platform", **changes), registry()).start()
+        TorchWorker(with_choice("platform", **changes), registry()).start()
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_manifest_is_complete(left_out: str, named: str) -> None:
     message = start_message()
     choices = tuple(c for c in message.choices if c.point != left_out)
     with pytest.raises(ManifestError, match=named):
-        Worker(msgspec.structs.replace(message, choices=choices), registry()).start()
+        TorchWorker(msgspec.structs.replace(message, choices=choices), registry()).start()
 
 
 def test_other_processes_choices_are_theirs() -> None:
     """An executor or tokenizer that this process does not know is no matter of the worker's."""
     message = start_message()
     foreign = msgspec.structs.replace(message.choices[0], point="executor", driver="elsewhere")
-    Worker(msgspec.structs.replace(message, choices=(*message.choices, foreign)), registry()).start()
+    TorchWorker(msgspec.structs.replace(message, choices=(*message.choices, foreign)), registry()).start()
 
 
 def test_needs_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_a_broken_body_is_named() -> None:
     message = start_message()
     choices = tuple(c if c.point != "checkpoint" else choice(found, "checkpoint", "broken") for c in message.choices)
     with pytest.raises(DriverImportError, match="broken"):
-        Worker(msgspec.structs.replace(message, choices=choices), found).start()
+        TorchWorker(msgspec.structs.replace(message, choices=choices), found).start()
 
 
 def test_the_guard_wraps_what_the_runner_gives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     hook = harness.Candidate("hooks.worker", "listener", 0, "harness", "1", "harness:hook_plugin")
     found = Registry.discover(extra=(harness.CHECKPOINT, hook))
     HEARD.clear()
-    answer = Worker(start_message(), found).start()
+    answer = TorchWorker(start_message(), found).start()
     assert [answer] == HEARD
 
 
@@ -281,7 +281,7 @@ def plan_of(request: Request) -> StepPlan:
 
 
 def test_not_started_and_shut_down() -> None:
-    worker = Worker(start_message(), registry())
+    worker = TorchWorker(start_message(), registry())
     plan = plan_of(Request(prompt(3), params(), slot=0))
     with pytest.raises(EngineDeadError):
         worker.execute(plan)

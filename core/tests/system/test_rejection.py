@@ -17,7 +17,7 @@ from schedules import Planned, Schedule, Settings, run_schedule
 from engine.interfaces.context import CoreContext
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
-from engine.runner.worker import Worker
+from engine.runner.worker import TorchWorker
 from engine.scheduling.scheduler import Scheduler
 from engine.types.params import SamplingParams
 from engine_reference.evictor_lru import LRU
@@ -37,7 +37,7 @@ def make_core(drafter: str, options: dict[str, object]) -> EngineCore:
         max_num_batched_tokens=SETTINGS.max_num_batched_tokens, max_model_len=SETTINGS.max_model_len,
     )  # fmt: skip
     chosen = choice(found, "drafter", drafter, options={"acceptance": "rejection", **options})
-    worker = Worker(msgspec.structs.replace(message, choices=(*message.choices, chosen)), found)
+    worker = TorchWorker(msgspec.structs.replace(message, choices=(*message.choices, chosen)), found)
     sizes = {
         "max_num_seqs": SETTINGS.max_num_seqs,
         "max_num_batched_tokens": SETTINGS.max_num_batched_tokens,

@@ -12,7 +12,7 @@ import torch
 from flash_attn.cute.interface import _flash_attn_fwd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from engine_flashattn.call import Call
+from engine_flashattn.call import KernelCall
 from engine_flashattn.implementations import fa4
 from engine_flashattn.plan import FlashPlan
 
@@ -48,7 +48,7 @@ FORMS = {
 }
 
 
-def call_of(form: Form) -> Call:
+def call_of(form: Form) -> KernelCall:
     """Pages hold three layers, and queries lie between keys and values, as in an engine."""
 
     def numbers(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -73,7 +73,7 @@ def call_of(form: Form) -> Call:
         slot_mapping=numbers(tokens, dtype=torch.int64),
         kv_index=numbers(tokens, dtype=torch.int64),
     )
-    return Call(
+    return KernelCall(
         q=halves(tokens, form.q_heads + 2 * form.kv_heads, form.size)[:, : form.q_heads],
         k=both[:, 0],
         v=both[:, 1],

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DEFAULT = "default"
 
 
-class Config(Command):
+class ConfigCommand(Command):
     """Print what an engine and a server would be started with. Drivers are chosen, nothing is loaded."""
 
     help = "Print every setting, the driver of every point and its options, and where each was set."

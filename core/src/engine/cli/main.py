@@ -7,9 +7,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
-from engine.cli.other_names import instead_of, translate
 from engine.plugin.hints import did_you_mean
 from engine.types.errors import ConfigError, ContractError, EngineError
 
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from engine.plugin.plugin_list import PluginList
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "config": ("engine.cli.config:Config", "print every setting, and where it was set"),
-    "plugins": ("engine.cli.plugins:Plugins", "list points, drivers, where they come from, and what is configured"),
-    "plugins why": ("engine.cli.why:Why", "explain who serves a point: candidate, verdict, reasons"),
+    "config": ("engine.cli.config:ConfigCommand", "print every setting, and where it was set"),
+    "plugins": ("engine.cli.plugins:PluginsCommand", "list points and drivers, their origin, and what is configured"),
+    "plugins why": ("engine.cli.why:WhyCommand", "explain who serves a point: candidate, verdict, reasons"),
 }
 """The built-in commands: where each is, and its line in the help."""
 
@@ -83,7 +84,9 @@ def _run_command(name: str, arguments: list[str]) -> int:
     )
     command.add_arguments(parser)
     flags = _flags(parser)
-    arguments, notes = translate(arguments, flags) if "--model" in flags else (arguments, [])
+    notes: list[str] = []
+    if "--model" in flags and any(argument.startswith("-") for argument in arguments) and (others := _other_flags()):
+        arguments, notes = others.translate(arguments, flags)
     namespace, unknown = parser.parse_known_args(canonical(arguments))
     if unknown:
         raise _surplus(name, unknown[0], namespace, flags)
@@ -96,7 +99,7 @@ def _surplus(name: str, argument: str, given: argparse.Namespace, flags: Sequenc
     asked, see = f"engine {name} {argument}", f"see: engine {name} --help"
     if argument.startswith("-"):
         flag = argument.partition("=")[0]
-        return ConfigError(asked, "there is no such flag", instead_of(flag) or did_you_mean(flag, flags) or see)
+        return ConfigError(asked, "there is no such flag", _instead_of(flag) or did_you_mean(flag, flags) or see)
     if (model := getattr(given, "positional_model", None)) is not None:
         return ConfigError(
             f"engine {name} {model} {argument}",
@@ -104,6 +107,21 @@ def _surplus(name: str, argument: str, given: argparse.Namespace, flags: Sequenc
             "start another engine for it; further names of one model are --served-model-name NAME,NAME",
         )
     return ConfigError(asked, "nothing stands in this place", f"put words that belong together in quotes; {see}")
+
+
+@cache
+def _other_flags() -> Any:
+    """What knows flags and commands by the names that another program has for them, where it is installed; None where
+    not. `engine_kit.vllm_flags` is one."""
+    for entry in entry_points(group="engine_flags"):
+        return entry.load()
+    return None
+
+
+def _instead_of(name: str) -> str:
+    """What to do in place of passing a flag, or of calling a command, of another program's; "" where none is known."""
+    others = _other_flags()
+    return str(others.instead_of(name)) if others else ""
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
@@ -151,7 +169,7 @@ def _find(name: str, arguments: Sequence[str] = ()) -> Command:
     if not known and not registry.denies("commands", name):
         offers = ours or distribution_of("commands", name)
         hint = f"pip install {offers}" if offers else did_you_mean(name, names)
-        hint = instead_of(name) or hint or f"the commands are: {', '.join(names)}"
+        hint = _instead_of(name) or hint or f"the commands are: {', '.join(names)}"
         found = "no installed distribution offers this command" if offers else "there is no such command"
         raise ConfigError(f"engine {name}", found, hint)
     candidate = registry.find("commands", name)

@@ -16,7 +16,7 @@ from engine.plugin.plugin_list import only
 from engine.plugin.points import HOOK_PROCESSES, HOOKS, NONE, POINTS
 
 
-class Row(NamedTuple):
+class PluginRow(NamedTuple):
     """One line of the table.
 
     Attributes:
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     note: str = ""
 
 
-class Plugins(Command):
+class PluginsCommand(Command):
     """List what is installed. Nothing of it is imported."""
 
     help = "List the points, the drivers installed for them, where they come from, and what is configured."
@@ -61,14 +61,14 @@ class Plugins(Command):
         return 0
 
 
-def table(registry: Registry, merged: Merged) -> list[Row]:
+def table(registry: Registry, merged: Merged) -> list[PluginRow]:
     """The rows: every point's drivers, then hook plugins and commands.
 
     Args:
         registry: what is installed.
         merged: what is configured.
     """
-    rows: list[Row] = []
+    rows: list[PluginRow] = []
     lacks = {p.distribution: p.found.removeprefix("it ") for p in registry.problems if p.kind == "incomplete"}
     for group in (*POINTS, *(f"{HOOKS}.{process}" for process in HOOK_PROCESSES), "commands"):
         point, (choice, origin) = POINTS.get(group), merged.choice(group)
@@ -89,13 +89,13 @@ def table(registry: Registry, merged: Merged) -> list[Row]:
         for candidate, mark, note in mine:
             if candidate.name in asked:
                 mark = ", ".join(filter(None, (mark, f"asked ({origin})")))
-            rows.append(Row(group, candidate.name, candidate.distribution, candidate.version, mark, note))
+            rows.append(PluginRow(group, candidate.name, candidate.distribution, candidate.version, mark, note))
         missing = [name for name in asked if name not in {candidate.name for candidate, _, _ in mine}]
-        rows += [Row(group, name, "", "", f"asked ({origin})", "not installed") for name in missing]
+        rows += [PluginRow(group, name, "", "", f"asked ({origin})", "not installed") for name in missing]
     return rows
 
 
-def render(rows: Sequence[Row]) -> str:
+def render(rows: Sequence[PluginRow]) -> str:
     """The rows as text, in columns; a point's name stands on its first row."""
     lines: list[tuple[str, ...]] = [("point", "driver", "distribution", "version", "choice")]
     previous = ""
@@ -119,7 +119,7 @@ def _names(choice: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in ("", "auto")]
 
 
-def _as_json(registry: Registry, merged: Merged, rows: Sequence[Row]) -> dict[str, object]:
+def _as_json(registry: Registry, merged: Merged, rows: Sequence[PluginRow]) -> dict[str, object]:
     return {
         "drivers": [row._asdict() for row in rows],
         "configured": {point: dict(zip(("choice", "origin"), merged.choice(point), strict=True)) for point in POINTS},

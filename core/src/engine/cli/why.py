@@ -21,7 +21,7 @@ _WIDTH = 100
 _KINDS_SHOWN = 6
 
 
-class Why(Command):
+class WhyCommand(Command):
     """Explain a choice."""
 
     help = "Explain who serves a point, for the model and the settings given: candidate, verdict, reasons."

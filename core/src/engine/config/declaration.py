@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 logger = logging.getLogger(__name__)
@@ -74,11 +73,9 @@ class Settings:
 
     Attributes:
         declared: the settings by name.
-        vllm_flags: a file that says what becomes of flags of vLLM's, see `engine.cli.other_names`.
     """
 
     declared: ClassVar[Mapping[str, Setting]] = {}
-    vllm_flags: ClassVar[Path | None] = None
 
     def __init_subclass__(cls) -> None:
         made: dict[str, Setting] = {}
@@ -177,6 +174,9 @@ class EngineSettings(Settings):
         "xxhash",
         "hash function that names cached blocks; sha256 where users must not forge each other's",
         choices=("xxhash", "sha256"),
+    )
+    batch_invariant: bool = setting(
+        False, "take only drivers that compute a row with the same bits alone and in any batch, chunked or not"
     )
     enable_jump_forward: bool = setting(True, "compute what a constraint forces together, as drafts")
     in_flight: int | None = setting(None, "steps under way at once; 1 overlaps nothing (default: 2)", least=1)

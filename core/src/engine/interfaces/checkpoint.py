@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.interfaces.context import WorkerContext
-    from engine.types.pooling import Pooler
+    from engine.types.pooling import PoolerConfig
 
 
 class CheckpointCard(Card):
@@ -32,7 +32,7 @@ class CheckpointCard(Card):
         raise NotImplementedError
 
     @classmethod
-    def pooler(cls, files: CheckpointFiles, default: Pooler) -> Pooler | None:
+    def pooler(cls, files: CheckpointFiles, default: PoolerConfig) -> PoolerConfig | None:
         """How embeddings are made of hidden states, where files beside the checkpoint say so (sentence-transformers);
         None: they do not. `default`: the architecture's, for what the files leave open.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.types.errors import CheckpointError, UnsupportedModelError
 from engine.types.model import KVSpec, ModelDescription
-from engine.types.pooling import Activation, Pooler, PoolingType
+from engine.types.pooling import Activation, PoolerConfig, PoolingType
 
 Config = Mapping[str, Any]
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -350,18 +350,18 @@ def describe_decoder(
     )
 
 
-def embedder(config: Config, pooling_type: PoolingType) -> Pooler:
+def embedder(config: Config, pooling_type: PoolingType) -> PoolerConfig:
     """The pooler of a model without a classification head. Raises CheckpointError for a key that makes no sense."""
     sizes = config.get("matryoshka_dimensions") or ()
     if not isinstance(sizes, (list, tuple)) or not all(isinstance(n, int) and n > 0 for n in sizes):
         raise bad_key(config, "matryoshka_dimensions", f"it is {sizes!r}, no list of sizes")
-    return Pooler(pooling_type=pooling_type, dimensions=tuple(sizes))
+    return PoolerConfig(pooling_type=pooling_type, dimensions=tuple(sizes))
 
 
-def classifier(config: Config, pooling_type: PoolingType) -> Pooler:
+def classifier(config: Config, pooling_type: PoolingType) -> PoolerConfig:
     """The pooler of a ...ForSequenceClassification. Raises CheckpointError for a key that makes no sense."""
     labels = num_labels(config)
-    return Pooler(pooling_type=pooling_type, num_labels=labels, activation=_activation(config, labels))
+    return PoolerConfig(pooling_type=pooling_type, num_labels=labels, activation=_activation(config, labels))
 
 
 def num_labels(config: Config) -> int:

@@ -8,19 +8,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from engine.plugin.card import Card, Command
-from engine.plugin.points import POINTS, Point
+from engine.plugin.card import Card as Card
+from engine.plugin.card import Command as Command
+from engine.plugin.points import POINTS as POINTS
+from engine.plugin.points import Point as Point
 
 if TYPE_CHECKING:
-    from engine.plugin.candidate import Candidate
-    from engine.plugin.choosing import choose, choose_one
-    from engine.plugin.discovery import Registry
-    from engine.plugin.hooks import HookRelay
-    from engine.plugin.hookspecs import hookimpl
-    from engine.plugin.loading import load_body
-    from engine.plugin.manifest import Manifest
-    from engine.plugin.plugin_list import PluginList
-    from engine.plugin.selection import Selection, Verdict
+    from engine.plugin.candidate import Candidate as Candidate
+    from engine.plugin.choosing import choose as choose
+    from engine.plugin.choosing import choose_one as choose_one
+    from engine.plugin.discovery import Registry as Registry
+    from engine.plugin.hooks import HookRelay as HookRelay
+    from engine.plugin.hookspecs import hookimpl as hookimpl
+    from engine.plugin.loading import load_body as load_body
+    from engine.plugin.manifest import Manifest as Manifest
+    from engine.plugin.plugin_list import PluginList as PluginList
+    from engine.plugin.selection import Selection as Selection
+    from engine.plugin.selection import Verdict as Verdict
 
 _HOMES = {
     "Candidate": "candidate",
@@ -35,24 +39,6 @@ _HOMES = {
     "Selection": "selection",
     "Verdict": "selection",
 }
-
-__all__ = [
-    "POINTS",
-    "Candidate",
-    "Card",
-    "Command",
-    "HookRelay",
-    "Manifest",
-    "PluginList",
-    "Point",
-    "Registry",
-    "Selection",
-    "Verdict",
-    "choose",
-    "choose_one",
-    "hookimpl",
-    "load_body",
-]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.types.start import Choice
 
 from engine.types.errors import ContractError, EngineError
 
@@ -60,6 +64,19 @@ class Candidate:
             f"driver '{self.name}' for {self.point}, of {self.provenance}, raised {type(error).__name__}: {error}",
             "name another driver, or report it to this one's author; the log has the traceback",
             **self.blame,
+        )
+
+    def choice(self, **facts: Any) -> Choice:
+        """It as plain data, which travels; `facts` are the further fields of a `Choice`."""
+        from engine.types.start import Choice  # with msgspec, which a listing does without
+
+        return Choice(
+            point=self.point,
+            driver=self.name,
+            distribution=self.distribution,
+            version=self.version,
+            value=self.value,
+            **facts,
         )
 
 

@@ -30,7 +30,7 @@ def load_entry_point(candidate: Candidate) -> object:
 
     chosen = importlib.metadata.EntryPoint(candidate.name, candidate.value, candidate.group)
 
-    class ChosenDriver(NamedExtensionManager[object]):
+    class OneEntryPoint(NamedExtensionManager[object]):
         def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
             return [chosen]
 
@@ -38,7 +38,7 @@ def load_entry_point(candidate: Candidate) -> object:
         raise error
 
     try:
-        manager = ChosenDriver(
+        manager = OneEntryPoint(
             candidate.group, [candidate.name], on_load_failure_callback=fail, on_missing_entrypoints_callback=None
         )
         return manager.extensions[0].plugin

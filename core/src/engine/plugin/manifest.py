@@ -38,13 +38,7 @@ class Manifest(msgspec.Struct, frozen=True):
             ManifestError: naming each driver that is missing here, comes from another distribution or another place,
                 or has another version.
         """
-        differences: list[str] = []
-        for choice in self.choices:
-            difference = _difference(choice, registry)
-            if difference and difference not in differences:
-                differences.append(difference)
-        if differences:
-            raise _mismatch("start with the drivers that the launcher chose", differences)
+        _refuse("start with the drivers that the launcher chose", (_difference(c, registry) for c in self.choices))
 
     def restore(self, registry: Registry) -> tuple[Selection[Any], ...]:
         """Check, then import the chosen cards and validate their options again: the selections, in this process.
@@ -101,11 +95,7 @@ def hook_choices(registry: Registry, processes: Iterable[str]) -> tuple[Choice, 
     Raises DuplicateDriverError where two distributions register one name.
     """
     found = [c for process in processes for c in registry.candidates(f"{HOOKS}.{process}")]
-    named = [registry.find(candidate.point, candidate.name) for candidate in found]
-    return tuple(
-        Choice(point=c.point, driver=c.name, distribution=c.distribution, version=c.version, value=c.value)
-        for c in named
-    )
+    return tuple(registry.find(candidate.point, candidate.name).choice() for candidate in found)
 
 
 def check_hooks(registry: Registry, process: str, choices: Iterable[Choice] | None) -> None:
@@ -116,16 +106,14 @@ def check_hooks(registry: Registry, process: str, choices: Iterable[Choice] | No
     if choices is None:
         return
     point = f"{HOOKS}.{process}"
-    mine = [choice for choice in choices if choice.point == point]
-    names = {choice.driver for choice in mine}
-    differences = [difference for choice in mine if (difference := _difference(choice, registry))]
-    differences += [
+    mine = {choice.driver: choice for choice in choices if choice.point == point}
+    surplus = [
         f"{point} '{c.name}' of {c.provenance} is not installed where the launcher runs"
         for c in registry.candidates(point)
-        if c.name not in names
+        if c.name not in mine
     ]
-    if differences:
-        raise _mismatch("start with the hook plugins that the launcher found", differences)
+    differences = [*(_difference(choice, registry) for choice in mine.values()), *surplus]
+    _refuse("start with the hook plugins that the launcher found", differences)
 
 
 def restore_choice(registry: Registry, choice: Choice) -> Selection[Any]:
@@ -136,12 +124,14 @@ def restore_choice(registry: Registry, choice: Choice) -> Selection[Any]:
     return Selection(choice.point, choice.kind, candidate, card, options, asked=choice.asked)
 
 
-def _mismatch(asked: str, differences: Iterable[str]) -> ManifestError:
-    return ManifestError(
-        asked,
-        "this process finds others: " + "; ".join(differences),
-        "install the same distributions, in the same versions, wherever a part of the engine runs",
-    )
+def _refuse(asked: str, differences: Iterable[str]) -> None:
+    """Raise ManifestError where there is a difference."""
+    if found := list(dict.fromkeys(filter(None, differences))):
+        raise ManifestError(
+            asked,
+            "this process finds others: " + "; ".join(found),
+            "install the same distributions, in the same versions, wherever a part of the engine runs",
+        )
 
 
 def _difference(choice: Choice, registry: Registry) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import requires
+from operator import methodcaller
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.plugin.hints import distribution_of, known_distributions, near_matches
+from engine.plugin.hints import did_you_mean, distribution_of, known_distributions, near_matches
 from engine.plugin.points import HOOKS, POINTS
 from engine.types.errors import ConfigError
 
@@ -63,7 +64,7 @@ class PluginList:
     text: str = ""
     origin: str = ""
 
-    @property
+    @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """The entries, in order. Raises ConfigError for one that names nothing."""
         texts = dict.fromkeys(part for raw in self.text.split(",") if (part := raw.strip()))
@@ -84,42 +85,34 @@ class PluginList:
         Raises:
             ConfigError: an entry names nothing that is installed (with near matches), or allows what others deny.
         """
-        entries = self.entries
-        for entry in entries:
+        for entry in self.entries:
             known = any(entry.names(candidate) for candidate in found)
             if not known and (entry.point or entry.name not in {*map(normal, broken), *own()}):
                 raise self._unknown(entry, found, broken)
-        allowing = [entry for entry in entries if not entry.denies]
-        denied: dict[Candidate, str] = {}
-        always = own() if allowing else frozenset()
-        for candidate in found:
-            denying = next((entry for entry in entries if entry.denies and entry.names(candidate)), None)
-            if denying is not None:
-                denied[candidate] = f"'{denying.text}' denies it"
-            elif (
-                allowing
-                and normal(candidate.distribution) not in always
-                and not any(e.names(candidate) for e in allowing)
-            ):
-                denied[candidate] = "no entry allows it"
-        for entry in allowing:
+        denied = {c: reason for c in found if (reason := self._denial(c.distribution, methodcaller("names", c)))}
+        for entry in self.entries:
             named = [candidate for candidate in found if entry.names(candidate)]
-            if named and all(candidate in denied for candidate in named):
+            if not entry.denies and named and all(candidate in denied for candidate in named):
+                denying = [repr(e.text) for e in self.entries if e.denies and any(map(e.names, named))]
                 raise ConfigError(
                     f"allow '{entry.text}' with {self.shown}",
-                    "other entries of the list deny it: "
-                    + ", ".join(repr(e.text) for e in entries if e.denies and any(map(e.names, named))),
+                    f"other entries of the list deny it: {', '.join(denying)}",
                     "take one of them out",
                 )
         return denied
 
     def denies_distribution(self, name: str) -> bool:
         """Whether nothing of this distribution may be used."""
-        entries = [entry for entry in self.entries if not entry.point]
-        if any(entry.denies and entry.name == normal(name) for entry in entries):
-            return True
+        return bool(self._denial(name, lambda entry: not entry.point and entry.name == normal(name)))
+
+    def _denial(self, distribution: str, is_named: Callable[[Entry], bool]) -> str:
+        """Why something of a distribution is denied; "" where it is not."""
+        if denying := next((entry for entry in self.entries if entry.denies and is_named(entry)), None):
+            return f"'{denying.text}' denies it"
         allowing = [entry for entry in self.entries if not entry.denies]
-        return bool(allowing) and normal(name) not in {*own(), *(e.name for e in entries if not e.denies)}
+        if not allowing or normal(distribution) in own() or any(map(is_named, allowing)):
+            return ""
+        return "no entry allows it"
 
     def _entry(self, text: str) -> Entry:
         denies, named = text.startswith("-"), text.removeprefix("-").strip()
@@ -141,11 +134,12 @@ class PluginList:
         if entry.point:
             points = {*POINTS, HOOKS, *(candidate.point for candidate in found)}
             if entry.point not in points:
-                near = near_matches(entry.point, points)
-                return ConfigError(asked, f"there is no point '{entry.point}'", _meant(near) or _points(points))
+                hint = did_you_mean(entry.point, points) or f"the points are: {', '.join(sorted(points))}"
+                return ConfigError(asked, f"there is no point '{entry.point}'", hint)
             drivers = [c.name for c in found if Entry("", False, entry.point, c.name).names(c)]
             listing = ", ".join(dict.fromkeys(drivers)) or "none"
-            hint = _meant([f"{entry.point}:{name}" for name in near_matches(entry.name, drivers)])
+            near = [f"'{entry.point}:{name}'" for name in near_matches(entry.name, drivers)]
+            hint = f"did you mean {' or '.join(near)}?" if near else ""
             if distribution := distribution_of(entry.point, entry.name):
                 hint = f"pip install {distribution}, or take it out of the list"
             found_ = f"no installed distribution offers it; {entry.point} has: {listing}"
@@ -154,7 +148,7 @@ class PluginList:
         as_driver = dict.fromkeys(
             f"{HOOKS if c.point.startswith(HOOKS) else c.point}:{c.name}" for c in found if normal(c.name) == entry.name
         )
-        hint = _meant(near_matches(entry.name, distributions.values()))
+        hint = did_you_mean(entry.name, distributions.values())
         if as_driver:
             hint = f"for the driver of that name write {' or '.join(as_driver)}"
         elif entry.name in known_distributions():
@@ -184,14 +178,6 @@ def _point(text: str) -> str:
     """A point's own name, for its flag's name too."""
     plain = text.replace("-", "_")
     return next((point.name for point in POINTS.values() if point.keyword == plain), plain)
-
-
-def _meant(near: Collection[str]) -> str:
-    return f"did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
-
-
-def _points(points: Collection[str]) -> str:
-    return f"the points are: {', '.join(sorted(points))}"
 
 
 def only(denied: Mapping[Candidate, str], point: str) -> list[Candidate]:

@@ -111,18 +111,8 @@ class Selection(Generic[CardT]):
 
     def choice(self) -> Choice:
         """The selection as plain data, which travels."""
-        from engine.types.start import Choice
-
-        return Choice(
-            point=self.point,
-            kind=self.kind,
-            driver=self.candidate.name,
-            distribution=self.candidate.distribution,
-            version=self.candidate.version,
-            value=self.candidate.value,
-            options={} if self.options is None else self.options.model_dump(mode="json"),
-            asked=self.asked,
-        )
+        options = {} if self.options is None else self.options.model_dump(mode="json")
+        return self.candidate.choice(kind=self.kind, options=options, asked=self.asked)
 
 
 def judge(card: type[Card], candidate: Candidate, need: Any) -> Verdict:

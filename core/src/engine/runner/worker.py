@@ -28,7 +28,7 @@ MIN_PAGES = 2
 """The null page and one to use."""
 
 
-class Worker:
+class TorchWorker:
     """One rank's device at work. Implements `engine.interfaces.executor.Worker`.
 
     Args:

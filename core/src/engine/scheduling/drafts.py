@@ -30,7 +30,7 @@ class ChosenDrafts(NamedTuple):
 NO_DRAFTS = ChosenDrafts(None, MappingProxyType({}))
 
 
-class Drafts:
+class DraftSources:
     """Both sources.
 
     Args:

@@ -27,7 +27,7 @@ from engine.plugin.manifest import Blame
 from engine.scheduling.admission import Admission
 from engine.scheduling.batch import Batch, build_plan
 from engine.scheduling.decode import choose_decodes
-from engine.scheduling.drafts import Drafts
+from engine.scheduling.drafts import DraftSources
 from engine.scheduling.fast_path import DecodeFastPath
 from engine.scheduling.gates import Gate, Gates
 from engine.scheduling.jump_forward import JumpForward
@@ -98,7 +98,7 @@ class Scheduler:
         self.swapping = swapping
         self.vocab_size = vocab_size
         self.slots = SlotTable(max_num_seqs, max_model_len)
-        self.drafts = Drafts(speculation, jump_forward, constraints)
+        self.drafts = DraftSources(speculation, jump_forward, constraints)
         self.fast_path = DecodeFastPath(self.slots, kv, vocab_size)
         waits = Gates([*([] if constraints is None else [constraints]), *gates])
         blame = Blame(()) if blame is None else blame

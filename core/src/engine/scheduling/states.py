@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.kv.manager import KVManager
 from engine.plugin.manifest import Blame
-from engine.scheduling.drafts import Drafts
+from engine.scheduling.drafts import DraftSources
 from engine.scheduling.fast_path import DecodeFastPath
 from engine.scheduling.gates import Gates
 from engine.scheduling.preemption import Preemptions, Swapping
@@ -65,7 +65,7 @@ class States:
         policy: SchedulingPolicy[Request],
         slots: SlotTable,
         fast_path: DecodeFastPath,
-        drafts: Drafts,
+        drafts: DraftSources,
         swapping: Swapping | None,
         constraints: Constraints | None,
         gates: Gates,

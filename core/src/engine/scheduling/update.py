@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.kv.manager import KVManager
-from engine.scheduling.drafts import Drafts
+from engine.scheduling.drafts import DraftSources
 from engine.scheduling.slots import DECODE, Request, SlotTable
 from engine.scheduling.structured import Ending, follow
 from engine.types.errors import ContractError, InvalidLogitsError
@@ -158,7 +158,7 @@ class Accepted(NamedTuple):
 
 
 def accept(
-    plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager, drafts: Drafts, *, pools: bool = False
+    plan: StepPlan, result: StepResult, slots: SlotTable, kv: KVManager, drafts: DraftSources, *, pools: bool = False
 ) -> Accepted:
     """Accept the drawn tokens. A token of a request that has ended meanwhile is surplus and is dropped, and so is one
     behind the token that ends its request.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.types.params import SamplingDefaults
-from engine.types.pooling import Pooler
+from engine.types.pooling import PoolerConfig
 
 KVKind = Literal["full", "sliding", "mla", "state", "cross", "encoder"]
 """The kinds of KV cache.
@@ -107,7 +107,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None = None
     config: dict[str, Any] = msgspec.field(default_factory=dict)
     generates: bool = True
-    pooler: Pooler = msgspec.field(default_factory=Pooler)
+    pooler: PoolerConfig = msgspec.field(default_factory=PoolerConfig)
     num_token_types: int = 0
     max_encoder_len: int = 0
     sampling: SamplingDefaults = msgspec.field(default_factory=SamplingDefaults)

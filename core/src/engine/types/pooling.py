@@ -76,7 +76,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             )
 
 
-class Pooler(msgspec.Struct, frozen=True, kw_only=True):
+class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How a model pools where a request does not say.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, CaptureLevel, LayerCache
 from engine.types.errors import ConfigError
 from engine.types.kv import KVGroup
-from engine_flashattn.call import Attend, Call
+from engine_flashattn.call import Attend, KernelCall
 from engine_flashattn.installed import Facts, facts
 from engine_flashattn.plan import FlashPlan
 from engine_flashattn.sinks import apply_sinks
@@ -119,7 +119,7 @@ class FlashAttentionBody:
         encoder = layer.group.kind == "encoder"
         real, window = plan.num_tokens, layer.group.sliding_window
         keys, values = (k[:real], v[:real]) if encoder else (cache.k, cache.v)
-        call = Call(
+        call = KernelCall(
             q=_rows(q[:real]),
             k=_rows(keys),
             v=_rows(values),

@@ -11,7 +11,7 @@ from engine_flashattn.plan import FlashPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class KernelCall:
     """Attention of one layer in one step, of real tokens alone.
 
     Args:
@@ -44,6 +44,6 @@ class Call:
     want_sums: bool
 
 
-Attend = Callable[[Call], torch.Tensor | None]
+Attend = Callable[[KernelCall], torch.Tensor | None]
 """Writes `out`; where they are wanted, the answer is the natural logarithms of the sums of exponentials of the scores,
 float32 [num_q_heads, T]."""

@@ -11,7 +11,7 @@ from engine import modeling
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.types.errors import ModelNotFoundError
 from engine.types.model import CheckpointFiles
-from engine.types.pooling import Pooler
+from engine.types.pooling import PoolerConfig
 from engine_kit.hf_folder import read_pooler, resolve_folder
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class SafetensorsCheckpoint(CheckpointCard):
         return resolve_folder(name, folder)
 
     @classmethod
-    def pooler(cls, files: CheckpointFiles, default: Pooler) -> Pooler | None:
+    def pooler(cls, files: CheckpointFiles, default: PoolerConfig) -> PoolerConfig | None:
         """As the files of sentence-transformers say."""
         return read_pooler(Path(files.folder), default)
 

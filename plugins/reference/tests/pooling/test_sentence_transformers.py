@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from engine.errors import CheckpointError, UnsupportedModelError
-from engine.types.pooling import Pooler
+from engine.types.pooling import PoolerConfig
 from engine_kit.hf_folder import read_pooler
 
-DEFAULT = Pooler(pooling_type="cls", normalize=True)
+DEFAULT = PoolerConfig(pooling_type="cls", normalize=True)
 
 
 def write(folder: Path, kinds: tuple[str, ...], pooling: Any = None, settings: Any = None) -> Path:
@@ -47,7 +47,7 @@ def test_pooling(tmp_path: Path, pooling: dict[str, Any], expected: str, scaled:
     """A chain without Normalize does not scale, whatever the architecture's default is."""
     kinds = ("Transformer", "Pooling", "Normalize")
     found = read_pooler(write(tmp_path, kinds if scaled else kinds[:2], pooling), DEFAULT)
-    assert found == Pooler(pooling_type=expected, normalize=scaled)  # type: ignore[arg-type]
+    assert found == PoolerConfig(pooling_type=expected, normalize=scaled)  # type: ignore[arg-type]
 
 
 def test_settings_of_the_transformer(tmp_path: Path) -> None:

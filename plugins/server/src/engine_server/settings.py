@@ -6,11 +6,12 @@ from pathlib import Path
 
 from engine.embedding import Settings, setting
 
+VLLM_FLAGS = Path(__file__).with_name("vllm_flags.toml")
+"""What becomes of flags of vLLM's server, see `engine_kit.vllm_flags`."""
+
 
 class ServerSettings(Settings):
     """No name may be one of the engine's or a point's."""
-
-    vllm_flags = Path(__file__).with_name("vllm_flags.toml")
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes a free one", least=0, most=65535)

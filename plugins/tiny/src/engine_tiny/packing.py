@@ -21,7 +21,7 @@ POOL = 48
 
 
 @dataclass(frozen=True)
-class Batch:
+class PackedBatch:
     """`targets[row, i]` says that token i is to be predicted (from the tokens before it)."""
 
     tokens: np.ndarray
@@ -66,7 +66,7 @@ def windows(
         yield tokens, wanted
 
 
-def make_shard(plan: PackingPlan, index: int, split: Split = "train") -> list[Batch]:
+def make_shard(plan: PackingPlan, index: int, split: Split = "train") -> list[PackedBatch]:
     """The same for the same plan and index, whoever asks: training resumes by the index alone."""
     encoder = Encoder(load_tokenizer(plan.tokenizer_folder))
     seed = plan.seed * 1_000_003 + index
@@ -77,19 +77,19 @@ def make_shard(plan: PackingPlan, index: int, split: Split = "train") -> list[Ba
         long = number % plan.long_every == plan.long_every - 1
         rows = plan.tokens_per_batch // (plan.long_window if long else plan.window)
         drawn = [next(extended if long else short) for _ in range(rows)]
-        batches.append(Batch(np.stack([t for t, _ in drawn]), np.stack([w for _, w in drawn])))
+        batches.append(PackedBatch(np.stack([t for t, _ in drawn]), np.stack([w for _, w in drawn])))
     return batches
 
 
 def batches(
     plan: PackingPlan, first_shard: int, skip: int = 0, *, rank: int = 0, ranks: int = 1
-) -> Iterator[tuple[int, int, Batch]]:
+) -> Iterator[tuple[int, int, PackedBatch]]:
     """(shard, place in it, batch) for ever; one process makes the next shard while this one is used.
 
     Each rank has shards of its own; the places of long batches are the same for all, so that none waits.
     """
     with ProcessPoolExecutor(1) as pool:
-        coming: Future[list[Batch]] = pool.submit(make_shard, plan, first_shard * ranks + rank)
+        coming: Future[list[PackedBatch]] = pool.submit(make_shard, plan, first_shard * ranks + rank)
         shard = first_shard
         while True:
             current = coming.result()

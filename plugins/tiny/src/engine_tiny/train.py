@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import spawn
 
 from engine_tiny.corpus.chat import MIXES
 from engine_tiny.layout import llama_config
-from engine_tiny.packing import Batch, PackingPlan, batches
+from engine_tiny.packing import PackedBatch, PackingPlan, batches
 from engine_tiny.probe import exact_rates
 from engine_tiny.render import Encoder
 from engine_tiny.tokenizer import VOCAB_SIZE, load_tokenizer, train_tokenizer
@@ -37,7 +37,7 @@ class Objective(Protocol):
     @property
     def module(self) -> torch.nn.Module: ...
 
-    def loss(self, batch: Batch) -> torch.Tensor: ...
+    def loss(self, batch: PackedBatch) -> torch.Tensor: ...
 
     def report(self) -> dict[str, float]: ...
 
@@ -72,7 +72,7 @@ class LanguageModel:
         logits = self.module.lm_head(hidden.flatten(0, 1)[places])
         return F.cross_entropy(logits.float(), labels, ignore_index=-100)
 
-    def loss(self, batch: Batch) -> torch.Tensor:
+    def loss(self, batch: PackedBatch) -> torch.Tensor:
         """The vocabulary's matrix is a third of the work: only places whose next token counts go through it."""
         tokens = torch.from_numpy(batch.tokens.astype(np.int64))
         following = np.roll(batch.tokens, -1, axis=1).astype(np.int64).reshape(-1)

@@ -19,7 +19,7 @@ from engine.modeling.config import architecture
 from engine.plugin.hints import near_matches
 from engine.types.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from engine.types.model import CheckpointFiles
-from engine.types.pooling import Pooler, PoolingType
+from engine.types.pooling import PoolerConfig, PoolingType
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -137,7 +137,7 @@ def _folders(parent: Path) -> list[str]:
 
 
 # -- sentence-transformers ---------------------------------------------------------------------------------------------
-def read_pooler(folder: Path, default: Pooler) -> Pooler | None:
+def read_pooler(folder: Path, default: PoolerConfig) -> PoolerConfig | None:
     """The pooler that the files describe; None where there are none.
 
     Args:
@@ -173,7 +173,7 @@ def read_pooler(folder: Path, default: Pooler) -> Pooler | None:
     return pooler
 
 
-def _transformer(path: Path, pooler: Pooler) -> Pooler:
+def _transformer(path: Path, pooler: PoolerConfig) -> PoolerConfig:
     settings = read_json(path) if path.is_file() else {}
     length = settings.get("max_seq_length")
     return msgspec.structs.replace(

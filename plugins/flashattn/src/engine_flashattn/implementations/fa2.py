@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from engine_flashattn.call import Attend, Call
+from engine_flashattn.call import Attend, KernelCall
 
 
 def load() -> Attend:
@@ -32,7 +32,7 @@ def bind(varlen: Callable[..., Any], with_kvcache: Callable[..., Any]) -> Attend
     return partial(_attend, varlen, with_kvcache)
 
 
-def _attend(varlen: Callable[..., Any], with_kvcache: Callable[..., Any], call: Call) -> torch.Tensor | None:
+def _attend(varlen: Callable[..., Any], with_kvcache: Callable[..., Any], call: KernelCall) -> torch.Tensor | None:
     plan = call.plan
     if plan.row_tokens is not None and not call.encoder:
         sums = _uniform(with_kvcache, call, plan.row_tokens)
@@ -44,16 +44,16 @@ def _attend(varlen: Callable[..., Any], with_kvcache: Callable[..., Any], call: 
     return sums - call.alibi_slopes.unsqueeze(1) * places
 
 
-def _is_local(call: Call) -> bool:
+def _is_local(call: KernelCall) -> bool:
     """Whether the library masks both sides; a window that holds all keys is none to it."""
     return 0 <= call.window < call.plan.max_seq_len
 
 
-def _window(call: Call) -> tuple[int, int]:
+def _window(call: KernelCall) -> tuple[int, int]:
     return (call.window, 0) if call.window >= 0 else (-1, -1)
 
 
-def _uniform(with_kvcache: Callable[..., Any], call: Call, row_tokens: int) -> torch.Tensor | None:
+def _uniform(with_kvcache: Callable[..., Any], call: KernelCall, row_tokens: int) -> torch.Tensor | None:
     plan = call.plan
     result = with_kvcache(
         call.q.unflatten(0, (plan.num_rows, row_tokens)),
@@ -74,7 +74,7 @@ def _uniform(with_kvcache: Callable[..., Any], call: Call, row_tokens: int) -> t
     return None if sums is None else sums.transpose(0, 1).flatten(1)  # from [R, heads, queries]
 
 
-def _ragged(varlen: Callable[..., Any], call: Call) -> torch.Tensor | None:
+def _ragged(varlen: Callable[..., Any], call: KernelCall) -> torch.Tensor | None:
     plan = call.plan
     keys: dict[str, Any] = {"causal": False, "cu_seqlens_k": plan.query_start_loc, "max_seqlen_k": plan.max_query_len}
     if not call.encoder:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from engine.types.errors import ConfigError
-from engine_flashattn.call import Attend, Call
+from engine_flashattn.call import Attend, KernelCall
 
 NAMES = frozenset(
     {
@@ -52,7 +52,7 @@ def bind(operator: Callable[..., Any], schema: torch.FunctionSchema) -> Attend:
     return partial(_attend, operator, nothing)
 
 
-def _attend(operator: Callable[..., Any], nothing: dict[str, None], call: Call) -> torch.Tensor | None:
+def _attend(operator: Callable[..., Any], nothing: dict[str, None], call: KernelCall) -> torch.Tensor | None:
     plan = call.plan
     given: dict[str, Any] = {
         **nothing,

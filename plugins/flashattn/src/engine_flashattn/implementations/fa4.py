@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from engine.types.errors import ConfigError
-from engine_flashattn.call import Attend, Call
+from engine_flashattn.call import Attend, KernelCall
 
 NAMES = frozenset(
     {
@@ -49,7 +49,7 @@ def bind(function: Callable[..., Any], divides: bool) -> Attend:
     return partial(_attend, function, divides)
 
 
-def _attend(function: Callable[..., Any], divides: bool, call: Call) -> torch.Tensor | None:
+def _attend(function: Callable[..., Any], divides: bool, call: KernelCall) -> torch.Tensor | None:
     plan = call.plan
     _, sums, *_ = function(
         q=call.q,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from engine_flashattn.call import Attend, Call
+from engine_flashattn.call import Attend, KernelCall
 
 
 def load() -> Attend:
@@ -33,7 +33,7 @@ def bind(varlen_attn: Callable[..., Any], request: Callable[..., Any]) -> Attend
 
 
 def _attend(
-    varlen_attn: Callable[..., Any], request: Callable[..., Any], undivided: dict[str, int], call: Call
+    varlen_attn: Callable[..., Any], request: Callable[..., Any], undivided: dict[str, int], call: KernelCall
 ) -> torch.Tensor | None:
     plan = call.plan
     if call.encoder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from engine.interfaces.executor import StepMerge, merge_ready, rank_starts
 from engine.types.errors import ContractError, EngineDeadError, EngineError, rebuild_error
 from engine.types.start import WorkerReady, WorkerStart
-from engine_reference.executor_process.messages import Answer, Call, Done, Failed, Ready, Sample, Step
+from engine_reference.executor_process.messages import Answer, Done, RankCall, RankFailed, RankReady, Sample, Step
 from engine_reference.executor_process.processes import Ranks
 
 if TYPE_CHECKING:
@@ -67,18 +68,18 @@ class StepUnderWay:
 class CallUnderWay:
     """A call that was sent."""
 
-    def __init__(self, size: int) -> None:
-        self.answers: list[Answer | None] = [None] * size
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.answers: dict[int, Answer | None] = dict.fromkeys(ranks)
 
     @property
     def complete(self) -> bool:
-        """Every rank has answered."""
-        return None not in self.answers
+        """All that were asked have answered."""
+        return None not in self.answers.values()
 
     @property
     def waiting(self) -> list[int]:
         """The ranks that have not answered."""
-        return [rank for rank, answer in enumerate(self.answers) if answer is None]
+        return [rank for rank, answer in self.answers.items() if answer is None]
 
 
 class Process:
@@ -116,18 +117,19 @@ class Process:
     def sample(self, step_id: int, masks: Masks) -> None:
         self._living().send(Sample(step_id, masks))
 
-    def call(self, method: str, *args: Any) -> list[Any]:
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         """Answers are plain data. Raises the first rank's error, after which the ranks go on."""
         ranks = self._living()
         self._num_calls += 1
-        call_id, call = self._num_calls, CallUnderWay(ranks.size)
+        asked = range(ranks.size) if rank is None else [rank]
+        call_id, call = self._num_calls, CallUnderWay(asked)
         self._calls[call_id] = call
-        ranks.send(Call(call_id, method, list(args)))
+        ranks.send(RankCall(call_id, method, list(args)), asked)
         try:
             self.wait(call, None)
         finally:
             self._calls.pop(call_id, None)
-        answers = [answer for answer in call.answers if answer is not None]
+        answers = [answer for answer in call.answers.values() if answer is not None]
         for answer in answers:
             if answer.error is not None:
                 raise rebuild_error(answer.error)
@@ -185,16 +187,16 @@ class Process:
         match news := ranks.receive(seconds):
             case None:
                 return False
-            case Ready() | Done() | Answer() | Failed() if not 0 <= news.rank < ranks.size:
+            case RankReady() | Done() | Answer() | RankFailed() if not 0 <= news.rank < ranks.size:
                 raise self._die("read what a rank sent", f"a message of rank {news.rank}, where {ranks.size} are")
             case Done():
                 self._step_done(ranks, news)
             case Answer():
                 if news.call_id in self._calls:
                     self._calls[news.call_id].answers[news.rank] = news
-            case Failed():
+            case RankFailed():
                 raise self._blame(ranks, [news])
-            case Ready():
+            case RankReady():
                 raise self._die("run the ranks", f"{ranks.describe(news.rank)} started twice")
         return True
 
@@ -217,9 +219,9 @@ class Process:
         waited = 0.0
         while len(ready) < ranks.size:
             news = ranks.receive(WAIT_SECONDS)
-            if isinstance(news, Ready):
+            if isinstance(news, RankReady):
                 ready[news.rank] = news.worker
-            elif isinstance(news, Failed):
+            elif isinstance(news, RankFailed):
                 raise self._blame(ranks, [news])
             elif news is None:
                 self._look_for_the_dead(ranks)
@@ -246,7 +248,7 @@ class Process:
         if ranks.dead():
             raise self._blame(ranks, [])
 
-    def _blame(self, ranks: Ranks, failures: list[Failed]) -> EngineError:
+    def _blame(self, ranks: Ranks, failures: list[RankFailed]) -> EngineError:
         """The error to raise once a rank has failed or died: that of the rank that began.
 
         A rank that says a typed error is believed. One that ended without a word comes next, since those that it left
@@ -256,7 +258,7 @@ class Process:
         while True:
             news = ranks.receive(WAIT_SECONDS)
             if news is not None:
-                failures += [news] if isinstance(news, Failed) else []
+                failures += [news] if isinstance(news, RankFailed) else []
                 continue
             typed = [failed for failed in failures if failed.typed]
             if typed:

@@ -37,18 +37,18 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     masks: Masks
 
 
-class Call(msgspec.Struct, frozen=True, tag="call"):
-    """Call a method of the worker, after the steps before it have been launched."""
+class RankCall(msgspec.Struct, frozen=True, tag="call"):
+    """RankCall a method of the worker, after the steps before it have been launched."""
 
     call_id: int
     method: str
     args: list[Any]
 
 
-Order = Step | Sample | Call | Shutdown
+Order = Step | Sample | RankCall | Shutdown
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class RankReady(msgspec.Struct, frozen=True, tag="ready"):
     """The worker stands."""
 
     rank: int
@@ -71,7 +71,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     error: tuple[str, str, str, str] | None = None
 
 
-class Failed(msgspec.Struct, frozen=True, tag="rank_failed"):
+class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
     """The worker could not start, or a step raised.
 
     Args:
@@ -85,4 +85,4 @@ class Failed(msgspec.Struct, frozen=True, tag="rank_failed"):
     typed: bool
 
 
-News = Ready | Done | Answer | Failed
+News = RankReady | Done | Answer | RankFailed

@@ -21,7 +21,17 @@ from engine.process.run import Parent, run
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.messages import Shutdown
 from engine.types.plan import StepPlan
-from engine_reference.executor_process.messages import Answer, Call, Done, Failed, Order, RankStart, Ready, Sample, Step
+from engine_reference.executor_process.messages import (
+    Answer,
+    Done,
+    Order,
+    RankCall,
+    RankFailed,
+    RankReady,
+    RankStart,
+    Sample,
+    Step,
+)
 
 if TYPE_CHECKING:
     from engine.interfaces.executor import StepFuture, Worker
@@ -71,7 +81,7 @@ class Rank:
 
     def _start_worker(self) -> Worker:
         worker: Worker = import_object(self._start.worker)(self._start.message)
-        self._tell(Ready(self._rank, worker.start()))
+        self._tell(RankReady(self._rank, worker.start()))
         return worker
 
     def _launch(self, worker: Worker, plan: StepPlan) -> None:
@@ -105,7 +115,7 @@ class Rank:
         except Exception as error:
             self._failed(error, f"compute step {plan.step_id}")
 
-    def _answer(self, worker: Worker, call: Call) -> Answer:
+    def _answer(self, worker: Worker, call: RankCall) -> Answer:
         try:
             answer = Answer(self._rank, call.call_id, getattr(worker, call.method)(*call.args))
             wire.encode(answer)  # what cannot travel is the call's error, not the process's
@@ -119,11 +129,11 @@ class Rank:
     def _failed(self, error: Exception, what: str) -> None:
         """Tell, and wait to be ended: nothing can be computed any more."""
         if isinstance(error, EngineError):
-            return self._tell(Failed(self._rank, error.parts, typed=True))
+            return self._tell(RankFailed(self._rank, error.parts, typed=True))
         log.error("%s failed", what, exc_info=error)
         size = self._start.message.parallel.world
         dead = EngineDeadError(f"{what} on rank {self._rank} of {size}", f"{type(error).__name__}: {error}")
-        self._tell(Failed(self._rank, dead.parts, typed=False))
+        self._tell(RankFailed(self._rank, dead.parts, typed=False))
 
 
 if __name__ == "__main__":

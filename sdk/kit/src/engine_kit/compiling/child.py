@@ -47,14 +47,14 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     memory_bytes: int
 
 
-class Source(msgspec.Struct, frozen=True, tag="source"):
+class CompileSource(msgspec.Struct, frozen=True, tag="source"):
     """Compile this."""
 
     source: bytes
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True, tag="compiled", omit_defaults=True):
-    """To `Begin`, when it is ready, and to each `Source`.
+    """To `Begin`, when it is ready, and to each `CompileSource`.
 
     Args:
         compiled: what the compiler gave.
@@ -67,7 +67,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True, tag="compiled", omit_d
     memory: bool = False
 
 
-def main(start: CompilerStart, parent: Parent[Begin | Source | Shutdown]) -> int:
+def main(start: CompilerStart, parent: Parent[Begin | CompileSource | Shutdown]) -> int:
     """Compile until told to stop. Returns the exit code."""
     os.dup2(2, 1)  # a library that prints does not print into what the engine's program writes
     with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ def main(start: CompilerStart, parent: Parent[Begin | Source | Shutdown]) -> int
     compiler = _build(start.compiler, begin)
     _limit_memory(begin.memory_bytes)
     parent.send(Compiled())
-    while isinstance(message := parent.receive(), Source):
+    while isinstance(message := parent.receive(), CompileSource):
         _alarm(begin.seconds + ALARM_SECONDS)
         answer = _compile(compiler, message.source)
         _alarm(0.0)
@@ -137,4 +137,4 @@ def _limit_memory(more: int) -> None:
 
 
 if __name__ == "__main__":
-    run("the compiler", CompilerStart, Begin | Source | Shutdown, main)
+    run("the compiler", CompilerStart, Begin | CompileSource | Shutdown, main)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from engine.process.child import Child
 from engine.process.importing import import_object
 from engine.types.errors import EngineDeadError, EngineError, InvalidRequestError, rebuild_error
-from engine_kit.compiling.child import Begin, Compiled, CompilerStart, Source
+from engine_kit.compiling.child import Begin, Compiled, CompilerStart, CompileSource
 
 if TYPE_CHECKING:
     from engine.interfaces.context import GrammarContext
@@ -126,7 +126,7 @@ class CompilerProcesses:
         """Compile in a child. Raises _Ended, and as `compile`."""
         child = self._take()
         seconds = self._options.compile_timeout
-        child.send(Source(source))
+        child.send(CompileSource(source))
         try:
             answer = child.receive(seconds)
         except EngineError as error:

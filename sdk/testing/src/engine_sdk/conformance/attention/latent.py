@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionCard
+from engine.interfaces.platform import CaptureKey
 from engine_sdk.conformance.attention.case import Form, Keys, Rows, batches, check_shares, check_unseen
 from engine_sdk.conformance.attention.latent_case import LatentCase, latent_form
 from engine_sdk.conformance.base import not_served
@@ -50,6 +51,15 @@ class LatentTests:
         self.verify_latent(form, DECODES, 5)
         self.verify_latent(form, [range(1), range(16), range(45)], 0)
         self.verify_latent(form, MIXED, 2)
+
+    def test_latent_forms_of_one_kind(self: Any) -> None:
+        """Layers may differ in heads and sizes: what holds for one form holds for no other."""
+        forms = [
+            latent_form(num_q_heads=2),
+            latent_form(num_q_heads=40),
+            latent_form(num_q_heads=4, latent_size=64, rope_size=16),
+        ]
+        self.verify_together([self.latent_case(form, MIXED, 2, seed=seed) for seed, form in enumerate(forms)])
 
     @pytest.mark.parametrize(("latent_size", "rope_size"), [(16, 4), (24, 8), (64, 64), (512, 64)])
     def test_latent_sizes(self, latent_size: int, rope_size: int) -> None:
@@ -231,7 +241,7 @@ class LatentTests:
         cache = first.write_history(body)
         plan = body.plan(first.batch, first.group)
         step = functools.partial(first.launch, body, cache, plan, out, lse)
-        replay = platform.capture(step, "conformance")
+        replay = platform.capture(step, CaptureKey(0, variant=("conformance",)))
         assert replay is not step, "the platform could not capture the step, though the card names its recorder"
         for case in cases:
             case.write_history(body)

@@ -1,8 +1,8 @@
 """Flags of vLLM's commands that have another name here, or need none: a copied command runs, and says in a line a flag
 what became of it. What would mean something else is refused, with what to do.
 
-The flags stand in files: `vllm_flags.toml` beside this one, which says the form, and those that
-`Settings.vllm_flags` of plugins name.
+The flags stand in files: `vllm_flags.toml` beside this one, which says the form, and those that plugins name as a
+`pathlib.Path` in the entry-point group `engine_vllm_flags`. The program finds this module by the group `engine_flags`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+import tomllib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +29,15 @@ _FACTS = {"is", "needless", "only", "instead", "read"}
 def other_names() -> Mapping[str, Mapping[str, Any]]:
     """What is known of each flag. A plugin's file that cannot be read is left out, with a warning; where it has a flag
     of ours, ours holds."""
-    import tomllib
-
-    from engine.config.declaration import of_commands
-
     found: dict[str, dict[str, Any]] = {}
-    files = [declared.vllm_flags for declared in of_commands().values() if declared.vllm_flags is not None]
-    for path in (*files, Path(__file__).with_name("vllm_flags.toml")):
+    for entry in (*entry_points(group="engine_vllm_flags"), None):
         try:
+            path: Path = Path(__file__).with_name("vllm_flags.toml") if entry is None else entry.load()
             flags = tomllib.loads(path.read_text(encoding="utf-8"))
             if unknown := {fact for facts in flags.values() for fact in facts} - _FACTS:
                 raise ValueError(f"of no flag can be said: {', '.join(sorted(unknown))}")
         except Exception:
-            log.warning("the flags in %s cannot be read", path, exc_info=True)
+            log.warning("flags of vLLM's that a plugin brings cannot be read", exc_info=True)
             continue
         for flag, facts in flags.items():
             found[flag] = found.get(flag, {}) | facts
