@@ -9,8 +9,7 @@ import pytest
 from engine.embedding import capacity, longest
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
-from engine.plugin.explain import chosen_drivers
-from engine.plugin.selection import Selection, Verdict
+from engine.plugin.selection import Selection, Verdict, chosen_drivers
 from engine.types.errors import ContractError
 from engine.types.hooks import ChosenDriver
 from engine.types.model import KVSpec
