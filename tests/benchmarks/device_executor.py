@@ -52,8 +52,10 @@ class DeviceExecutor:
         self._masks[step_id] = masks
         self._open.set_result(time.monotonic())
 
-    def call(self, method: str, *args: Any) -> list[Any]:
-        """There is no worker to call."""
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
+        """There is no worker to call, and no drafter."""
+        if method == "drafts":
+            raise NotImplementedError("a simulated device drafts nothing: leave drafts or constraints out")
         return []
 
     def check_health(self) -> None:

@@ -22,6 +22,7 @@ class NullWorker:
     def __init__(self, message: WorkerStart) -> None:
         assert message.num_kv_pages is not None
         self._num_pages = message.num_kv_pages
+        self._num_drafts: np.ndarray | None = None
 
     def start(self) -> WorkerReady:
         """The pages are those of the start message; they stand for no memory."""
@@ -29,6 +30,7 @@ class NullWorker:
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Done when it returns."""
+        self._num_drafts = plan.num_drafts
         done: Future[StepResult] = Future()
         done.set_result(
             StepResult(
@@ -38,6 +40,10 @@ class NullWorker:
             )
         )
         return done
+
+    def drafts(self, step_id: int) -> list[list[int]]:
+        """As many of the one token as each row of the last step has."""
+        return [] if self._num_drafts is None else [[TOKEN] * count for count in self._num_drafts.tolist()]
 
     def one_each(self, plan: StepPlan) -> np.ndarray:
         """int32 [R]: what the rows draw; -1 where a row draws nothing."""

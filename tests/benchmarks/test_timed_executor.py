@@ -25,7 +25,7 @@ class Slow:
         time.sleep(0.03)
         return "result"
 
-    def call(self, method, *args):
+    def call(self, method, *args, rank=None):
         raise ValueError(method)
 
     def check_health(self):

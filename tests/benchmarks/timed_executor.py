@@ -39,9 +39,9 @@ class TimedExecutor:
         with self._clock():
             self._executor.sample(step_id, masks)
 
-    def call(self, method: str, *args: Any) -> list[Any]:
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         with self._clock():
-            return self._executor.call(method, *args)
+            return self._executor.call(method, *args, rank=rank)
 
     def check_health(self) -> None:
         with self._clock():

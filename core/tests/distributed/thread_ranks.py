@@ -147,10 +147,11 @@ class ThreadExecutor:
         for thread, *rank in zip(self._threads, self.workers, self._open, self._last.futures, strict=True):
             thread.submit(run, *rank)
 
-    def call(self, method: str, *args: Any) -> list[Any]:
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         futures = [
             thread.submit(getattr(worker, method), *args)
-            for thread, worker in zip(self._threads, self.workers, strict=True)
+            for place, (thread, worker) in enumerate(zip(self._threads, self.workers, strict=True))
+            if rank in (None, place)
         ]
         return [future.result(SECONDS) for future in futures]
 

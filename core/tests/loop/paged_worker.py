@@ -591,7 +591,7 @@ class HoldingExecutor:
             if self._ids[slot] == request_id:
                 self._host_known[slot] += count
 
-    def call(self, method: str, *args: object) -> list[object]:
+    def call(self, method: str, *args: object, rank: int | None = None) -> list[object]:
         return [getattr(self.worker, method)(*args)]
 
     def check_health(self) -> None:

@@ -193,9 +193,10 @@ def test_drafts_are_asked_for_only_where_masks_depend_on_them() -> None:
     def counting(core: EngineCore, executor: HoldingExecutor) -> None:
         call = executor.call
 
-        def counted(method: str, *args: object) -> list[object]:
+        def counted(method: str, *args: object, rank: int | None = None) -> list[object]:
+            assert rank == 0, "one answer is used, and one rank is asked"
             asked.append(method)
-            return call(method, *args)
+            return call(method, *args, rank=rank)
 
         executor.call = counted  # type: ignore[method-assign]
 

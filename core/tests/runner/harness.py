@@ -5,7 +5,7 @@ The drivers are the installed ones, but for the checkpoint (random weights), and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from engine.interfaces.executor import StepFuture
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsRows
 from engine.interfaces.model import ModelContext, State
 from engine.interfaces.ops import OPERATIONS
-from engine.interfaces.platform import Trial
+from engine.interfaces.platform import CaptureKey, Trial
 from engine.plugin import Candidate, Registry
 from engine.runner.worker import TorchWorker
 from engine.types.kv import KVGroup, KVLayout, KVTable
@@ -111,12 +111,12 @@ class BucketPlatformBody(HostPlatformBody):
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
-        self.captures: dict[Hashable, int] = {}
+        self.captures: dict[CaptureKey | None, int] = {}
 
     def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
         return (4, 12) if tokens_per_row == 1 else (2, 5)
 
-    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
+    def capture(self, fn: Callable[[], None], key: CaptureKey | None, trial: Trial | None = None) -> Callable[[], None]:
         assert key not in self.captures, "a key is captured once"
         self.captures[key] = 0
 

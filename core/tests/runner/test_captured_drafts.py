@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from harness import Driver, Request, choice, params, prompt, registry, start_message, started
 
+from engine.interfaces.platform import CaptureKey
 from engine.runner.capture import padding_of, width_of, widths_of
 from engine.runner.worker import TorchWorker
 from engine.types.plan import ForcedDrafts, NewBlocks, NewSlot, StepPlan, StepResult
@@ -61,7 +62,7 @@ def test_padding_writes_to_nobodys_pages() -> None:
     number = np.array([0, 3], np.int32)
     told = step(worker, 1, [7, 15], [1, 4], num_drafts=number, forced_drafts=given).tokens.tolist()
     captures = worker._runner._platform.captures  # type: ignore[union-attr]
-    assert captures[2, 4] == 1, "the step was captured"
+    assert captures[CaptureKey(2, 4)] == 1, "the step was captured"
     assert told == [[expected[0][1], -1, -1, -1], [*expected[1][1:4], -1]]
     later = step(worker, 2, [18], [1], slot_of_row=np.array([1], np.int32), num_decodes=1).tokens
     assert later.tolist() == expected[1][4:5]

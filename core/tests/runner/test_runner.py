@@ -9,6 +9,7 @@ from harness import VOCAB, Driver, Request, dense_logits, params, prompt, regist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.interfaces.platform import CaptureKey
 from engine.process import wire
 from engine.runner.worker import TorchWorker
 from engine.types.params import SamplingParams
@@ -134,7 +135,7 @@ def test_padded_rows_change_nothing() -> None:
     assert results[0] == results[1]
     runner = padded._runner
     assert runner is not None and plain._runner is not None
-    assert runner._platform.captures == {None: 1, 4: 8, 12: 3}  # type: ignore[attr-defined]
+    assert runner._platform.captures == {None: 1, CaptureKey(4): 8, CaptureKey(12): 3}  # type: ignore[attr-defined]
     assert plain._runner._captured == {}
     assert not runner._slots.tables.tokens[runner._slots.scratch_slot].any(), "nothing is drawn for padding"
     assert not runner._slots.tables.blocks[0][runner._slots.scratch_slot].any()

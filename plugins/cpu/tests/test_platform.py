@@ -11,8 +11,9 @@ import pytest
 import torch
 from test_ops import driver, random
 
-from engine.interfaces.platform import PlatformNeed, Trial
+from engine.interfaces.platform import CaptureKey, PlatformNeed, Trial
 from engine.types.errors import ContractError
+from engine.types.parallel import Parallel
 
 card = pytest.importorskip("engine_cpu.platform_cpu.card", reason="engine-cpu is not installed")
 
@@ -21,7 +22,7 @@ def platform(**options: Any) -> Any:
     pytest.importorskip("engine_cpu._native", reason="engine_cpu's native module is not built")
     from engine_cpu.platform_cpu.body import CpuPlatformBody
 
-    start = SimpleNamespace(device="cpu", size=1, data_parallel_size=1)
+    start = SimpleNamespace(device="cpu", parallel=Parallel(), data_parallel_size=1)
     return CpuPlatformBody(SimpleNamespace(options=card.CpuPlatformOptions(**options), start=start))
 
 
@@ -54,7 +55,7 @@ def test_a_replay_gives_the_same_bits(native: Any, level: str, dtype: torch.dtyp
     if level not in native.levels():
         pytest.skip(f"this processor, or the compiler, has no {level}")
     model, eager = Model(level, dtype), Model(level, dtype)
-    step = platform(capture="always").capture(model.forward, 4, model.trial)
+    step = platform(capture="always").capture(model.forward, CaptureKey(4), model.trial)
     assert step is not model.forward and step.tape.names[:2] == ["gather_rows", "norm"]
     logits = model.logits
     for seed in range(20):
@@ -77,18 +78,22 @@ def test_a_torch_operation_is_refused_by_name_and_line() -> None:
 
     line = forward.__code__.co_firstlineno + 3
     with pytest.raises(ContractError, match=rf"aten\.mul.*test_platform\.py:{line} .*forward"):
-        platform(capture="always").capture(forward, 4, model.trial)
+        platform(capture="always").capture(forward, CaptureKey(4), model.trial)
     with pytest.raises(ContractError, match=r"aten\.zeros|aten\.fill|aten\.zero_"):
-        platform(capture="always").capture(lambda: setattr(model, "logits", torch.zeros(4)), 4)
+        platform(capture="always").capture(lambda: setattr(model, "logits", torch.zeros(4)), CaptureKey(4))
     with pytest.raises(ContractError, match=r"aten\."):  # the driver's own way round, a copy
-        platform(capture="always").capture(lambda: model.ops.rms_norm(model.table.T, model.norm[:1], 1e-5), 4)
+        platform(capture="always").capture(
+            lambda: model.ops.rms_norm(model.table.T, model.norm[:1], 1e-5), CaptureKey(4)
+        )
 
 
 def test_rows_that_do_not_lie_densely_are_refused() -> None:
     """Torch copies them, which a captured step would lose."""
     model, x = Model(), torch.zeros(32, 70).T
     with pytest.raises(ContractError, match=r"aten\.(clone|contiguous|copy)"):
-        platform(capture="always").capture(lambda: setattr(model, "logits", model.ops.linear(x, model.up)), 70)
+        platform(capture="always").capture(
+            lambda: setattr(model, "logits", model.ops.linear(x, model.up)), CaptureKey(70)
+        )
 
 
 def test_a_baked_in_value_is_found() -> None:
@@ -101,7 +106,7 @@ def test_a_baked_in_value_is_found() -> None:
         model.logits = model.ops.scale(model.logits, 1.0 + model.ids.numpy()[0])
 
     with pytest.raises(ContractError, match=r"replayed on input 1.*kept a value.*\(6 calls: gather_rows, norm,"):
-        platform(capture="always").capture(forward, 4, model.trial)
+        platform(capture="always").capture(forward, CaptureKey(4), model.trial)
 
 
 def test_a_buffer_that_moves_is_found() -> None:
@@ -118,7 +123,7 @@ def test_a_buffer_that_moves_is_found() -> None:
         moving.insert(0, torch.full((4, 50), float(number)))  # where it lay stays memory that can be read
 
     with pytest.raises(ContractError, match="replayed on input 1"):
-        platform(capture="always").capture(forward, 4, Trial(prepare, lambda: (model.logits,)))
+        platform(capture="always").capture(forward, CaptureKey(4), Trial(prepare, lambda: (model.logits,)))
 
 
 def test_auto_goes_without_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,16 +133,16 @@ def test_auto_goes_without_and_says_so(caplog: pytest.LogCaptureFixture) -> None
         model.logits = torch.relu(model.table)
 
     with caplog.at_level(logging.WARNING):
-        assert platform().capture(forward, 4, model.trial) is forward
+        assert platform().capture(forward, CaptureKey(4), model.trial) is forward
     assert "aten.relu" in caplog.text and "not captured" in caplog.text
-    assert platform(capture="never").capture(model.forward, 4, model.trial) == model.forward
+    assert platform(capture="never").capture(model.forward, CaptureKey(4), model.trial) == model.forward
     assert platform().capture(model.forward, None) == model.forward
 
 
 def test_the_memory_of_a_captured_step_is_kept() -> None:
     """Tensors that nobody else holds any more stay the tape's."""
     model, eager = Model(), Model()
-    step = platform(capture="always").capture(model.forward, 4, model.trial)
+    step = platform(capture="always").capture(model.forward, CaptureKey(4), model.trial)
     logits = model.logits
     for _ in range(50):
         others = [torch.full((4, 64), torch.nan) for _ in range(20)]  # would take freed memory
@@ -195,3 +200,14 @@ def test_without_the_native_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", specs.__getitem__)
     (reason,) = card.CpuPlatform.unsupported(PlatformNeed())
     assert "native module is not built" in reason
+
+
+def test_a_drafter_s_step_is_captured_with_its_rows() -> None:
+    """What runs stands in the key too; a replay may leave rows out, whatever runs."""
+    model = Model()
+    step = platform(capture="always").capture(model.forward, CaptureKey(4, of="draft", variant=("deep",)), model.trial)
+    logits = model.logits
+    before = logits.clone()
+    model.ids.copy_((model.ids + 7) % 50)
+    step(2)
+    assert torch.equal(logits[2:], before[2:]) and not torch.equal(logits[:2], before[:2])

@@ -94,7 +94,7 @@ def test_prepare_inputs(native: Any, data: st.DataObject) -> None:
             slot_of_row=slot_of_row,
             num_computed=computed,
             query_start_loc=torch.from_numpy(start),
-            seq_lens=computed,
+            seq_lens=computed + torch.tensor(num_tokens, dtype=torch.int32),
             token_ids=torch.full((total + 3,), -5, dtype=torch.int32)[:total],
             positions=wide[0, :total],
             block_tables=tuple(torch.full((rows + 2, b.shape[1]), -5, dtype=torch.int32)[:rows] for b in blocks),

@@ -11,7 +11,7 @@ Everything else is the engine's own: the model, the runner, the sampler, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,7 +27,7 @@ from engine.interfaces.attention import AttentionNeed
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.ops import OPERATIONS, OpsNeed
-from engine.interfaces.platform import Trial
+from engine.interfaces.platform import CaptureKey, Trial
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Registry
 from engine.runner.results import FailedStep
@@ -107,7 +107,7 @@ class MetaPlatformBody(HostPlatformBody):
     def buckets(self, max_num_seqs: int, tokens_per_row: int = 1) -> tuple[int, ...]:
         return (max_num_seqs,) if tokens_per_row == 1 else ()
 
-    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
+    def capture(self, fn: Callable[[], None], key: CaptureKey | None, trial: Trial | None = None) -> Callable[[], None]:
         if key is None:
             return fn
 

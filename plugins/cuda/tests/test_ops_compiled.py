@@ -85,7 +85,7 @@ STEPS = {
     "prepare": Case(
         inputs.prepare_kernel,
         {"tokens": I32, "token_stride": "i32", "tables": (I32, I32), "table_strides": ("i32", "i32"),
-         "widths": ("i32", "i32"), "sizes": ("i32", "i32"), "rows": (I32, I32, I32), "inputs": (I32, I64),
+         "widths": ("i32", "i32"), "sizes": ("i32", "i32"), "rows": (I32, I32, I32, I32), "inputs": (I32, I64),
          "block_tables": (I32, I32),
          "row_strides": ("i32", "i32"), "slot_mappings": (I64, I64), "num_rows": "i32", "num_tokens": "i32",
          "token_programs": "i32", "chunks": "i32", "steps": "i32"},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.interfaces.platform import Trial
+from engine.interfaces.platform import CaptureKey, Trial
 from engine.types.errors import ContractError, DeviceMemoryError, KVCacheTooSmallError
 from engine_cuda.platform_cuda.card import CudaPlatformOptions
 from engine_sdk.conformance import PlatformConformance
@@ -71,7 +71,7 @@ def test_graphs_of_all_buckets_share_their_memory() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
-        replay = made.capture(model.forward, rows, model.trial)
+        replay = made.capture(model.forward, CaptureKey(rows), model.trial)
         taken.append(torch.cuda.memory_reserved() - before)
         steps[rows] = (model, replay, Model(rows, vocab))
     assert sum(taken[1:]) < taken[0], f"bytes taken by each: {taken}"  # apart they would take ten times as much
@@ -108,15 +108,15 @@ def test_what_cannot_be_captured(what: str, spoil: Any, caplog: pytest.LogCaptur
         spoil(model)
 
     with pytest.raises(ContractError, match=what) as caught:
-        insists.capture(forward, 4, model.trial)
+        insists.capture(forward, CaptureKey(4), model.trial)
     if "host" not in what:
         assert "test_platform_gpu.py" in str(caught.value)
     with caplog.at_level(logging.WARNING):
-        assert platform().capture(forward, 4, model.trial) is forward
+        assert platform().capture(forward, CaptureKey(4), model.trial) is forward
     assert "decode steps are not captured" in caplog.text
     model.prepare(2)
     forward()
-    replay = insists.capture(plain, 4, model.trial)
+    replay = insists.capture(plain, CaptureKey(4), model.trial)
     assert replay is not plain
     replay()
     torch.randn(4, device="cuda")  # torch's own generator does not take itself to be recorded any more

@@ -323,6 +323,15 @@ class LatentAssumesDense(PlainLatent):
         super().forward(layer, q_latent, q_rope, cache, plan, out, lse)
 
 
+class LooksBesideTheRow(Plain):
+    """the last bits of a row that is alone are others"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+        if len(plan.lengths) == 1 and out.dtype == torch.float32:
+            out.mul_(1 + 2**-20)
+
+
 class WithoutLse(Plain):
     """Right, of the card `GivesNoLse`."""
 
@@ -364,7 +373,7 @@ MUTANTS = [
     ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
     PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound,
     WrongGroups, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes,
-    SlopesToOneSide, KeepsTwoBits, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
+    SlopesToOneSide, KeepsTwoBits, LooksBesideTheRow, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
 ]  # fmt: skip
 
 globals().update(suites_of(AttentionConformance, PlainAttention, [m for m in MUTANTS if m not in LATENT]))

@@ -126,10 +126,10 @@ class CallsAfterMasks(Inline):
         self.waits = False
         super().sample(step_id, masks)
 
-    def call(self, method: str, *args: Any) -> list[Any]:
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         if self.waits:
             raise RuntimeError("a step is open")
-        return super().call(method, *args)
+        return super().call(method, *args, rank=rank)
 
 
 class SwallowsStart(Inline):
@@ -161,8 +161,8 @@ class OneShutdown(Inline):
 class DropsArguments(Inline):
     """calls lose their arguments"""
 
-    def call(self, method: str, *args: Any) -> list[Any]:
-        return super().call(method)
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
+        return super().call(method, rank=rank)
 
 
 class LeaksProcesses(Process):
@@ -175,11 +175,18 @@ class LeaksProcesses(Process):
         self._ranks = None
 
 
+class AsksAll(Process):
+    """a call of one rank is answered by all"""
+
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
+        return super().call(method, *args)
+
+
 class FirstAnswer(Process):
     """a call is answered by the first worker alone"""
 
-    def call(self, method: str, *args: Any) -> list[Any]:
-        return super().call(method, *args)[:1]
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
+        return super().call(method, *args, rank=rank)[:1]
 
 
 class MostPages(Process):
@@ -222,9 +229,9 @@ class UntypedDeath(Process):
 class CallErrorsKill(Process):
     """a user's error of a call ends the engine"""
 
-    def call(self, method: str, *args: Any) -> list[Any]:
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         try:
-            return super().call(method, *args)
+            return super().call(method, *args, rank=rank)
         except EngineError:
             self.shutdown()
             raise
@@ -270,7 +277,7 @@ INLINE = [
     ResultOfTheLast, DoneAtOnce, WideTokens, LosesLogprobs, ChangesPlans, SignedSeeds, IgnoresMasks, UnsignedMasks,
     CallsAfterMasks, SwallowsStart, HealthyForEver, OneShutdown, DropsArguments,
 ]  # fmt: skip
-PROCESS = [LeaksProcesses, FirstAnswer, MostPages, AveragesMemory, IgnoresDeath, UntypedDeath, CallErrorsKill]
+PROCESS = [LeaksProcesses, AsksAll, FirstAnswer, MostPages, AveragesMemory, IgnoresDeath, UntypedDeath, CallErrorsKill]
 PLAIN = [RankZeroAlone, SwallowsSampling, RaisesFromSample]
 MUTANTS = [*INLINE, *PROCESS, *PLAIN]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from mutant_suites import suites_of
 
-from engine.interfaces.platform import CacheMemory
+from engine.interfaces.platform import CacheMemory, CaptureKey
 from engine_reference.platform_host.platform import HostPlatformBody
 from engine_sdk.conformance import PlatformConformance
 
@@ -136,7 +136,7 @@ class WaitOnce(HostPlatformBody):
 class ReplaysNothing(HostPlatformBody):
     """a captured step does nothing when it is replayed"""
 
-    def capture(self, fn: Callable[[], None], key: Hashable, trial: Any = None) -> Callable[[], None]:
+    def capture(self, fn: Callable[[], None], key: CaptureKey | None, trial: Any = None) -> Callable[[], None]:
         if key is None:
             return fn
         fn()
@@ -146,7 +146,7 @@ class ReplaysNothing(HostPlatformBody):
 class CapturesEverything(HostPlatformBody):
     """a step without a key is captured too"""
 
-    def capture(self, fn: Callable[[], None], key: Hashable, trial: Any = None) -> Callable[[], None]:
+    def capture(self, fn: Callable[[], None], key: CaptureKey | None, trial: Any = None) -> Callable[[], None]:
         return lambda: fn()
 
 

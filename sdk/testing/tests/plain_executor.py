@@ -52,9 +52,10 @@ class Plain:
         for worker in self._living():
             worker.sample(step_id, masks)
 
-    def call(self, method: str, *args: Any) -> list[Any]:
-        """On every rank."""
-        return [getattr(worker, method)(*args) for worker in self._living()]
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
+        """On every rank, or on one."""
+        asked = [worker for place, worker in enumerate(self._living()) if rank in (None, place)]
+        return [getattr(worker, method)(*args) for worker in asked]
 
     def check_health(self) -> None:
         """They live as long as the caller."""

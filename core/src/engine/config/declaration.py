@@ -175,6 +175,9 @@ class EngineSettings(Settings):
         "hash function that names cached blocks; sha256 where users must not forge each other's",
         choices=("xxhash", "sha256"),
     )
+    batch_invariant: bool = setting(
+        False, "take only drivers that compute a row with the same bits alone and in any batch, chunked or not"
+    )
     enable_jump_forward: bool = setting(True, "compute what a constraint forces together, as drafts")
     in_flight: int | None = setting(None, "steps under way at once; 1 overlaps nothing (default: 2)", least=1)
     grammar_warm_up: bool = setting(

@@ -229,6 +229,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         kv_dtype=kv_dtype,
         facts=device,
         size=parallel.tp,
+        batch_invariant=config.batch_invariant,
     )
     forms = by_kind(needs)
     attention = choices.choose(points.ATTENTION, forms)
@@ -285,6 +286,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         plugins=config.plugin_list.text,
         log_format=config.log_format,
         profile_dir=None if config.profile_dir is None else str(Path(config.profile_dir).absolute()),
+        batch_invariant=config.batch_invariant,
     )
     start = CoreStart(
         worker=worker,
@@ -360,6 +362,7 @@ def _model_needs(config: EngineConfig, files: CheckpointFiles, device: PlatformF
             config=files.config,
             framework=device.framework,
             parallel=parallel_of(config),
+            batch_invariant=config.batch_invariant,
         )
         for architecture in architectures or [""]
     }

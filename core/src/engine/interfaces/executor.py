@@ -74,9 +74,9 @@ class Executor(Protocol):
         `execute`. Returns at once; an error is the step's future's."""
         ...
 
-    def call(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every worker; one answer a rank, of plain data. It follows the steps that were started, also
-        one that still waits for its masks."""
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
+        """Call a method of every worker, or of one rank's alone: an answer of each that was asked, of plain data. It
+        follows the steps that were started, also one that still waits for its masks."""
         ...
 
     def check_health(self) -> None:

@@ -32,7 +32,7 @@ class KVConnectorNeed:
 
     Args:
         page_bytes: bytes of one page on one rank.
-        swap_space: bytes of host memory that each rank may take for swapped pages.
+        swap_space: bytes of host memory that each rank may take for swapped pages; 0: none are swapped.
         parallel: the workers; each has its own pool, and its own worker half.
         device: torch's device string, of the pool.
         framework: "torch" or "jax".
@@ -52,9 +52,10 @@ class KVConnectorCard(Card):
     """Whether it keeps the pages of preempted requests: the scheduler half's `swap_out`, `swap_in` and `forget`."""
 
     @classmethod
-    def unsupported(cls, need: KVConnectorNeed) -> list[str]:
-        """A card that overrides this begins with these reasons."""
-        return [] if cls.swaps else ["it does not keep the pages of preempted requests"]
+    def mismatches(cls, need: KVConnectorNeed) -> list[str]:
+        """The framework's, and where pages are to be swapped that the connector does not keep them."""
+        keeps = cls.swaps or not need.swap_space
+        return super().mismatches(need) + ([] if keeps else ["it does not keep the pages of preempted requests"])
 
 
 class SwapUsage(NamedTuple):

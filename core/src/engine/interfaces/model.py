@@ -37,6 +37,7 @@ class ModelNeed:
         framework: "torch" or "jax".
         parallel: over how many workers the model is divided.
         features: further demands.
+        batch_invariant: a row's results have to have the same bits in every batch, see `engine.plugin.Card`.
     """
 
     architecture: str
@@ -44,6 +45,7 @@ class ModelNeed:
     framework: str = "torch"
     parallel: Parallel = field(default_factory=Parallel)
     features: frozenset[ModelFeature] = frozenset()
+    batch_invariant: bool = False
 
 
 class ModelCard(Card):
@@ -57,6 +59,10 @@ class ModelCard(Card):
     that see its operations and its attention, for it computes through these alone. A body that computes in plain torch
     as well, always alike, says `STREAM`; one that does what depends on values, such as a mixture of experts that looks
     for its tokens, says frozenset(): every step is then launched as it is."""
+
+    batch_invariant = True
+    """A body that computes through operations and attention alone is what they are. False where it computes in plain
+    torch as well."""
 
     walks: ClassVar[bool] = True
     """Whether the body iterates its layers by the walk that `forward` is given. False: nobody can look on between them,

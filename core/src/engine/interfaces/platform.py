@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -113,6 +113,22 @@ class CacheMemory(NamedTuple):
     step_bytes: int
 
 
+class CaptureKey(NamedTuple):
+    """Which captured step it is; each is captured once.
+
+    Args:
+        rows: of its bucket; 0 for work that has no rows.
+        tokens_per_row: 1 for decodes; more with drafts.
+        of: what runs: "target" is the model's own step.
+        variant: what else tells steps of these sizes apart.
+    """
+
+    rows: int
+    tokens_per_row: int = 1
+    of: str = "target"
+    variant: tuple[str, ...] = ()
+
+
 class Platform(Protocol):
     """A device at work, in a worker. Built with a `WorkerContext`, which names this class."""
 
@@ -129,11 +145,12 @@ class Platform(Protocol):
         """
         ...
 
-    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[..., None]:
+    def capture(
+        self, fn: Callable[[], None], key: CaptureKey | None, trial: Trial | None = None
+    ) -> Callable[..., None]:
         """A replayable form of `fn`, which reads and writes fixed buffers only. Called once for each `key`, before
-        anything is served; a decode step's key is its bucket, that of a step with drafts (bucket, tokens of a row). The
-        form is called without arguments, or where the card says `skips_padding` and `key` is no None, with the number
-        of rows that count.
+        anything is served. The form is called without arguments, or where the card says `skips_padding` and `key` is no
+        None, with the number of rows that count.
 
         `key` is None for a step that is not to be captured; the answer is then `fn`, as it is where the platform cannot
         capture this one and has said so (a warning). A tensor that `fn` made in its last run while it was captured

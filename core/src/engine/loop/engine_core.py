@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from engine.interfaces.kv_connector import SwapUsage
 from engine.plugin.manifest import Blame
@@ -157,9 +157,9 @@ class EngineCore:
             self.executor.sample(step_id, masks)
 
     def _drafts(self, step_id: int) -> list[list[int]]:
-        """Those of the last step's rows, which every rank has drafted alike."""
-        drafts: list[list[int]] = self.executor.call("drafts", step_id)[0]
-        return drafts
+        """Those of the last step's rows. Every rank has drafted them alike: one is asked."""
+        (drafts,) = self.executor.call("drafts", step_id, rank=0)
+        return cast("list[list[int]]", drafts)
 
     def _news(self) -> CoreOutputs:
         outputs = self._outputs + self.scheduler.take_notices()

@@ -1,5 +1,7 @@
 """The one codec for what crosses a process boundary: msgpack by msgspec, arrays as (dtype, shape, bytes).
 
+Numbers of type bfloat16, which numpy does not have, are arrays of dtype `BFLOAT16`.
+
 Nothing is ever pickled. Unknown fields are ignored by the decoder, so a field may be added without a flag day.
 """
 
@@ -10,14 +12,26 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
-_DTYPES = frozenset(
-    {"bool", "int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float32", "float64"}
-)
+BFLOAT16 = np.dtype(np.uint16, metadata={"holds": "bfloat16"})
+"""The bits of bfloat16 numbers: what `tensor.view(torch.uint16).numpy().view(BFLOAT16)` has."""
+
+_DTYPES = {
+    **{
+        name: np.dtype(name)
+        for name in (
+            *("bool", "int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+            *("float16", "float32", "float64"),
+        )
+    },
+    "bfloat16": BFLOAT16,
+}
+"""What travels, by the name that it has on the wire."""
 
 
 def _encode_hook(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return (value.dtype.name, value.shape, np.ascontiguousarray(value).data)
+        name = (value.dtype.metadata or {}).get("holds", value.dtype.name)
+        return (name, value.shape, np.ascontiguousarray(value).data)
     if isinstance(value, np.integer):
         return int(value)
     raise NotImplementedError(f"{type(value)} does not travel")
@@ -28,7 +42,7 @@ def _decode_hook(kind: type, value: Any) -> Any:
         dtype, shape, data = value
         if dtype not in _DTYPES:
             raise ValueError(f"an array of dtype {dtype!r} does not travel")
-        return np.frombuffer(data, dtype=dtype).reshape(shape)
+        return np.frombuffer(data, dtype=_DTYPES[dtype]).reshape(shape)
     raise NotImplementedError(f"{kind} does not travel")
 
 

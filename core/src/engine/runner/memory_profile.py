@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from engine.interfaces.model import State
 from engine.runner.assemble import Assembly
+from engine.runner.attention import LatentLayerAttention, LayerAttention
 from engine.runner.model_runner import ModelRunner
 from engine.types.params import SamplingParams
 from engine.types.plan import NewBlocks, NewSlot, StepPlan
@@ -28,26 +30,33 @@ PROFILE_PAGES = 2
 
 
 class OneOfEachKind:
-    """A walk over the first layer of each class and KV group."""
-
-    def __init__(self, start: WorkerStart) -> None:
-        self._group_of = {site: group.index for group in start.layout.groups for site in group.sites}
+    """A walk over the first layer of each class and KV group, of each stack that the model walks."""
 
     def __call__(self, layers: Iterable[Any], state: State) -> Iterator[Any]:
         """See `engine.interfaces.model.LayerIterator`."""
         seen = set()
-        for index, layer in enumerate(layers):
-            kind = (type(layer), self._group_of.get(index))
+        for layer in layers:
+            kind = (type(layer), frozenset(groups_of(layer)))
             if kind not in seen:
                 seen.add(kind)
                 yield layer
+
+
+def groups_of(layer: Any, depth: int = 4) -> Iterator[int]:
+    """The KV groups of the attention that a layer holds, by itself or in its parts: by these layers are told apart,
+    for an index says nothing of a model that walks twice or begins at a later layer."""
+    for part in vars(layer).values() if hasattr(layer, "__dict__") else ():
+        if isinstance(part, LayerAttention | LatentLayerAttention):
+            yield part.layer.group.index
+        elif depth and not isinstance(part, torch.Tensor):
+            yield from groups_of(part, depth - 1)
 
 
 def profile_step(start: WorkerStart, parts: Assembly) -> None:
     """Run a largest step, from building its buffers to its result. The attention stays bound to a pool of two pages."""
     pool = parts.platform.allocate_pool(PROFILE_PAGES, start.layout.page_bytes)
     parts.attention.bind(pool)
-    runner = ModelRunner(start, parts.platform, parts.ops, parts.attention, parts.model, walk=OneOfEachKind(start))
+    runner = ModelRunner(start, parts.platform, parts.ops, parts.attention, parts.model, walk=OneOfEachKind())
     runner.execute(largest_step(start)).result()
 
 

@@ -23,7 +23,7 @@ import torch
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.model import LayerIterator, Model, State
 from engine.interfaces.ops import Ops
-from engine.interfaces.platform import CapturesDrafts, Platform
+from engine.interfaces.platform import CaptureKey, CapturesDrafts, Platform
 from engine.runner.attention import AttentionLayers
 from engine.runner.buffers import SlotTables, StepBuffers, StepInputBuffers, TokenTypes, copy_pages
 from engine.runner.capture import Buckets, DecodeTrial, buckets_of, can_be_tried, padding_of, width_of, widths_of
@@ -158,7 +158,7 @@ class ModelRunner:
         self._scorer = PromptScorer(ops, platform, model, tokens, start.model.vocab_size)
         self._drafting = Drafting(drafter, ops, platform, tokens, self._faults)
         self._open: PendingSample | FailedStep | None = None
-        self._captured: dict[tuple[int, int], _Step] = {}
+        self._captured: dict[CaptureKey, _Step] = {}
         self._vocab_size = start.model.vocab_size
         self._max_model_len = start.max_model_len
         self._eager = _Step(self._buffers.frame(1, 1, 1), [None] * len(self._groups))
@@ -185,7 +185,7 @@ class ModelRunner:
                 self._captured |= steps
         return self._buckets.get(1, ())
 
-    def _capture_width(self, width: int) -> dict[tuple[int, int], _Step] | None:
+    def _capture_width(self, width: int) -> dict[CaptureKey, _Step] | None:
         """The steps of so many tokens a row; None where one cannot be captured."""
         steps = {}
         assert self._attention.pool is not None
@@ -206,10 +206,10 @@ class ModelRunner:
                 partial(_replace, step),
             )
             forward = partial(self._forward, step)
-            step.run = self._platform.capture(forward, bucket if width == 1 else (bucket, width), trial.trial)
+            step.run = self._platform.capture(forward, CaptureKey(bucket, width), trial.trial)
             if step.run is forward:
                 return None
-            steps[width, bucket] = step
+            steps[CaptureKey(bucket, width)] = step
         return steps
 
     @torch.inference_mode()
@@ -304,7 +304,7 @@ class ModelRunner:
         buckets = self._buckets.get(width, ())
         if not buckets or plan.num_rows > buckets[-1]:
             return self._eager_step(plan), False
-        return self._captured[width, buckets[bisect_left(buckets, plan.num_rows)]], True
+        return self._captured[CaptureKey(buckets[bisect_left(buckets, plan.num_rows)], width)], True
 
     def _width(self, plan: StepPlan, drafts: StepDrafts | None) -> int:
         """The tokens of a row in the captured steps that can compute a plan; 0: none can."""

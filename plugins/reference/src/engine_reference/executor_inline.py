@@ -52,7 +52,7 @@ class Inline:
     def sample(self, step_id: int, masks: Masks) -> None:
         self._living().sample(step_id, masks)
 
-    def call(self, method: str, *args: Any) -> list[Any]:
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         return [getattr(self._living(), method)(*args)]
 
     def check_health(self) -> None:

@@ -165,5 +165,7 @@ def test_prepare_inputs(lengths: list[int], padding: int) -> None:
     assert inputs.token_ids.tolist() == ids + zeros
     assert inputs.positions.tolist() == positions + zeros
     assert [mapping.tolist() for mapping in inputs.slot_mappings] == [mapping + zeros for mapping in mappings]
-    for group in range(2):
-        assert torch.equal(inputs.block_tables[group], tables.blocks[group][slot_of_row])
+    for found, table, size in zip(inputs.block_tables, tables.blocks, sizes, strict=True):
+        width = -(-int(inputs.seq_lens.max()) // size)
+        assert torch.equal(found[:, :width], table[slot_of_row, :width])
+        assert (found[:, width:] == -7).all(), "more is copied than a row of the step has"

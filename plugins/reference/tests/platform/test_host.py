@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.interfaces.context import WorkerContext
-from engine.interfaces.platform import PlatformNeed
+from engine.interfaces.platform import CaptureKey, PlatformNeed
 from engine.types.errors import KVCacheTooSmallError
 from engine.types.parallel import Parallel
 from engine_kit import host_memory as memory_module
@@ -89,7 +89,7 @@ def test_everything_is_done_at_once(platform: HostPlatformBody) -> None:
 
     assert platform.device == torch.device("cpu")
     assert platform.buckets(256) == ()
-    assert platform.capture(step, None) is step and platform.capture(step, 8) is step
+    assert platform.capture(step, None) is step and platform.capture(step, CaptureKey(8)) is step
     host, out = torch.arange(3), torch.zeros(3, dtype=torch.int64)
     platform.to_device(host, out)
     host.fill_(9)

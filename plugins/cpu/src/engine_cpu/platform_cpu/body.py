@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from engine.interfaces.platform import CacheMemory, Trial
+from engine.interfaces.platform import CacheMemory, CaptureKey, Trial
 from engine.types.errors import ContractError
 from engine_cpu._native import keep_freed_memory
 from engine_cpu.platform_cpu.capture import capture
@@ -63,14 +63,15 @@ class CpuPlatformBody:
         most = MOST_ROWS if tokens_per_row == 1 else MOST_DRAFTED // tokens_per_row
         return () if self._mode == "never" or not most else (min(max_num_seqs, most),)
 
-    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[..., None]:
+    def capture(
+        self, fn: Callable[[], None], key: CaptureKey | None, trial: Trial | None = None
+    ) -> Callable[..., None]:
         """Recorded as native calls; `fn` itself, with a warning, where that cannot be done and the
         option `capture` does not insist."""
         if key is None or self._mode == "never":
             return fn
         try:
-            rows = key[0] if isinstance(key, tuple) else key
-            return capture(fn, rows if isinstance(rows, int) else 0, trial)
+            return capture(fn, key.rows, trial)
         except ContractError as error:
             if self._mode == "always":
                 raise

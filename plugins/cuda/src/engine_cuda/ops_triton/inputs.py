@@ -22,11 +22,11 @@ def prepare_kernel(
 ):  # fmt: skip
     """Grid: programs of TOKENS tokens, then for each row those that copy ENTRIES entries of each group's block table.
 
-    rows: (slot_of_row, num_computed, query_start_loc). inputs: (token_ids, positions). tables, block_tables and
-    slot_mappings are tuples of one pointer for each of the GROUPS. SINGLE: every row has exactly one token and none is
-    padding. After `steps` halvings of the rows none is left.
+    rows: (slot_of_row, num_computed, query_start_loc, seq_lens). inputs: (token_ids, positions). tables, block_tables
+    and slot_mappings are tuples of one pointer for each of the GROUPS. SINGLE: every row has exactly one token and none
+    is padding. After `steps` halvings of the rows none is left.
     """
-    slot_of_row, num_computed, query_start_loc = rows
+    slot_of_row, num_computed, query_start_loc, seq_lens = rows
     token_ids, positions = inputs
     program = tl.program_id(0)
     if program < token_programs:
@@ -58,8 +58,9 @@ def prepare_kernel(
         copied = part // chunks
         offs_n = part % chunks * ENTRIES + tl.arange(0, ENTRIES)
         source = tl.load(slot_of_row + copied).to(tl.int64)
+        length = tl.load(seq_lens + copied)
         for group in tl.static_range(GROUPS):
-            mask_n = offs_n < widths[group]
+            mask_n = (offs_n < widths[group]) & (offs_n * sizes[group] < length)
             entries = tl.load(tables[group] + source * table_strides[group] + offs_n, mask=mask_n)
             tl.store(block_tables[group] + copied.to(tl.int64) * row_strides[group] + offs_n, entries, mask=mask_n)
 
@@ -74,7 +75,8 @@ class Inputs:
         prepare_kernel[(token_programs + rows * chunks,)](
             tables.tokens, tables.tokens.stride(0), tables.blocks, tuple(t.stride(0) for t in tables.blocks),
             tuple(widths), tables.tokens_per_block,
-            (inputs.slot_of_row, inputs.num_computed, inputs.query_start_loc), (inputs.token_ids, inputs.positions),
+            (inputs.slot_of_row, inputs.num_computed, inputs.query_start_loc, inputs.seq_lens),
+            (inputs.token_ids, inputs.positions),
             inputs.block_tables, tuple(t.stride(0) for t in inputs.block_tables), inputs.slot_mappings, rows, tokens,
             token_programs, max(chunks, 1), rows.bit_length(), len(widths), rows == tokens, NULL_PAGE, TOKENS, ENTRIES,
         )  # fmt: skip

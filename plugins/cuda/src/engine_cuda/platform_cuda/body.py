@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
-from engine.interfaces.platform import CacheMemory, Trial
+from engine.interfaces.platform import CacheMemory, CaptureKey, Trial
 from engine.modeling import out_of_memory
 from engine.types.errors import ConfigError, ContractError, KVCacheTooSmallError, UnfitDriverError
 from engine_cuda.platform_cuda.buckets import row_buckets
@@ -94,7 +94,7 @@ class CudaPlatformBody:
         asked = None if self._asked_buckets == "auto" else self._asked_buckets
         return row_buckets(max_num_seqs, asked, tokens_per_row)
 
-    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
+    def capture(self, fn: Callable[[], None], key: CaptureKey | None, trial: Trial | None = None) -> Callable[[], None]:
         """A CUDA graph; `fn` itself, with a warning, where that cannot be and the option `capture`
         does not insist. Raises DeviceMemoryError where there is no memory for it."""
         if key is None or self._mode == "never":

@@ -20,7 +20,7 @@ class HostConnector(KVConnectorCard):
 
     @classmethod
     def unsupported(cls, need: KVConnectorNeed) -> list[str]:
-        reasons = super().unsupported(need)
+        reasons = []
         if need.swap_space < need.page_bytes:
             reasons.append(f"a swap space of {need.swap_space:,} bytes holds no page of {need.page_bytes:,} bytes")
         return reasons

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -67,18 +68,18 @@ class StepUnderWay:
 class CallUnderWay:
     """A call that was sent."""
 
-    def __init__(self, size: int) -> None:
-        self.answers: list[Answer | None] = [None] * size
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.answers: dict[int, Answer | None] = dict.fromkeys(ranks)
 
     @property
     def complete(self) -> bool:
-        """Every rank has answered."""
-        return None not in self.answers
+        """All that were asked have answered."""
+        return None not in self.answers.values()
 
     @property
     def waiting(self) -> list[int]:
         """The ranks that have not answered."""
-        return [rank for rank, answer in enumerate(self.answers) if answer is None]
+        return [rank for rank, answer in self.answers.items() if answer is None]
 
 
 class Process:
@@ -116,18 +117,19 @@ class Process:
     def sample(self, step_id: int, masks: Masks) -> None:
         self._living().send(Sample(step_id, masks))
 
-    def call(self, method: str, *args: Any) -> list[Any]:
+    def call(self, method: str, *args: Any, rank: int | None = None) -> list[Any]:
         """Answers are plain data. Raises the first rank's error, after which the ranks go on."""
         ranks = self._living()
         self._num_calls += 1
-        call_id, call = self._num_calls, CallUnderWay(ranks.size)
+        asked = range(ranks.size) if rank is None else [rank]
+        call_id, call = self._num_calls, CallUnderWay(asked)
         self._calls[call_id] = call
-        ranks.send(RankCall(call_id, method, list(args)))
+        ranks.send(RankCall(call_id, method, list(args)), asked)
         try:
             self.wait(call, None)
         finally:
             self._calls.pop(call_id, None)
-        answers = [answer for answer in call.answers if answer is not None]
+        answers = [answer for answer in call.answers.values() if answer is not None]
         for answer in answers:
             if answer.error is not None:
                 raise rebuild_error(answer.error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import psutil
@@ -49,10 +49,10 @@ class Ranks:
         """The process ids, by rank."""
         return [child.pid for child in self._children]
 
-    def send(self, order: Order) -> None:
-        """Queue an order for every rank, encoded once; never blocks. A dead rank swallows it."""
+    def send(self, order: Order, ranks: Iterable[int] | None = None) -> None:
+        """Queue an order for these ranks, None: every one, encoded once; never blocks. A dead rank swallows it."""
         data = wire.encode(order)
-        for child in self._children:
+        for child in self._children if ranks is None else [self._children[rank] for rank in ranks]:
             child.send_encoded(data)
 
     def receive(self, seconds: float) -> News | None:

@@ -130,8 +130,11 @@ class TorchOpsBody(Logits, Drawing):
         Every row has at least one token. Tokens at or past query_start_loc[R] are padding.
         """
         num_rows, num_tokens = len(inputs.slot_of_row), len(inputs.token_ids)
-        for group, table in enumerate(tables.blocks):
-            torch.index_select(table, 0, inputs.slot_of_row, out=inputs.block_tables[group])
+        # Tables are as wide as the longest request may be. Elsewhere than on the CPU asking would wait for the device.
+        longest = int(inputs.seq_lens.max()) if inputs.seq_lens.device.type == "cpu" else None
+        for table, out, size in zip(tables.blocks, inputs.block_tables, tables.tokens_per_block, strict=True):
+            width = table.shape[1] if longest is None else -(-longest // size)
+            torch.index_select(table[:, :width], 0, inputs.slot_of_row, out=out[:, :width])
         if num_rows == num_tokens:  # so each row has exactly one token, and none is padding
             inputs.positions.copy_(inputs.num_computed)
             row: torch.Tensor | None = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from engine.interfaces.platform import CacheMemory, Trial
+from engine.interfaces.platform import CacheMemory, CaptureKey, Trial
 from engine_kit.host_memory import cache_memory, zeroed_pool
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class HostPlatformBody:
         """None: nothing is captured, so every number of rows runs as it is."""
         return ()
 
-    def capture(self, fn: Callable[[], None], key: Hashable, trial: Trial | None = None) -> Callable[[], None]:
+    def capture(self, fn: Callable[[], None], key: CaptureKey | None, trial: Trial | None = None) -> Callable[[], None]:
         """fn itself."""
         return fn
 

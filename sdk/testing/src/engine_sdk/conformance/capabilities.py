@@ -220,6 +220,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("tells what is forced, to be jumped over", "forced_bytes"),
             Capability("compiled by several threads", "compiled_by_several_threads"),
             Capability("vocabulary read when it is needed", "the_vocabulary_is_read_late"),
+            Capability("closed with the engine", "it_can_be_closed"),
             Capability("what the vocabulary cannot spell is refused", "what_the_vocabulary_cannot_spell"),
         ),
         "scheduling_policy": (
@@ -344,7 +345,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("nothing left after the end", "nothing_is_left"),
         ),
         "checkpoint": (
-            Capability("names claimed and resolved", "claims files what_is_not_there"),
+            Capability("names claimed and resolved", "claims files what_is_not_there pooler"),
             Capability("every tensor once, each time alike", "tensors"),
             Capability("bytes equal to the files'", "tensors_are_those_of_the_files"),
             Capability("truncated and missing files named", "a_truncated_file a_missing_file"),

@@ -14,7 +14,7 @@ import torch
 
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.ops import OpsCard, OpsNeed
-from engine.interfaces.platform import Platform, PlatformCard, PlatformFacts, PlatformNeed, Trial
+from engine.interfaces.platform import CaptureKey, Platform, PlatformCard, PlatformFacts, PlatformNeed, Trial
 from engine.plugin import Registry, load_body
 from engine.plugin.choosing import ranked
 from engine.types.errors import ContractError, KVCacheTooSmallError
@@ -238,7 +238,7 @@ class PlatformConformance(Conformance):
         trial = Trial(prepare, lambda: tuple(left), replace) if tried else None
         steps = []
         for key in range(2):
-            replay = platform.capture(step, f"{tried} {key}", trial)
+            replay = platform.capture(step, CaptureKey(0, variant=(str(tried), str(key))), trial)
             steps.append((replay, left[:]))
         for turn in range(3):
             for replay, captured in steps:
@@ -263,7 +263,7 @@ class PlatformConformance(Conformance):
             kept.insert(0, torch.full_like(x, 5.0 * number))  # not where it lay when the step was captured
 
         try:
-            replay = platform.capture(step, "kept", Trial(prepare, lambda: tuple(left)))
+            replay = platform.capture(step, CaptureKey(0, variant=("kept",)), Trial(prepare, lambda: tuple(left)))
         except ContractError:
             return
         assert replay is step, "a replay that reads what the first input left has passed its trial"
@@ -285,7 +285,7 @@ class PlatformConformance(Conformance):
             x.fill_(number)
             y.fill_(3)
 
-        replay = platform.capture(step, 4, Trial(prepare, lambda: tuple(left)))
+        replay = platform.capture(step, CaptureKey(4), Trial(prepare, lambda: tuple(left)))
         captured = left[:]
         for turn in range(3):
             x.fill_(turn + 0.5)
@@ -303,7 +303,7 @@ class PlatformConformance(Conformance):
             seen.append(float(x.sum()))
 
         try:
-            replay = platform.capture(step, "host value")
+            replay = platform.capture(step, CaptureKey(0, variant=("host value",)))
         except ContractError:
             return
         for value in (1.0, 2.5):
@@ -322,7 +322,7 @@ class PlatformConformance(Conformance):
             for _ in range(20):
                 add(x, y)
 
-        replay = platform.capture(step, "figure")
+        replay = platform.capture(step, CaptureKey(0, variant=("figure",)))
         run, replayed = (median_seconds(work, cls.facts().device) * 1e6 for work in (step, replay))
         same = " (nothing is captured)" if replay is step else ""
         return f"20 additions of 64 numbers: run {run:,.1f} us, replayed {replayed:,.1f} us{same}"

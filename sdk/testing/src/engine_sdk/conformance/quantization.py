@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.interfaces.platform import CaptureKey
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationCard, QuantizationNeed, Rounding
 from engine.types.errors import ConfigError
 from engine_sdk.conformance.base import Conformance, not_served
@@ -434,7 +435,7 @@ class QuantizationConformance(Conformance):
         def step() -> None:
             left[:] = [body.linear(x, packed)]
 
-        replay = platform.capture(step, f"quantization {dtype}")
+        replay = platform.capture(step, CaptureKey(0, variant=(f"quantization {dtype}",)))
         assert replay is not step, "the platform could not capture it, though the card names its recorder"
         out = left[0]
         body.linear(self.numbers(500, 130, dtype=dtype, seed=7), packed)

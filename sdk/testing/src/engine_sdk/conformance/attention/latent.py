@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionCard
+from engine.interfaces.platform import CaptureKey
 from engine_sdk.conformance.attention.case import Form, Keys, Rows, batches, check_shares, check_unseen
 from engine_sdk.conformance.attention.latent_case import LatentCase, latent_form
 from engine_sdk.conformance.base import not_served
@@ -231,7 +232,7 @@ class LatentTests:
         cache = first.write_history(body)
         plan = body.plan(first.batch, first.group)
         step = functools.partial(first.launch, body, cache, plan, out, lse)
-        replay = platform.capture(step, "conformance")
+        replay = platform.capture(step, CaptureKey(0, variant=("conformance",)))
         assert replay is not step, "the platform could not capture the step, though the card names its recorder"
         for case in cases:
             case.write_history(body)

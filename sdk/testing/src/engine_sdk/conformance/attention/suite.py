@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.interfaces.attention import AttentionBackend, AttentionCard, AttentionNeed
 from engine.interfaces.latent_attention import LatentAttentionBackend
-from engine.interfaces.platform import STREAM
+from engine.interfaces.platform import STREAM, CaptureKey
 from engine_sdk.conformance.attention.case import (
     TOLERANCE,
     Case,
@@ -298,6 +299,43 @@ class AttentionConformance(LatentTests, Conformance):
         near = max(TOLERANCE[dtype], 1e-6)  # lse has float32's precision
         torch.testing.assert_close(merged, out, rtol=near, atol=near)
 
+    @pytest.mark.parametrize("window", [None, 100])
+    def test_batch_invariant(self, window: int | None) -> None:
+        """Where the card says so, in each dtype that is served: a query's result has the same bits alone and among
+        others, its row in one step or in chunks or token by token, on any number of threads."""
+        kind, invariant = "full" if window is None else "sliding", 0
+        for dtype in DTYPES:
+            form = Form(kind=kind, window=window, dtype=dtype, head_size=32)
+            need = replace(form.need(self.device), batch_invariant=True)
+            if self.subject().reasons(need) or need.kind not in self.subject().card.kinds:  # type: ignore[attr-defined]
+                continue
+            invariant += 1
+            whole = self.case(form, [[3], [640], range(5, 40), range(700)], 2)
+            whole.need = replace(whole.need, batch_invariant=True)
+            whole.layer = replace(whole.layer, need=whole.need)
+            out, lse = whole.run(self._on_threads(dtype, 3))
+            body, start = self._on_threads(dtype, 1), 0
+            for row, places in enumerate(whole.rows):
+                cuts = sorted({0, *(cut for cut in (1, 2, 50, 213, 640, 641) if cut < len(places)), len(places)})
+                for first, last in pairwise(cuts):
+                    got, sums = whole.part(row, first, last).run(body)
+                    here = slice(start + first, start + last)
+                    assert torch.equal(got, out[here]), f"queries {first} to {last} of row {row}, {dtype}"
+                    assert sums is None or lse is None or torch.equal(sums, lse[here])
+                start += len(places)
+        if not invariant:
+            self.require(replace(Form().need(self.device), batch_invariant=True))
+
+    @classmethod
+    def _on_threads(cls, dtype: str, threads: int) -> Any:
+        """A body that is built where so many threads may compute."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return cls.built(lambda: worker_context(cls.subject(), cls.device, dtype), f"{dtype} {threads}")
+        finally:
+            torch.set_num_threads(before)
+
     def test_without_lse(self) -> None:
         """`lse` is not always asked for, and changes nothing."""
         self.require_lse(Form().need(self.device))
@@ -384,7 +422,7 @@ class AttentionConformance(LatentTests, Conformance):
         cache = first.write_history(body)
         plan = body.plan(first.batch, first.group)
         step = functools.partial(first.launch, body, cache, plan, out, lse)
-        replay = platform.capture(step, "conformance")
+        replay = platform.capture(step, CaptureKey(0, variant=("conformance",)))
         assert replay is not step, "the platform could not capture the step, though the card names its recorder"
         for case in cases:
             case.write_history(body)

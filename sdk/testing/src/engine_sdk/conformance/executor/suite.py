@@ -143,6 +143,8 @@ class ExecutorConformance(Conformance):
         """One answer for each rank, in order; a rank's own error is the caller's, and nobody dies of it."""
         with self.running(size) as (executor, _, pids):
             assert executor.call("who", 5, "x") == [[rank, size, pids[rank], 5, "x"] for rank in range(size)]
+            for rank in range(size):
+                assert executor.call("who", 6, rank=rank) == [[rank, size, pids[rank], 6]], "one rank was asked"
             with pytest.raises(InvalidRequestError, match="so it is"):
                 executor.call("refuse")
             executor.check_health()

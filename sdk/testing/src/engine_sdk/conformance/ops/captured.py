@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.interfaces.ops import MODEL_OPERATIONS, OpsCard
+from engine.interfaces.platform import CaptureKey
 from engine_sdk.conformance.contexts import require_capture, worker_context
 from engine_sdk.conformance.ops.subject import OpsSubject
 
@@ -34,7 +35,7 @@ class CapturedOperations(OpsSubject):
         def step() -> None:
             left[:] = call(buffers)
 
-        replay = platform.capture(step, f"{name} {dtype}")
+        replay = platform.capture(step, CaptureKey(0, variant=(f"{name} {dtype}",)))
         assert replay is not step, "the platform could not capture it, though the card names its recorder"
         for given in inputs[::-1]:
             expected = [x.clone() for x in call([x.clone() for x in given])]

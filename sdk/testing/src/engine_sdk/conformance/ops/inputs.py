@@ -60,5 +60,7 @@ class InputOperations(OpsSubject):
         assert inputs.positions.tolist() == positions + [0] * padding
         for found, mapping in zip(inputs.slot_mappings, mappings, strict=True):
             assert found.tolist() == mapping + [0] * padding
-        for found, table in zip(inputs.block_tables, blocks, strict=True):
-            assert found.tolist() == table[slot_of_row].tolist()
+        for found, table, size in zip(inputs.block_tables, blocks, SIZES, strict=True):
+            for row, length in enumerate(inputs.seq_lens.tolist()):
+                count = -(-length // size)
+                assert found[row, :count].tolist() == table[slot_of_row[row], :count].tolist()
