@@ -76,7 +76,9 @@ class LLMEngine:
     """
 
     def __init__(self, frontend: Frontend, client: CoreClient, plan: Launch | None = None) -> None:
-        self.frontend, self.client, self.plan = frontend, client, plan
+        self.frontend = frontend
+        self.client = client
+        self.plan = plan
         self.undelivered: list[RequestOutput] = []
         self._early: list[CoreOutputs] = []  # news that came while an answer of the core was waited for
         self._closed = False
