@@ -8,8 +8,9 @@
 namespace engine_cpu {
 
 // A thread's memory: queries, scores, weights, sums, merged sums, values without what is unseen, and some lists.
-AttentionScratch::AttentionScratch(int threads, std::size_t size, std::size_t group)
-    : threads_(static_cast<std::size_t>(std::max(threads, 1))),
+AttentionScratch::AttentionScratch(int threads, std::size_t size, std::size_t group, bool divides)
+    : divides_(divides),
+      threads_(static_cast<std::size_t>(std::max(threads, 1))),
       split_rows_(std::max(SPLIT_ROWS, std::min(group, ROWS))),
       most_pairs_(4 * threads_),
       partial_floats_(split_rows_ * (padded(size) + 2)),

@@ -73,7 +73,8 @@ public:
         std::ptrdiff_t first_pair;  // of its heads' places among the divided; -1: not divided
     };
 
-    AttentionScratch(int threads, std::size_t size, std::size_t group);
+    // divides: false: no row's keys are divided; then a query's bits do not depend on how its row was cut into steps.
+    AttentionScratch(int threads, std::size_t size, std::size_t group, bool divides);
 
     // The memory of one thread, until it is given back.
     class Claim {
@@ -89,7 +90,7 @@ public:
     };
 
     static std::size_t padded(std::size_t size) { return (size + 15) / 16 * 16; }
-    std::size_t split_rows() const { return split_rows_; }
+    std::size_t split_rows() const { return divides_ ? split_rows_ : 0; }
     std::size_t most_pairs() const { return most_pairs_; }
     // A segment's results: [split_rows, padded size] sums, then each row's maximum and sum of weights.
     float* partial(std::size_t pair, std::size_t segment) const {
@@ -108,6 +109,7 @@ private:
     template <typename T>
     static Mapped<T> map(std::size_t count);
 
+    bool divides_;
     std::size_t threads_, split_rows_, most_pairs_, partial_floats_, thread_bytes_;
     Mapped<std::byte> memory_;  // the system's own: nothing is taken before it is touched
     Mapped<float> partials_;

@@ -14,8 +14,8 @@ namespace {
 // The attention of layers of one form: kernels of one level, threads, and what they compute in.
 class Attention {
 public:
-    Attention(const std::string& level, int threads, std::size_t size, std::size_t group)
-        : kernels_(kernels(level)), threads_(threads), group_(group), scratch_(threads, size, group) {}
+    Attention(const std::string& level, int threads, std::size_t size, std::size_t group, bool divides)
+        : kernels_(kernels(level)), threads_(threads), group_(group), scratch_(threads, size, group, divides) {}
 
     void write(int dtype, std::uintptr_t k, std::size_t k_stride, std::size_t k_head_stride, std::uintptr_t v,
                std::size_t v_stride, std::size_t v_head_stride, std::uintptr_t slots, std::size_t tokens,
@@ -66,7 +66,8 @@ void bind_attention(nb::module_& m) {
             },
             "dtype"_a, "base"_a, "page_stride"_a, "heads"_a, "size"_a, "block"_a);
     nb::class_<Attention>(m, "Attention")
-        .def(nb::init<const std::string&, int, std::size_t, std::size_t>(), "level"_a, "threads"_a, "size"_a, "group"_a)
+        .def(nb::init<const std::string&, int, std::size_t, std::size_t, bool>(), "level"_a, "threads"_a, "size"_a,
+             "group"_a, "divides"_a = true)
         .def("write", &Attention::write, unlocked())
         .def("forward", &Attention::forward, unlocked());
 }

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from engine.embedding import capacity, longest
+from engine.interfaces.ops import OpsNeed
 from engine.kv.layout import make_layout
-from engine.plugin import Candidate, Registry
-from engine.plugin.explain import chosen_drivers
-from engine.plugin.selection import Selection, Verdict
+from engine.plugin import Candidate, Card, Registry
+from engine.plugin.card import VARIES
+from engine.plugin.selection import Selection, Verdict, chosen_drivers
 from engine.types.errors import ContractError
 from engine.types.hooks import ChosenDriver
 from engine.types.model import KVSpec
@@ -42,7 +43,7 @@ def launch(specs=(FULL, FULL), selections=(), max_model_len=128, **changes):
         device="cpu", size=1, kv_cache_dtype=None,
     )  # fmt: skip
     facts = {
-        "config": SimpleNamespace(data_parallel_size=1),
+        "config": SimpleNamespace(data_parallel_size=1, batch_invariant=False),
         "start": SimpleNamespace(worker=worker, enable_prefix_caching=True),
         "model": SimpleNamespace(architecture="XForCausalLM", dtype="bfloat16", sampling=SamplingDefaults()),
         "files": SimpleNamespace(folder="/models/x"),
@@ -124,7 +125,7 @@ def test_a_cache_that_is_too_small_for_the_longest_request():
     assert longest(one_left, ready(need[1] + 1))[0] == 4000 > longest(one_left, ready(need[1]))[0] > need[0]
     fits = launch((FULL, SLIDING), max_model_len=need[0])
     assert longest(fits, ready(6))[0] == need[0]
-    fits.start.worker.layout = SimpleNamespace(groups=(), num_growing=0)
+    fits.start.worker.layout = SimpleNamespace(groups=(), growing=())
     assert longest(fits, ready(2)) == (need[0], 0)
 
 
@@ -139,7 +140,7 @@ def test_what_is_broken_is_told():
 
 
 def test_several_cores_are_told():
-    plan = launch(config=SimpleNamespace(data_parallel_size=3))
+    plan = launch(config=SimpleNamespace(data_parallel_size=3, batch_invariant=False))
     plan.start.worker.parallel = Parallel(tp=2)
     shown = " ".join(render(plan, ready(17), None).split())
     assert "ranks 3 engine cores, each with the whole model, divided over 2 processes each" in shown
@@ -231,3 +232,20 @@ def test_the_drivers_as_data():
         ChosenDriver(point="ops", driver="plain", kinds=("rope",), why="auto, priority 0", **facts),
         ChosenDriver(point="evictor", driver="lru", why="asked for", **facts),
     ]
+
+
+def test_it_says_what_invariance_costs() -> None:
+    class Careful(Card):
+        batch_invariant = True
+
+        @classmethod
+        def remarks(cls, need):
+            return ["made for processors", *(["slower"] if need.batch_invariant else [])]
+
+    need = OpsNeed(operation="linear", dtype="float32", device="cpu", batch_invariant=True)
+    hasty, unfit = candidate("hasty", "ops"), candidate("unfit", "ops")
+    verdicts = (Verdict(hasty, False, (VARIES,)), Verdict(unfit, False, (VARIES, "no such device")))
+    chosen = Selection("ops", "linear", candidate("careful", "ops"), Careful, None, False, verdicts, need)
+    plan = launch(config=SimpleNamespace(data_parallel_size=1, batch_invariant=True), selections=(chosen,))
+    text = render(plan, ready(10), None)
+    assert "a row has the same bits in any batch; left out for it: ops 'hasty'; slower\n" in text

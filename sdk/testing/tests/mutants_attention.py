@@ -12,7 +12,7 @@ from plain_attention import Plain
 from plain_cards import GivesNoLse, NamesNoBody, PlainAttention, PlainLatentAttention, ServesEverything, Undecided
 from plain_latent import PlainLatent
 
-from engine.interfaces.attention import AttentionBatch, AttentionLayer, LayerCache
+from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
 from engine.types.kv import KVGroup
 from engine_sdk.conformance import AttentionConformance
 
@@ -195,6 +195,21 @@ class WrongGroups(Plain):
         return x.repeat(1, times, 1)
 
 
+class OneForm(Plain):
+    """the heads of the layer that it was told of last hold for all layers"""
+
+    def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
+        self.times = need.num_q_heads // need.num_kv_heads
+        return super().cache(need, group, pages)
+
+    def forward(self, layer: AttentionLayer, *given: Any) -> None:
+        self.encoder = layer.group.kind == "encoder"
+        super().forward(layer, *given)
+
+    def repeated(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        return super().repeated(x, times if self.encoder else self.times)
+
+
 class NoScale(Plain):
     """scores are scaled by a constant of its own"""
 
@@ -323,6 +338,15 @@ class LatentAssumesDense(PlainLatent):
         super().forward(layer, q_latent, q_rope, cache, plan, out, lse)
 
 
+class LooksBesideTheRow(Plain):
+    """the last bits of a row that is alone are others"""
+
+    def forward(self, layer: Any, q: Any, k: Any, v: Any, cache: Any, plan: Any, out: Any, lse: Any = None) -> None:
+        super().forward(layer, q, k, v, cache, plan, out, lse)
+        if len(plan.lengths) == 1 and out.dtype == torch.float32:
+            out.mul_(1 + 2**-20)
+
+
 class WithoutLse(Plain):
     """Right, of the card `GivesNoLse`."""
 
@@ -363,8 +387,9 @@ MUTANTS = [
     SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, RoundsLse, LeavesLse,
     ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
     PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound,
-    WrongGroups, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes,
-    SlopesToOneSide, KeepsTwoBits, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
+    WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks,
+    NoSlopes, SlopesToOneSide, KeepsTwoBits, LooksBesideTheRow, ServesEverything, Undecided, NamesNoBody, Heavy,
+    *LATENT,
 ]  # fmt: skip
 
 globals().update(suites_of(AttentionConformance, PlainAttention, [m for m in MUTANTS if m not in LATENT]))

@@ -21,6 +21,14 @@ class NormWithoutEps(TorchOpsBody):
         return super().rms_norm(x, weight, 0.0)
 
 
+class NormOfOneRow(TorchOpsBody):
+    """the norm of a row that is alone has other last bits"""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        found = super().rms_norm(x, weight, eps)
+        return found * (1 + 2**-22) if len(x) == 1 and found.dtype == torch.float32 else found
+
+
 class NormInOwnDtype(TorchOpsBody):
     """the mean of squares is taken in the activations' dtype"""
 
@@ -379,7 +387,7 @@ class CertainAlways(TorchOpsBody):
 
 
 MUTANTS = [
-    NormWithoutEps, NormInOwnDtype, NormOfTheFirst, SampleVariance, InfinityIsBroken,
+    NormWithoutEps, NormOfOneRow, NormInOwnDtype, NormOfTheFirst, SampleVariance, InfinityIsBroken,
     BrokenStays, RopeInterleaved, RopeBackwards, RopeByPlace, RotatesBeforeNorm, OneNormForBoth, NormsTheWholeRow,
     GatesWrongHalf, SiluOverflows, GeluByTanh, CapForgotten, MasksByProduct, BiasForgotten, NarrowSums, TailDropped,
     IgnoresStrides, PaddingForgotten, OneBlockSize, PromptCounts, DividesAlways, BitsBackwards, StuckRows, WrongStream,

@@ -9,6 +9,7 @@ class PlainAttention(AttentionCard):
     """Attention, one token after another."""
 
     framework = "torch"
+    batch_invariant = True
     kinds = frozenset({"full", "sliding", "encoder"})
     body = "plain_attention:Plain"
     features = frozenset({"kv_index", "sinks", "alibi", "lse"})

@@ -13,7 +13,7 @@ from engine.interfaces.drafter import DrafterNeed
 from engine.interfaces.executor import ExecutorNeed
 from engine.interfaces.kv_connector import KVConnectorNeed
 from engine.interfaces.logits_processor import PARAMETERS, LogitsProcessorCard, LogitsProcessorNeed
-from engine.interfaces.ops import OPERATIONS, OpsNeed
+from engine.interfaces.ops import OpsNeed, ops_needs
 from engine.interfaces.quantization import KINDS as QUANTIZED
 from engine.interfaces.quantization import QuantizationNeed
 from engine.interfaces.reasoning_parser import ReasoningParserNeed
@@ -195,9 +195,10 @@ def attention_needs(
     facts: PlatformFacts,
     size: int = 1,
     kv_dtype: str | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[AttentionNeed, ...]:
     """What is asked of attention on each of `size` ranks, for each of the model's sites. The cache's elements have type
-    `kv_dtype`; None: `dtype`.
+    `kv_dtype`; None: `dtype`. See `AttentionNeed` for the others.
 
     Raises:
         UnsupportedModelError: the runner cannot compute a kind.
@@ -213,7 +214,9 @@ def attention_needs(
     features = frozenset(model.attention_features)
     common = {"block_size": block_size, "dtype": dtype, "kv_dtype": kv_dtype or dtype, "features": features}
     place = {"device": facts.device, "framework": facts.framework}
-    return tuple(AttentionNeed.of(site, size, **common, **place) for site in model.sites)
+    return tuple(
+        AttentionNeed.of(site, size, **common, **place, batch_invariant=batch_invariant) for site in model.sites
+    )
 
 
 def by_kind(needs: Iterable[AttentionNeed]) -> dict[str, tuple[AttentionNeed, ...]]:
@@ -227,21 +230,30 @@ def by_kind(needs: Iterable[AttentionNeed]) -> dict[str, tuple[AttentionNeed, ..
 def _quantization(facts: Facts) -> dict[str, QuantizationNeed]:
     can = facts.implementation.card.quantized
     kinds = [kind for kind in QUANTIZED if kind in can and (kind != "head" or facts.model.generates)]
-    stored = facts.model.dtype
-    return {kind: QuantizationNeed(kind=kind, dtype=facts.dtype, stored_dtype=stored, **facts.place) for kind in kinds}
+    return {
+        kind: QuantizationNeed(
+            kind=kind,
+            dtype=facts.dtype,
+            stored_dtype=facts.model.dtype,
+            batch_invariant=facts.config.batch_invariant,
+            **facts.place,
+        )
+        for kind in kinds
+    }
+
+
+def _ops(facts: Facts) -> dict[str, OpsNeed]:
+    return ops_needs(facts.model, facts.dtype, **facts.place, batch_invariant=facts.config.batch_invariant)
+
+
+def _communicator(facts: Facts) -> dict[str, CommunicatorNeed]:
+    size, invariant = max(facts.parallel.tp, facts.parallel.pp), facts.config.batch_invariant
+    return {"": CommunicatorNeed(world_size=size, batch_invariant=invariant, **facts.place)}
 
 
 TABLE: tuple[Row[Any, Any], ...] = (
-    Row(
-        points.OPS,
-        lambda facts: {op: OpsNeed(operation=op, dtype=facts.dtype, **facts.place) for op in OPERATIONS},
-        together=(("pack_linear", "linear"),),
-    ),
-    Row(
-        points.COMMUNICATOR,
-        lambda facts: {"": CommunicatorNeed(world_size=max(facts.parallel.tp, facts.parallel.pp), **facts.place)},
-        _several_ranks,
-    ),
+    Row(points.OPS, _ops, together=(("pack_linear", "linear"),)),
+    Row(points.COMMUNICATOR, _communicator, _several_ranks),
     Row(points.EXECUTOR, lambda facts: {"": ExecutorNeed(parallel=facts.parallel)}),
     Row(points.EVICTOR, lambda facts: {"": None}),
     Row(points.QUANTIZATION, _quantization, _has_layers),

@@ -46,6 +46,7 @@ class AttentionNeed:
         framework: "torch" or "jax".
         rope_size: of kind "mla", how many of the last of `head_size` elements are the key with rotary positions; the
             others are the latent.
+        batch_invariant: a row's results have to have the same bits in every batch, see `engine.plugin.Card`.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class AttentionNeed:
     features: frozenset[str] = field(default_factory=frozenset)
     framework: str = "torch"
     rope_size: int = 0
+    batch_invariant: bool = False
 
     @classmethod
     def of(cls, site: KVSpec, size: int, **facts: Any) -> AttentionNeed:

@@ -31,11 +31,13 @@ class CommunicatorNeed:
         world_size: ranks of the group; of several groups, of the largest.
         device: torch's device string, where tensors lie.
         framework: "torch" or "jax".
+        batch_invariant: a row's results have to have the same bits in every batch, see `engine.plugin.Card`.
     """
 
     world_size: int
     device: str
     framework: str = "torch"
+    batch_invariant: bool = False
 
 
 class CommunicatorCard(Card):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from engine.interfaces.platform import STREAM
 from engine.plugin import Card
+from engine.types.model import ModelDescription
 
 if TYPE_CHECKING:
     import torch
@@ -81,12 +82,34 @@ class OpsNeed:
         dtype: of activations, e.g. "bfloat16".
         device: torch's device string.
         framework: "torch" or "jax".
+        batch_invariant: a row's results have to have the same bits in every batch, see `engine.plugin.Card`.
     """
 
     operation: str
     dtype: str
     device: str
     framework: str = "torch"
+    batch_invariant: bool = False
+
+
+def ops_needs(
+    model: ModelDescription, dtype: str, device: str, framework: str = "torch", batch_invariant: bool = False
+) -> dict[str, OpsNeed]:
+    """What is asked of each operation, for a model: see `OpsNeed`. The bits of those that it does not call do not
+    matter."""
+    called = set(OPERATIONS)
+    if all(spec.kind != "mla" for spec in model.kv_specs):
+        called -= set(LATENT_OPERATIONS)
+    return {
+        name: OpsNeed(
+            operation=name,
+            dtype=dtype,
+            device=device,
+            framework=framework,
+            batch_invariant=batch_invariant and name in called,
+        )
+        for name in OPERATIONS
+    }
 
 
 class OpsCard(Card):

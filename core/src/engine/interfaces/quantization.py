@@ -37,6 +37,7 @@ class QuantizationNeed:
         stored_dtype: of the checkpoint's weights.
         device: torch's device string.
         framework: "torch" or "jax".
+        batch_invariant: a row's results have to have the same bits in every batch, see `engine.plugin.Card`.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class QuantizationNeed:
     stored_dtype: str
     device: str
     framework: str = "torch"
+    batch_invariant: bool = False
 
 
 class Rounding(NamedTuple):

@@ -102,6 +102,7 @@ def assemble_core(
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
             now=context.clock.monotonic,
+            stages=worker.parallel.pp,
             blame=Blame(worker.choices),
         )
         hooks = HookRelay("core", registry, options=worker.hook_options)
@@ -113,6 +114,7 @@ def assemble_core(
             in_flight=start.in_flight,
             hooks=hooks,
             choices=worker.choices,
+            drawing_rank=worker.parallel.world - 1,
         )
     except BaseException:
         if constraints is not None:

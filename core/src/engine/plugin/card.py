@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+VARIES = "a row's bits may depend on what is computed beside it: its card does not say batch_invariant"
+
 
 class Card:
     """Base of every point's card interface. A card is a class that is never instantiated: all methods are classmethods.
@@ -36,20 +38,27 @@ class Card:
     framework: ClassVar[str | None] = None
     """"torch" or "jax" where the body computes with one; None where it does not matter."""
 
+    batch_invariant: ClassVar[bool] = False
+    """Whether a row's results have the same bits alone and in any batch, in whatever steps it is computed, on any
+    number of threads. Asked of the points whose need has `batch_invariant`, where a user wants nothing else."""
+
     def __new__(cls, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError(f"{cls.__qualname__} is a card: use the class itself, cards are never instantiated")
 
     @classmethod
     def mismatches(cls, need: Any) -> list[str]:
-        """The reasons that follow from what the card declares: its framework and, at some points, more.
+        """The reasons that follow from what the card declares: its framework, `batch_invariant`, at some points more.
 
         They stand before those of `unsupported`, so that no driver's `unsupported` has to state them. Interfaces
         override this, drivers do not.
         """
+        reasons: list[str] = []
         wanted = getattr(need, "framework", None)
-        if wanted is None or cls.framework in (None, wanted):
-            return []
-        return [f"it computes with {cls.framework}, the platform with {wanted}"]
+        if wanted is not None and cls.framework not in (None, wanted):
+            reasons.append(f"it computes with {cls.framework}, the platform with {wanted}")
+        if getattr(need, "batch_invariant", False) and not cls.batch_invariant:
+            reasons.append(VARIES)
+        return reasons
 
     @classmethod
     def unsupported(cls, need: Any) -> list[str]:

@@ -23,7 +23,7 @@ from engine.interfaces.drafter import Drafter, DrafterNeed, DrafterOptions
 from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import NOT_CAPTURED, Model, ModelCard, ModelContext, ModelNeed
-from engine.interfaces.ops import LATENT_OPERATIONS, MODEL_OPERATIONS, OPERATIONS, Ops, OpsNeed
+from engine.interfaces.ops import LATENT_OPERATIONS, MODEL_OPERATIONS, OPERATIONS, Ops, ops_needs
 from engine.interfaces.platform import CapturesDrafts, Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
 from engine.plugin import Manifest, Registry, Selection
@@ -97,7 +97,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
         model.load_weights(checkpoint.weights())
         drafter = _drafter(start, chosen, context)
-        processors = _processors(start, chosen, context)
+        processors = _processors(start, chosen, context) if start.place.draws else ()
         connectors = _connectors(start, chosen, context)
     except BaseException:
         for group in groups.values():
@@ -200,7 +200,7 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
         for name, place in start.place.groups.items():
             place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
             os.makedirs(place.rendezvous, mode=0o700, exist_ok=True)
-            need = CommunicatorNeed(world_size=place.size, device=start.device)
+            need = CommunicatorNeed(world_size=place.size, device=start.device, batch_invariant=start.batch_invariant)
             # A driver was chosen for the largest group; one that cannot serve a smaller one leaves it to the others.
             fit = [selection for selection in chosen.communicators if not selection.card.unsupported(need)]
             communicators: list[Communicator] = []
@@ -216,10 +216,8 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
 
 
 def _ops(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> Ops:
-    operations = {}
-    for name in OPERATIONS:
-        need = OpsNeed(operation=name, dtype=start.dtype, device=start.device)
-        operations[name] = getattr(chosen.build("ops", name, need, context), name)
+    needs = ops_needs(start.model, start.dtype, start.device, batch_invariant=start.batch_invariant)
+    operations = {name: getattr(chosen.build("ops", name, need, context), name) for name, need in needs.items()}
     return cast(Ops, ResolvedOps(operations))
 
 
@@ -246,6 +244,7 @@ def _attention(start: WorkerStart, chosen: _ManifestChoices, context: WorkerCont
             device=start.device,
             block_size=start.layout.block_size,
             features=frozenset(start.model.attention_features),
+            batch_invariant=start.batch_invariant,
         )
         needs.append(need)
         backends[group.kind] = chosen.build("attention", group.kind, need, context)
@@ -257,7 +256,13 @@ def _quantization(start: WorkerStart, chosen: _ManifestChoices, context: WorkerC
         kind: chosen.build(
             "quantization",
             kind,
-            QuantizationNeed(kind=kind, dtype=start.dtype, stored_dtype=start.model.dtype, device=start.device),
+            QuantizationNeed(
+                kind=kind,
+                dtype=start.dtype,
+                stored_dtype=start.model.dtype,
+                device=start.device,
+                batch_invariant=start.batch_invariant,
+            ),
             context,
         )
         for kind in KINDS
@@ -300,7 +305,13 @@ def _model(
     groups: dict[str, ProcessGroup],
 ) -> Model:
     description = start.model
-    need = ModelNeed(architecture=description.architecture, config=description.config, parallel=start.parallel)
+    need = ModelNeed(
+        architecture=description.architecture,
+        config=description.config,
+        parallel=start.parallel,
+        features=frozenset({"stages"} if start.parallel.pp > 1 else ()),
+        batch_invariant=start.batch_invariant,
+    )
     model: Model = chosen.fit("model", "", need).build(
         ModelContext(
             description=description,
@@ -314,6 +325,7 @@ def _model(
             group=groups.get("tp"),
             quantization=quantization,
             latent_attention=attention.latent,
+            stage=start.place.stage,
         )
     )
     return model

@@ -65,6 +65,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         plugins: the list of plugins that may be used, as `--plugins` has it; "": all that are installed.
         log_format: of the processes that are started for this engine, "text" or "json".
         profile_dir: where profiles go that are taken between steps; None: none are taken.
+        batch_invariant: a row's results have to have the same bits in every batch; see `engine.plugin.Card`.
     """
 
     choices: tuple[Choice, ...]
@@ -92,6 +93,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     plugins: str = ""
     log_format: str = "text"
     profile_dir: str | None = None
+    batch_invariant: bool = False
 
 
 class BrokenPlugin(msgspec.Struct, frozen=True, kw_only=True):

@@ -162,8 +162,9 @@ class PagedCache:
 class Attention:
     """Attention of layers of one form: kernels of one level, threads, and the memory that they compute in."""
 
-    def __init__(self, level: str, threads: int, size: int, group: int) -> None:
-        """size: of a head; group: query heads of a KV head. Raises ValueError where there is no such level."""
+    def __init__(self, level: str, threads: int, size: int, group: int, divides: bool = True) -> None:
+        """size: of a head; group: query heads of a KV head; divides: whether the keys of rows with few queries may be
+        divided among threads. Raises ValueError where there is no such level."""
 
     def write(
         self,

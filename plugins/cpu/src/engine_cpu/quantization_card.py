@@ -19,6 +19,7 @@ class NativeQuantization(QuantizationCard):
 
     framework = "torch"
     captured_by = frozenset({TAPE})
+    batch_invariant = True
     kinds = frozenset(KINDS)
 
     @classmethod

@@ -7,12 +7,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from engine.embedding import broken_plugins, capacity, longest
-from engine.plugin.explain import chosen_drivers
+from engine.plugin.card import VARIES
 from engine.plugin.points import HOOK_PROCESSES, HOOKS
+from engine.plugin.selection import chosen_drivers
 from engine.types.hooks import ChosenDriver
 
 if TYPE_CHECKING:
@@ -122,6 +124,8 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
         facts.append(("chat", "by the template of --chat-template" if launch.chat_template else "by its chat template"))
     if sampling := str(model.sampling):
         facts.append(("sampling", sampling))
+    if launch.config.batch_invariant:
+        facts.append(("numerics", "a row has the same bits in any batch" + _passed_over(launch)))
     if launch.registry.plugins.text:
         facts.append(("plugins", f"{launch.registry.plugins.text} ({len(launch.registry.denied)} denied)"))
     if ranks > 1:
@@ -138,6 +142,23 @@ def render(launch: Launch, worker: WorkerReady, address: str | None, api_process
     if address is not None:
         text.append("  " + _served(launch, address, api_processes))
     return "\n".join(text)
+
+
+def _passed_over(launch: Launch) -> str:
+    """What `batch_invariant` costs: the drivers that were left out for it alone, and what those at work say of it."""
+    names: dict[str, None] = {}
+    remarks: dict[str, None] = {}
+    for selection in launch.selections:
+        needs = selection.need if isinstance(selection.need, tuple) else (selection.need,)
+        for need in needs:
+            if getattr(need, "batch_invariant", False):
+                usual = set(selection.card.remarks(replace(need, batch_invariant=False)))
+                remarks |= dict.fromkeys(said for said in selection.card.remarks(need) if said not in usual)
+        for verdict in selection.verdicts:
+            if set(verdict.reasons) == {VARIES}:
+                names[f"{selection.point} '{verdict.candidate.name}'"] = None
+    left_out = f"; left out for it: {', '.join(names)}" if names else ""
+    return left_out + "".join(f"; {said}" for said in remarks)
 
 
 def _served(launch: Launch, address: str, api_processes: int) -> str:

@@ -27,8 +27,10 @@ class CpuLayerCache(LayerCache):
 class CpuAttentionBody:
     """See `engine.interfaces.attention.AttentionBackend`.
 
-    A row's result has the same bits whatever stands beside it in the batch. Kernels read lengths, tables and slots from
-    the batch's own memory when they run, so that what is captured stays right for any step of as many rows and tokens.
+    A row's result has the same bits whatever stands beside it in the batch; with `AttentionNeed.batch_invariant` a
+    query's result has the same bits in whatever steps its row is computed, too. Kernels read lengths, tables and slots
+    from the batch's own memory when they run, so that what is captured stays right for any step of as many rows and
+    tokens.
     """
 
     capture_level: CaptureLevel = "any"
@@ -108,9 +110,10 @@ class CpuAttentionBody:
     def _kernels_of(self, layer: AttentionLayer) -> Attention:
         """The kernels and their memory, one for each form of layer."""
         size, group = layer.group.head_size, layer.need.num_q_heads // layer.need.num_kv_heads
+        divides = not layer.need.batch_invariant
         found = self._kernels.get((size, group))
         if found is None:
-            found = self._kernels[size, group] = Attention(self._level, self._threads, size, group)
+            found = self._kernels[size, group] = Attention(self._level, self._threads, size, group, divides)
         return found
 
     @staticmethod

@@ -22,6 +22,7 @@ class CpuAttention(AttentionCard):
     priority = 10
     framework = "torch"
     captured_by = frozenset({TAPE})
+    batch_invariant = True
     kinds = frozenset({"full", "sliding", "encoder"})
     Options = CpuAttentionOptions
     body = "engine_cpu.attention_cpu.body:CpuAttentionBody"
@@ -53,4 +54,5 @@ class CpuAttention(AttentionCard):
 
     @classmethod
     def remarks(cls, need: AttentionNeed) -> list[str]:
-        return not_run()
+        slow = ["the keys of a long row are not divided among threads, so that its bits depend on nothing else"]
+        return [*not_run(), *(slow if need.batch_invariant else [])]

@@ -17,6 +17,7 @@ class ShmCommunicator(CommunicatorCard):
     priority = 10
     framework = "torch"
     captured_by = frozenset({TAPE})
+    batch_invariant = True
     body = "engine_cpu.communicator_shm.body:Shm"
 
     @classmethod

@@ -22,6 +22,7 @@ class CpuOps(OpsCard):
     framework = "torch"
     Options = CpuOpsOptions
     captured_by = frozenset({TAPE})
+    batch_invariant = True
     operations = frozenset(
         {
             *("embedding", "embedding_part", "gather_rows", "add", "scale", "soft_cap", "gelu", "silu_mul"),

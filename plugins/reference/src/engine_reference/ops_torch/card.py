@@ -5,6 +5,8 @@ from __future__ import annotations
 from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed
 
 DTYPES = frozenset({"float32", "bfloat16", "float16", "float64"})
+VARYING = frozenset({"pack_linear", "linear", "linear_heads", "gelu"})
+"""Operations for which torch takes other instructions for other numbers of rows: a row's bits depend on them."""
 
 
 class TorchOps(OpsCard):
@@ -13,6 +15,7 @@ class TorchOps(OpsCard):
     priority = 0
     framework = "torch"
     operations = frozenset(OPERATIONS)
+    batch_invariant = True
     body = "engine_reference.ops_torch.ops:TorchOpsBody"
 
     @classmethod
@@ -22,4 +25,6 @@ class TorchOps(OpsCard):
             reasons.append(f"operation '{need.operation}' is not one of its own")
         if need.dtype not in DTYPES:
             reasons.append(f"dtype {need.dtype} is not one of {', '.join(sorted(DTYPES))}")
+        if need.batch_invariant and need.operation in VARYING:
+            reasons.append("torch takes other instructions for other numbers of rows: a row's bits depend on them")
         return reasons

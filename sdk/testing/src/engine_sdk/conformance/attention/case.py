@@ -226,6 +226,19 @@ class Case:
         if not values_alone:
             self.new_k[token] = self.q[token] = value
 
+    def part(self, row: int, start: int, stop: int) -> Case:
+        """A step that computes a row's queries start .. stop - 1 alone, after steps that computed those before."""
+        places = list(self.rows[row])[start:stop]
+        one = Case(
+            self.form, [places], int(len(places) == 1), self.group.tokens_per_block, device=self.device, lse=self.lse
+        )
+        one.need, one.layer = self.need, replace(self.layer, group=one.group)
+        first = sum(map(len, self.rows[:row])) + start
+        tokens = slice(first, first + len(places))
+        one.k, one.v = ([of_row[row][: places[-1] + 1]] for of_row in (self.k, self.v))
+        one.q, one.new_k, one.new_v = (x[tokens].contiguous() for x in (self.q, self.new_k, self.new_v))
+        return one
+
     def seeing(self, keys: Keys) -> torch.Tensor:
         """Which queries of real rows see any of these: bool [num_real]."""
         seen = [of_row[:, [p for r, p in keys if r == row]].any(axis=1) for row, of_row in enumerate(self.seen)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -116,7 +118,29 @@ class AttentionConformance(LatentTests, Conformance):
         case = cls.case(form, rows, num_decodes, **how)
         case.check(*case.run(cls.backend(form.dtype)))
 
+    @classmethod
+    def verify_together(cls, cases: Sequence[Case]) -> None:
+        """Run one step of a model whose layers have these forms: all caches, then all plans, then one layer each."""
+        body = cls.backend(cases[0].form.dtype)
+        for index, case in enumerate(cases):
+            case.group = msgspec.structs.replace(case.group, index=index)
+            case.layer = replace(case.layer, group=case.group)
+        caches = [case.write_history(body) for case in cases]
+        plans = [body.plan(case.batch, case.group) for case in cases]
+        for case, cache, plan in zip(cases, caches, plans, strict=True):
+            out, lse = case.outputs()
+            case.launch(body, cache, plan, out, lse)
+            case.check(out, lse)
+
     # -- one property each -------------------------------------------------------------------------------------------
+    def test_page_format(self) -> None:
+        """The card names how keys and values lie in a page, or leaves it to the driver's name and version."""
+        card = cast("type[AttentionCard]", self.subject().card)
+        for need in self.needs():
+            if not self.subject().reasons(need):
+                named = card.page_format(need)
+                assert isinstance(named, str) and named == card.page_format(need), f"page_format answers {named!r}"
+
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_decode(self, dtype: str) -> None:
         """One token a row, rows of different lengths, in blocks that are full, begun and new."""
@@ -131,6 +155,14 @@ class AttentionConformance(LatentTests, Conformance):
     def test_mixed_rows(self, dtype: str) -> None:
         """Decodes, prompts, chunks of prompts and short extends in one step."""
         self.verify(Form(dtype=dtype), MIXED, 2)
+
+    def test_forms_of_one_kind(self) -> None:
+        """Layers of one kind may differ in heads and head size: what holds for one form holds for no other."""
+        forms = [Form(dtype=dtype) for dtype in ("float32", "bfloat16", "float16")]
+        dtype = self.served(forms)[0].dtype
+        forms = [Form(dtype=dtype, head_size=64), Form(dtype=dtype, num_kv_heads=1, group_size=8, head_size=64)]
+        forms.append(Form(dtype=dtype, num_kv_heads=4, group_size=1, head_size=128))
+        self.verify_together([self.case(form, MIXED, 2, seed=seed) for seed, form in enumerate(forms)])
 
     @pytest.mark.parametrize("head_size", [32, 64, 80, 96, 128, 256])
     def test_head_sizes(self, head_size: int) -> None:
@@ -297,6 +329,43 @@ class AttentionConformance(LatentTests, Conformance):
         merged = sum(weight[..., None] * part for weight, (part, _) in zip(weights, found, strict=True))
         near = max(TOLERANCE[dtype], 1e-6)  # lse has float32's precision
         torch.testing.assert_close(merged, out, rtol=near, atol=near)
+
+    @pytest.mark.parametrize("window", [None, 100])
+    def test_batch_invariant(self, window: int | None) -> None:
+        """Where the card says so, in each dtype that is served: a query's result has the same bits alone and among
+        others, its row in one step or in chunks or token by token, on any number of threads."""
+        kind, invariant = "full" if window is None else "sliding", 0
+        for dtype in DTYPES:
+            form = Form(kind=kind, window=window, dtype=dtype, head_size=32)
+            need = replace(form.need(self.device), batch_invariant=True)
+            if self.subject().reasons(need) or need.kind not in self.subject().card.kinds:  # type: ignore[attr-defined]
+                continue
+            invariant += 1
+            whole = self.case(form, [[3], [640], range(5, 40), range(700)], 2)
+            whole.need = replace(whole.need, batch_invariant=True)
+            whole.layer = replace(whole.layer, need=whole.need)
+            out, lse = whole.run(self._on_threads(dtype, 3))
+            body, start = self._on_threads(dtype, 1), 0
+            for row, places in enumerate(whole.rows):
+                cuts = sorted({0, *(cut for cut in (1, 2, 50, 213, 640, 641) if cut < len(places)), len(places)})
+                for first, last in pairwise(cuts):
+                    got, sums = whole.part(row, first, last).run(body)
+                    here = slice(start + first, start + last)
+                    assert torch.equal(got, out[here]), f"queries {first} to {last} of row {row}, {dtype}"
+                    assert sums is None or lse is None or torch.equal(sums, lse[here])
+                start += len(places)
+        if not invariant:
+            self.require(replace(Form().need(self.device), batch_invariant=True))
+
+    @classmethod
+    def _on_threads(cls, dtype: str, threads: int) -> Any:
+        """A body that is built where so many threads may compute."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return cls.built(lambda: worker_context(cls.subject(), cls.device, dtype), f"{dtype} {threads}")
+        finally:
+            torch.set_num_threads(before)
 
     def test_without_lse(self) -> None:
         """`lse` is not always asked for, and changes nothing."""

@@ -147,9 +147,10 @@ FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
 def addend(rank: int, count: int) -> torch.Tensor:
-    """float64 [count]: numbers of very different size, so that the order of adding shows in the last bits."""
-    random = np.random.default_rng([17, rank])
-    return torch.from_numpy(random.normal(size=count) * 2.0 ** random.integers(-9, 9, count))
+    """float64 [count]: numbers of very different size, so that the order of adding shows in the last bits. The first
+    are the same, however many."""
+    drawn = np.random.default_rng([17, rank]).normal(size=(count, 2))
+    return torch.from_numpy(drawn[:, 0] * 2.0 ** np.clip(4 * drawn[:, 1], -9, 9))
 
 
 def sums(communicator: Communicator, rank: int, size: int, count: int) -> dict[str, Any]:

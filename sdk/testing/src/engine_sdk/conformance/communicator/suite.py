@@ -131,6 +131,19 @@ class CommunicatorConformance(Conformance):
             assert same, f"ranks 0 and {rank} have sums that differ in some bits"
 
     @each_size
+    @pytest.mark.parametrize("dtype", scenarios.FLOATS)
+    def test_batch_invariant(self, dtype: str, size: int) -> None:
+        """Where the card says so: an element's sum has the same bits in a tensor of any length, wherever it stands."""
+        self.require(CommunicatorNeed(world_size=size, device=self.device, batch_invariant=True))
+        whole = self._sums(size, 5003)[0].get(f"all_reduce {dtype}")
+        if whole is None:
+            not_served(f"accepts() takes no all_reduce of {dtype}")
+        for count in (1, 2, 7, 64, 1000):
+            found = self._sums(size, count)[0][f"all_reduce {dtype}"]
+            expected = whole[:count]
+            assert torch.equal(found, expected), f"{count} elements alone have other sums than among 5003"
+
+    @each_size
     def test_sums_are_the_same_each_time(self, size: int) -> None:
         """A second meeting gives the bits of the first."""
         again = self.meet("sums", size, count=5003).found()

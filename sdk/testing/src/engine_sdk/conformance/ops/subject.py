@@ -63,6 +63,20 @@ class OpsSubject(Conformance):
         return method
 
     @classmethod
+    def invariant(cls, name: str, dtype: str, threads: int) -> Callable[..., Any]:
+        """As `operation`, of a body that is built where so many threads may compute; skips the test where the card does
+        not say that the operation is batch invariant."""
+        cls.require(OpsNeed(operation=name, dtype=dtype, device=cls.device, batch_invariant=True))
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            context = worker_context(cls.subject(), cls.device, dtype)
+            method: Callable[..., Any] = getattr(cls.built(lambda: context, f"{dtype} {threads}"), name)
+        finally:
+            torch.set_num_threads(before)
+        return method
+
+    @classmethod
     def tensor(cls, *shape: int, dtype: str, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
         """Normal numbers, the same each time."""
         drawn = np.random.default_rng([seed, *shape]).normal(size=shape) * scale

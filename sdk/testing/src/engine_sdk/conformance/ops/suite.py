@@ -11,13 +11,16 @@ from engine.interfaces.ops import OPERATIONS, OpsCard, OpsNeed
 from engine_sdk.conformance.ops.captured import CapturedOperations
 from engine_sdk.conformance.ops.drafts import DraftOperations
 from engine_sdk.conformance.ops.inputs import InputOperations
+from engine_sdk.conformance.ops.invariant import InvariantOperations
 from engine_sdk.conformance.ops.layers import LayerOperations
 from engine_sdk.conformance.ops.sampling import SamplingOperations
 from engine_sdk.conformance.ops.subject import DTYPES
 from engine_sdk.conformance.timing import median_seconds
 
 
-class OpsConformance(LayerOperations, InputOperations, SamplingOperations, DraftOperations, CapturedOperations):
+class OpsConformance(
+    LayerOperations, InputOperations, SamplingOperations, DraftOperations, CapturedOperations, InvariantOperations
+):
     """Every operation that a driver's card names, against a float64 formula or the definition in numpy."""
 
     def test_operations_are_known(self) -> None:
