@@ -97,6 +97,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             jump_forward=_jump_forward(start, constraints, vocabulary),
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
+            stages=worker.parallel.pp,
             blame=Blame(worker.choices),
         )
         hooks = HookRelay("core", registry, options=worker.hook_options)
@@ -108,6 +109,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             in_flight=start.in_flight,
             hooks=hooks,
             choices=worker.choices,
+            drawing_rank=worker.parallel.world - 1,
         )
     except BaseException:
         if constraints is not None:

@@ -41,6 +41,7 @@ class EngineCore:
         in_flight: most steps under way at once; with 1, a step is planned when the one before is done.
         hooks: the relay of the core's process.
         choices: the drivers at work, for the error where a step fails.
+        drawing_rank: of the executor's, one that draws tokens.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class EngineCore:
         in_flight: int = 2,
         hooks: HookRelay | None = None,
         choices: Sequence[Choice] = (),
+        drawing_rank: int = 0,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -59,6 +61,7 @@ class EngineCore:
         self.worker_ready = worker_ready
         self._hooks = hooks
         self._choices = choices
+        self._drawing_rank = drawing_rank
         self._checked_idle = True
         if hooks is not None and hooks.kv_events:
             scheduler.kv.record_events()
@@ -157,8 +160,8 @@ class EngineCore:
             self.executor.sample(step_id, masks)
 
     def _drafts(self, step_id: int) -> list[list[int]]:
-        """Those of the last step's rows. Every rank has drafted them alike: one is asked."""
-        (drafts,) = self.executor.call("drafts", step_id, rank=0)
+        """Those of the last step's rows. Every rank that draws has drafted them alike: one is asked."""
+        (drafts,) = self.executor.call("drafts", step_id, rank=self._drawing_rank)
         return cast("list[list[int]]", drafts)
 
     def _news(self) -> CoreOutputs:
