@@ -10,7 +10,6 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
@@ -47,6 +46,12 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 """One turn of a conversation: {"role": "user", "content": "..."}."""
+Prompts = Prompt | Sequence[Prompt]
+Sampling = SamplingParams | Sequence[SamplingParams] | None
+Pooling = PoolingParams | Sequence[PoolingParams] | None
+Timeouts = float | Sequence[float | None] | None
+Bar = bool | Callable[..., Any]
+"""Whether to show a progress bar; a callable is used in tqdm's place."""
 T = TypeVar("T")
 MOMENT = 0.1
 """Seconds that a step waits for cores in other processes, before it is looked whether Ctrl-C was pressed."""
@@ -71,7 +76,9 @@ class LLMEngine:
     """
 
     def __init__(self, frontend: Frontend, client: CoreClient, plan: Launch | None = None) -> None:
-        self.frontend, self.client, self.plan = frontend, client, plan
+        self.frontend = frontend
+        self.client = client
+        self.plan = plan
         self.undelivered: list[RequestOutput] = []
         self._early: list[CoreOutputs] = []  # news that came while an answer of the core was waited for
         self._closed = False
@@ -176,13 +183,13 @@ class LLMEngine:
         """The state of the core."""
         return msgspec.convert(self.call("stats"), StepStats)
 
-    def call(self, method: str) -> Any:
+    def call(self, method: str, *args: Any) -> Any:
         """Ask the core, or all of several, and wait: see `CoreClient.call`.
 
         Raises EngineError where one refuses, EngineDeadError where the last has died.
         """
         self._alive()
-        answer = self.client.call(method)
+        answer = self.client.call(method, *args)
         while not answer.done():
             if (news := self.client.receive(MOMENT)).outputs:
                 self._early.append(news)
@@ -224,9 +231,7 @@ class LLMEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
 
@@ -262,12 +267,12 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompts,
+        sampling_params: Sampling = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: Bar = True,
         priority: Sequence[int] | None = None,
-        timeout: float | Sequence[float | None] | None = None,
+        timeout: Timeouts = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
         """Complete prompts.
@@ -303,15 +308,15 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Sampling = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: Bar = True,
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: Sequence[int] | None = None,
-        timeout: float | Sequence[float | None] | None = None,
+        timeout: Timeouts = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several.
@@ -347,11 +352,7 @@ class LLM:
         return self._run(processed, use_tqdm, refused)
 
     def beam_search(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams,
-        *,
-        use_tqdm: bool | Callable[..., Any] = False,
+        self, prompts: Prompts, params: BeamSearchParams, *, use_tqdm: Bar = False
     ) -> list[BeamSearchOutput]:
         """The most likely continuations: for each prompt the `beam_width` best sequences, best first.
 
@@ -399,12 +400,7 @@ class LLM:
 
     # -- pooling -----------------------------------------------------------------------------------------------------
     def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        pooling_task: str | None = None,
+        self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True, pooling_task: str | None = None
     ) -> list[PoolingRequestOutput]:
         """Pool prompts; `outputs.data` is a numpy array.
 
@@ -423,22 +419,14 @@ class LLM:
         return [pooled_as(PoolingRequestOutput, one, PoolingOutput(data_of(one))) for one in outputs]
 
     def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True
     ) -> list[EmbeddingRequestOutput]:
         """One vector for each prompt, `outputs.embedding`. Arguments and errors are those of `encode`."""
         outputs = self._pooled(prompts, pooling_params, "embed", use_tqdm, only=True)
         return [pooled_as(EmbeddingRequestOutput, one, EmbeddingOutput(data_of(one).tolist())) for one in outputs]
 
     def classify(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: Bar = True
     ) -> list[ClassificationRequestOutput]:
         """A number for each label, `outputs.probs`. Arguments and errors are those of `encode`."""
         outputs = self._pooled(prompts, pooling_params, "classify", use_tqdm, only=True)
@@ -448,11 +436,11 @@ class LLM:
 
     def score(
         self,
-        data_1: Prompt | Sequence[Prompt],
-        data_2: Prompt | Sequence[Prompt],
+        data_1: Prompts,
+        data_2: Prompts,
         pooling_params: PoolingParams | None = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: Bar = True,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well pairs of texts fit: for each of `data_2` a score, `outputs.score`.
@@ -480,12 +468,7 @@ class LLM:
         return plan.scores(self._pooled(plan.prompts, plan.params, plan.task, use_tqdm, only=True))
 
     def _pooled(
-        self,
-        prompts: Any,
-        params: PoolingParams | Sequence[PoolingParams] | None,
-        task: str | None,
-        use_tqdm: bool | Callable[..., Any],
-        only: bool = False,
+        self, prompts: Any, params: Pooling, task: str | None, use_tqdm: Bar, only: bool = False
     ) -> list[RequestOutput]:
         """Run prompts; `only`: no parameter may name another task."""
         if task is not None:
@@ -528,7 +511,7 @@ class LLM:
         prompts: Sequence[Any],
         params: Sequence[SamplingParams | PoolingParams],
         priority: Sequence[int] | None = None,
-        timeout: float | Sequence[float | None] | None = None,
+        timeout: Timeouts = None,
         *,
         admitted: bool = False,
         refused: list[RequestOutput] | None = None,
@@ -558,14 +541,11 @@ class LLM:
                 refused.append(_refused(name, prompt if isinstance(prompt, str) else None, param, error))
         return processed
 
-    def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _params_for(self, params: Sampling, count: int) -> list[SamplingParams]:
         return _each("sampling params", self.get_default_sampling_params() if params is None else params, count)
 
     def _run(
-        self,
-        processed: list[RequestState],
-        use_tqdm: bool | Callable[..., Any],
-        refused: list[RequestOutput] | None = None,
+        self, processed: list[RequestState], use_tqdm: Bar, refused: list[RequestOutput] | None = None
     ) -> list[RequestOutput]:
         """Serve them. With `refused` (see `_process`) these stand in their places, and no prompt's error is raised."""
         engine = self.llm_engine
@@ -609,9 +589,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
     def __repr__(self) -> str:

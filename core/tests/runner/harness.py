@@ -24,7 +24,7 @@ from engine.interfaces.platform import CaptureKey, Trial
 from engine.plugin import Candidate, Registry
 from engine.runner.worker import TorchWorker
 from engine.types.kv import KVGroup, KVLayout, KVTable
-from engine.types.model import CheckpointFiles
+from engine.types.model import CheckpointFiles, ModelDescription
 from engine.types.params import SamplingParams
 from engine.types.plan import NewBlocks, NewSlot, StepPlan, StepResult
 from engine.types.start import Choice, WorkerStart
@@ -61,8 +61,9 @@ OUR_PROCESSORS = ("allowed_token_ids", "bad_words", "logit_bias")
 ALL_PROCESSORS = (*OUR_PROCESSORS, "neighbours", "fewer-repeats")
 
 
-def random_weights() -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a checkpoint with this config."""
+def random_weights(model: ModelDescription | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a checkpoint with this config; model: whose layers may have KV heads of their own."""
+    specs = (Qwen2.describe(CONFIG) if model is None else model).kv_specs
     generator = torch.Generator().manual_seed(5)
 
     def tensor(*shape: int) -> torch.Tensor:
@@ -71,7 +72,8 @@ def random_weights() -> Iterator[tuple[str, torch.Tensor]]:
     yield "model.embed_tokens.weight", tensor(VOCAB, HIDDEN)
     for index in range(CONFIG["num_hidden_layers"]):
         prefix = f"model.layers.{index}"
-        for name, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+        kv_heads = specs[index].num_kv_heads
+        for name, rows in (("q", HEADS), ("k", kv_heads), ("v", kv_heads)):
             yield f"{prefix}.self_attn.{name}_proj.weight", tensor(rows * HEAD_SIZE, HIDDEN)
             yield f"{prefix}.self_attn.{name}_proj.bias", tensor(rows * HEAD_SIZE)
         yield f"{prefix}.self_attn.o_proj.weight", tensor(HIDDEN, HEADS * HEAD_SIZE)
@@ -93,9 +95,10 @@ class RandomCheckpoint(CheckpointCard):
 class RandomCheckpointBody:
     def __init__(self, context: WorkerContext) -> None:
         assert context.platform is not None and context.ops is not None and context.dtype is not None
+        self._model = context.start.model
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return random_weights()
+        return random_weights(self._model)
 
 
 class BucketPlatform(HostPlatform):
@@ -210,22 +213,25 @@ def registry(*more: Candidate) -> Registry:
     return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE, *PROCESSORS, *more))
 
 
-def layout() -> KVLayout:
-    """4 tokens a block: the two sliding layers fill a page, in which the one full layer holds twice the tokens."""
-    token = 2 * KV_HEADS * HEAD_SIZE * 8
-    common = {"num_kv_heads": KV_HEADS, "head_size": HEAD_SIZE}
+def layout(tp: int = 1, full: int = 8) -> KVLayout:
+    """4 tokens a block of the two sliding layers, which fill a page.
+
+    tp: ranks that share the heads. full: tokens a block of the full layer; as many as of the others for a KV manager.
+    """
+    token = 2 * KV_HEADS // tp * HEAD_SIZE * 8
+    common = {"num_kv_heads": KV_HEADS // tp, "head_size": HEAD_SIZE}
     return KVLayout(
         block_size=4,
         page_bytes=8 * token,
         tables=(
             KVTable(index=0, kind="sliding", window=WINDOW, tokens_per_block=4),
-            KVTable(index=1, kind="full", window=None, tokens_per_block=8),
+            KVTable(index=1, kind="full", window=None, tokens_per_block=full),
         ),
         groups=(
             KVGroup(index=0, kind="sliding", sites=(0, 2), sliding_window=WINDOW, tokens_per_block=4,
                     layer_bytes=4 * token, **common),
-            KVGroup(index=1, kind="full", sites=(1,), sliding_window=None, tokens_per_block=8, table=1,
-                    layer_bytes=8 * token, **common),
+            KVGroup(index=1, kind="full", sites=(1,), sliding_window=None, tokens_per_block=full, table=1,
+                    layer_bytes=full * token, **common),
         ),
     )  # fmt: skip
 
@@ -301,9 +307,9 @@ def params(**fields: Any) -> SamplingParams:
 class Driver:
     """Writes plans by hand: who computes how many tokens. Takes pages at random and gives none back."""
 
-    def __init__(self, worker: TorchWorker, seed: int = 0) -> None:
+    def __init__(self, worker: TorchWorker, seed: int = 0, tables: tuple[KVTable, ...] | None = None) -> None:
         self.worker, self.step_id = worker, 0
-        self.tables = layout().tables
+        self.tables = layout().tables if tables is None else tables
         self.free = (np.random.default_rng(seed).permutation(299) + 1).tolist()
         self.under_way: list[tuple[StepFuture, list[Request], np.ndarray]] = []
 
@@ -387,28 +393,30 @@ def _columns(rows: list[tuple[int, int, int]]) -> dict[str, np.ndarray]:
     return dict(zip(("slot", "index", "page"), columns, strict=True))
 
 
-def dense_logits(tokens: list[int]) -> torch.Tensor:
+def dense_logits(tokens: list[int], model: ModelDescription | None = None) -> torch.Tensor:
     """[T, VOCAB] of the model without runner, pages, slots or batch."""
     ops = TorchOpsBody(None)  # type: ignore[arg-type]
-    description = Qwen2.describe(CONFIG)
+    description = Qwen2.describe(CONFIG) if model is None else model
 
     def attention(layer: int, scale: float) -> Any:
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            window = description.kv_specs[layer].sliding_window
-            out, _ = dense(*(x.numpy() for x in (q, k, v)), np.arange(len(q)), scale, window, None)
+            site = description.sites[layer]
+            out, _ = dense(
+                *(x.numpy() for x in (q, k, v)), np.arange(len(q)), scale, site.sliding_window, site.soft_cap
+            )
             return torch.from_numpy(out).flatten(1)
 
         return attend
 
-    model = Qwen2Model(
+    body = Qwen2Model(
         ModelContext(
             description=description, ops=ops, attention=attention, dtype=torch.float64, device=torch.device("cpu"),
             max_model_len=512,
         )
     )  # fmt: skip
-    model.load_weights(random_weights())
+    body.load_weights(random_weights(description))
     state = State(token_ids=torch.tensor(tokens, dtype=torch.int32), positions=torch.arange(len(tokens)))
-    return model.logits(model.forward(state, lambda layers, state: iter(layers)))
+    return body.logits(body.forward(state, lambda layers, state: iter(layers)))
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -7,6 +7,7 @@ import msgspec
 from engine.interfaces.checkpoint import CheckpointCard
 from engine.types.errors import ModelNotFoundError
 from engine.types.model import CheckpointFiles
+from engine.types.pooling import PoolerConfig
 from engine_tiny.card import TinyCheckpoint
 
 
@@ -76,6 +77,14 @@ class AbsentFiles(Sound):
         return msgspec.structs.replace(files, weights=(*files.weights, files.folder + "/more.safetensors"))
 
 
+class PoolsByItself(Sound):
+    """how to pool is said without regard for the model's head"""
+
+    @classmethod
+    def pooler(cls, files: CheckpointFiles, default: PoolerConfig) -> PoolerConfig:
+        return PoolerConfig()
+
+
 CARDS: tuple[type[CheckpointCard], ...] = (
-    ClaimsAll, ClaimsOnce, FindsAnything, OtherName, NoArchitecture, AbsentFiles,
+    ClaimsAll, ClaimsOnce, FindsAnything, OtherName, NoArchitecture, AbsentFiles, PoolsByItself,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from plain_attention import Plain
 from plain_cards import GivesNoLse, NamesNoBody, PlainAttention, PlainLatentAttention, ServesEverything, Undecided
 from plain_latent import PlainLatent
 
-from engine.interfaces.attention import AttentionBatch, AttentionLayer, LayerCache
+from engine.interfaces.attention import AttentionBatch, AttentionLayer, AttentionNeed, LayerCache
 from engine.types.kv import KVGroup
 from engine_sdk.conformance import AttentionConformance
 
@@ -195,6 +195,21 @@ class WrongGroups(Plain):
         return x.repeat(1, times, 1)
 
 
+class OneForm(Plain):
+    """the heads of the layer that it was told of last hold for all layers"""
+
+    def cache(self, need: AttentionNeed, group: KVGroup, pages: torch.Tensor) -> LayerCache:
+        self.times = need.num_q_heads // need.num_kv_heads
+        return super().cache(need, group, pages)
+
+    def forward(self, layer: AttentionLayer, *given: Any) -> None:
+        self.encoder = layer.group.kind == "encoder"
+        super().forward(layer, *given)
+
+    def repeated(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        return super().repeated(x, times if self.encoder else self.times)
+
+
 class NoScale(Plain):
     """scores are scaled by a constant of its own"""
 
@@ -372,8 +387,9 @@ MUTANTS = [
     SeesOneMore, SeesOneLess, IgnoresTable, WindowOffByOne, NoSoftCap, LseInBase2, RoundsLse, LeavesLse,
     ReadsHiddenPages, WeighsByNothing, HidesNaN, MixesRows,
     PaddedDraftsSpoilTheRow, IgnoresKvIndex, SeesTheFirstKey, KeepsOldLengths, KeepsOldTable, MakesNewPlan, TrustsBound,
-    WrongGroups, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks, NoSlopes,
-    SlopesToOneSide, KeepsTwoBits, LooksBesideTheRow, ServesEverything, Undecided, NamesNoBody, Heavy, *LATENT,
+    WrongGroups, OneForm, NoScale, LeavesPadding, WritesPastLayer, SeesThePast, AssumesDense, NoSinks, ScaledSinks,
+    NoSlopes, SlopesToOneSide, KeepsTwoBits, LooksBesideTheRow, ServesEverything, Undecided, NamesNoBody, Heavy,
+    *LATENT,
 ]  # fmt: skip
 
 globals().update(suites_of(AttentionConformance, PlainAttention, [m for m in MUTANTS if m not in LATENT]))

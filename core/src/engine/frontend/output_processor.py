@@ -46,12 +46,7 @@ class OutputProcessor:
         observer: counts what becomes of the requests; None: nobody asks.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        hooks: HookRelay | None = None,
-        model_name: str = "",
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, hooks: HookRelay | None = None, model_name: str = "") -> None:
         self._tokenizer = tokenizer
         self._filters = None if hooks is None else hooks.output_filter
         self.observer: RequestObserver | None = None

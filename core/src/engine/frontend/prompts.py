@@ -186,9 +186,7 @@ def cut_pair(
     between = None if before is None else _place(ids, second, before + len(first))
     if before is None or between is None:
         raise InvalidRequestError(
-            f"{_CUT}={most}",
-            "the tokenizer does not put its own tokens around the texts of a pair",
-            "leave it out",
+            f"{_CUT}={most}", "the tokenizer does not put its own tokens around the texts of a pair", "leave it out"
         )
     around = len(ids) - len(first) - len(second)
     _check_something_is_left(most, around, "a pair")

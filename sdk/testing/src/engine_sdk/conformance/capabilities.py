@@ -44,7 +44,7 @@ class Capability:
 FORM = Capability(
     "a light card, options and methods as the interface says",
     "card_is_light card_is_sound card_answers_in_sentences body_has_the_interface operations_are_known "
-    "constraints_are_known",
+    "constraints_are_known page_format",
 )
 """The last row of every point."""
 
@@ -71,7 +71,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
         "attention": (
             Capability("decode, prefill and both in one batch, {}", _LAYERS, "(.*)"),
             Capability("head size {}", "head_sizes", "(.*)"),
-            Capability("multi-head, grouped-query and multi-query", "grouped_heads"),
+            Capability("multi-head, grouped-query and multi-query", "grouped_heads forms_of_one_kind"),
             Capability("block sizes from 1 to 128", "block_sizes blocks_of_smaller_groups"),
             Capability("long contexts, many rows", "long_rows many_rows"),
             Capability(
@@ -99,7 +99,10 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("encoder layers with soft cap, sinks and ALiBi", "encoder_with_everything"),
             Capability("encoder layers: NaN in a row has no effect on another", "encoder_rows_are_apart"),
             Capability("latent attention (MLA), {}", "latent_rows", "(.*)"),
-            Capability("latent attention: any sizes, heads and blocks", "latent_sizes latent_heads latent_block_sizes"),
+            Capability(
+                "latent attention: any sizes, heads and blocks",
+                "latent_sizes latent_heads latent_block_sizes latent_forms_of_one_kind",
+            ),
             Capability("latent attention: long contexts, many rows", "latent_long_and_many_rows"),
             Capability(
                 "latent attention: NaN that a query does not see has no effect on it",
@@ -220,6 +223,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("tells what is forced, to be jumped over", "forced_bytes"),
             Capability("compiled by several threads", "compiled_by_several_threads"),
             Capability("vocabulary read when it is needed", "the_vocabulary_is_read_late"),
+            Capability("closed with the engine", "it_can_be_closed"),
             Capability("what the vocabulary cannot spell is refused", "what_the_vocabulary_cannot_spell"),
         ),
         "scheduling_policy": (
@@ -344,7 +348,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("nothing left after the end", "nothing_is_left"),
         ),
         "checkpoint": (
-            Capability("names claimed and resolved", "claims files what_is_not_there"),
+            Capability("names claimed and resolved", "claims files what_is_not_there pooler"),
             Capability("every tensor once, each time alike", "tensors"),
             Capability("bytes equal to the files'", "tensors_are_those_of_the_files"),
             Capability("truncated and missing files named", "a_truncated_file a_missing_file"),

@@ -18,6 +18,7 @@ from engine.interfaces.checkpoint import Checkpoint, CheckpointCard
 from engine.interfaces.context import WorkerContext
 from engine.types.errors import CheckpointError, ModelNotFoundError
 from engine.types.model import CheckpointFiles
+from engine.types.pooling import PoolerConfig
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.core_contexts import start_message
 
@@ -100,6 +101,14 @@ class CheckpointConformance(Conformance):
         assert len(set(files.weights)) == len(files.weights)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(files), type=CheckpointFiles) == files
         assert self.files() == files, "resolved again, it finds others"
+
+    def test_pooler(self) -> None:
+        """None, or how to pool, the same each time. The head and its labels are the model's own."""
+        card, files = self.described(), self.files()
+        default = PoolerConfig(num_labels=3, activation="sigmoid")
+        found = card.pooler(files, default)
+        assert found == card.pooler(files, default)
+        assert found is None or (found.num_labels, found.activation) == (3, "sigmoid")
 
     # -- tensors -----------------------------------------------------------------------------------------------------
     def test_tensors(self) -> None:

@@ -52,6 +52,15 @@ class LatentTests:
         self.verify_latent(form, [range(1), range(16), range(45)], 0)
         self.verify_latent(form, MIXED, 2)
 
+    def test_latent_forms_of_one_kind(self: Any) -> None:
+        """Layers may differ in heads and sizes: what holds for one form holds for no other."""
+        forms = [
+            latent_form(num_q_heads=2),
+            latent_form(num_q_heads=40),
+            latent_form(num_q_heads=4, latent_size=64, rope_size=16),
+        ]
+        self.verify_together([self.latent_case(form, MIXED, 2, seed=seed) for seed, form in enumerate(forms)])
+
     @pytest.mark.parametrize(("latent_size", "rope_size"), [(16, 4), (24, 8), (64, 64), (512, 64)])
     def test_latent_sizes(self, latent_size: int, rope_size: int) -> None:
         """Of the latent and of the rotated key: those of models, and small ones."""

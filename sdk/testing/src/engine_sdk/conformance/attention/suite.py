@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -117,7 +118,29 @@ class AttentionConformance(LatentTests, Conformance):
         case = cls.case(form, rows, num_decodes, **how)
         case.check(*case.run(cls.backend(form.dtype)))
 
+    @classmethod
+    def verify_together(cls, cases: Sequence[Case]) -> None:
+        """Run one step of a model whose layers have these forms: all caches, then all plans, then one layer each."""
+        body = cls.backend(cases[0].form.dtype)
+        for index, case in enumerate(cases):
+            case.group = msgspec.structs.replace(case.group, index=index)
+            case.layer = replace(case.layer, group=case.group)
+        caches = [case.write_history(body) for case in cases]
+        plans = [body.plan(case.batch, case.group) for case in cases]
+        for case, cache, plan in zip(cases, caches, plans, strict=True):
+            out, lse = case.outputs()
+            case.launch(body, cache, plan, out, lse)
+            case.check(out, lse)
+
     # -- one property each -------------------------------------------------------------------------------------------
+    def test_page_format(self) -> None:
+        """The card names how keys and values lie in a page, or leaves it to the driver's name and version."""
+        card = cast("type[AttentionCard]", self.subject().card)
+        for need in self.needs():
+            if not self.subject().reasons(need):
+                named = card.page_format(need)
+                assert isinstance(named, str) and named == card.page_format(need), f"page_format answers {named!r}"
+
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_decode(self, dtype: str) -> None:
         """One token a row, rows of different lengths, in blocks that are full, begun and new."""
@@ -132,6 +155,14 @@ class AttentionConformance(LatentTests, Conformance):
     def test_mixed_rows(self, dtype: str) -> None:
         """Decodes, prompts, chunks of prompts and short extends in one step."""
         self.verify(Form(dtype=dtype), MIXED, 2)
+
+    def test_forms_of_one_kind(self) -> None:
+        """Layers of one kind may differ in heads and head size: what holds for one form holds for no other."""
+        forms = [Form(dtype=dtype) for dtype in ("float32", "bfloat16", "float16")]
+        dtype = self.served(forms)[0].dtype
+        forms = [Form(dtype=dtype, head_size=64), Form(dtype=dtype, num_kv_heads=1, group_size=8, head_size=64)]
+        forms.append(Form(dtype=dtype, num_kv_heads=4, group_size=1, head_size=128))
+        self.verify_together([self.case(form, MIXED, 2, seed=seed) for seed, form in enumerate(forms)])
 
     @pytest.mark.parametrize("head_size", [32, 64, 80, 96, 128, 256])
     def test_head_sizes(self, head_size: int) -> None:
