@@ -19,6 +19,7 @@ import numpy as np
 from engine.kv.cached_blocks import CachedBlocks
 from engine.kv.hashing import HASH_FUNCTIONS, Hashed, extend_hashes, root_hash
 from engine.kv.index import BlockKey, KVEventLog, PrefixIndex
+from engine.kv.leases import Leases
 from engine.kv.matching import CrossTables, Hit, RunningTokens, Sequence, match, no_hit
 from engine.kv.pool import PagePool
 from engine.kv.tables import BlockTable, spans
@@ -70,8 +71,7 @@ class KVManager:
         self.tables = self.growing + cross
         self._sliding = tuple(table for table in self.growing if table.window is not None)
         self.num_resets = 0
-        self._leases: dict[int, np.ndarray] = {}
-        self._num_leases = 0
+        self.leases = Leases(self.pool)
         self.digest = HASH_FUNCTIONS[hash_algo]
         self.cross = CrossTables(cross, self.index, self.pool, self.digest, max_encoder_len)
         self.blocks = CachedBlocks(self.index, self.pool, self.growing, self.block_size, self.digest, max_num_seqs)
@@ -255,24 +255,6 @@ class KVManager:
         pages = {page for key in keys if (page := self.index.page_of(key)) is not None}
         self.pool.discard(np.array(sorted(pages), np.int32))
 
-    # -- lent ----------------------------------------------------------------------------------------------------------
-    def lend(self, pages: np.ndarray) -> int:
-        """Keep pages, int32, each of which somebody holds now, as they are until they are given back: a transfer reads
-        them or writes into them, whatever becomes of who holds them. Returns the lease's number."""
-        self.pool.pin(pages)
-        self._num_leases += 1
-        self._leases[self._num_leases] = pages
-        return self._num_leases
-
-    def give_back(self, lease: int) -> None:
-        """The transfer has ended, by itself or by its failure."""
-        self.pool.release(self._leases.pop(lease), 0)
-
-    @property
-    def num_leases(self) -> int:
-        """Leases that have not been given back."""
-        return len(self._leases)
-
     def step_done(self, step_id: int) -> None:
         """This step, and all before it, have ended."""
         self.pool.step_done(step_id)
@@ -291,8 +273,7 @@ class KVManager:
             assert (table.first_block <= table.num_blocks).all()
             for slot in np.flatnonzero(table.num_blocks).tolist():
                 np.add.at(refs, table.live(slot), 1)
-        for pages in self._leases.values():
-            np.add.at(refs, pages, 1)
+        self.leases.count(refs)
         self.pool.check_integrity(refs)
         self.index.check_integrity(self.pool.committed)
 

@@ -263,4 +263,4 @@ class Scheduler:
         self.states.check_integrity()
         if not self.requests and not self.outstanding:
             assert self.slots.num_free == self.slots.num_slots
-            assert self.kv.pool.num_held == 0 or self.kv.num_leases, "pages are held by nobody"
+            assert self.kv.pool.num_held == 0 or self.kv.leases, "pages are held by nobody"

@@ -160,7 +160,7 @@ class States:
     def unblock(self) -> bool:
         """Nothing can be planned and nothing is under way: make room. False where there is nobody to make room for, or
         where pages that are lent will come back."""
-        if self.kv.num_leases:
+        if self.kv.leases:
             return False
         if len(self.running) > 1:
             self.preempt_one()
