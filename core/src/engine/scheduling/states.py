@@ -22,9 +22,16 @@ from engine.scheduling.gates import Gates
 from engine.scheduling.preemption import Preemptions, Swapping
 from engine.scheduling.slots import EMPTY, Request, SlotTable, Status
 from engine.scheduling.structured import Constraints
-from engine.types.errors import ContractError, EngineError, KVCacheTooSmallError, RequestTimeoutError
+from engine.scheduling.update import broken_logits
+from engine.types.errors import (
+    ContractError,
+    EngineError,
+    KVCacheTooSmallError,
+    RequestTimeoutError,
+    rebuild_error,
+)
 from engine.types.outputs import CoreOutput
-from engine.types.plan import StepPlan
+from engine.types.plan import BROKEN, StepPlan, StepResult
 from engine.types.request import FinishReason
 
 if TYPE_CHECKING:
@@ -250,6 +257,20 @@ class States:
         """End a request with an error."""
         self.notices.append(_error_output(request.request_id, self.blame.named(error)))
         self.end(request)
+
+    def fail_broken(self, plan: StepPlan, result: StepResult) -> None:
+        """End the requests of rows that could not draw; what they drew before is dropped as surplus. Where logits were
+        not numbers, nothing of them stays in the prefix cache, nor what they found there, also where they have ended
+        meanwhile."""
+        broken = (result.tokens == BROKEN).reshape(plan.num_rows, -1).any(axis=1) & plan.samples
+        for row in np.flatnonzero(broken).tolist():
+            slot = int(plan.slot_of_row[row])
+            request, parts = self.slots.owner(slot), (result.errors or {}).get(row)
+            if parts is None:
+                self.kv.distrust(slot, request.sequence(self.slots.tokens[slot, : self.slots.known[slot]]))
+            if self.slots.accepts[slot]:
+                error = rebuild_error(parts) if parts else broken_logits(request.request_id, request.num_tokens)
+                self.fail(request, error)
 
     def fail_faulty(self) -> None:
         """End the requests over which the swap tier's connector raised an error. What should have been loaded for one
