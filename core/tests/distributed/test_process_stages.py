@@ -77,6 +77,9 @@ def test_each_stage_swaps_its_own_pages(expected: list[object]) -> None:
         assert outcome(llm) == expected
         stats = llm.llm_engine.stats()
         assert stats.num_swap_preemptions == stats.num_preemptions > 0
+        ready = llm.llm_engine.client.worker
+        page_bytes = ready.cache_bytes // ready.num_pages  # of both stages, which have as many layers
+        assert stats.swap_pages_total == (4 << 20) // (page_bytes // 2)
 
 
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
