@@ -213,22 +213,25 @@ def registry(*more: Candidate) -> Registry:
     return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE, *PROCESSORS, *more))
 
 
-def layout() -> KVLayout:
-    """4 tokens a block: the two sliding layers fill a page, in which the one full layer holds twice the tokens."""
-    token = 2 * KV_HEADS * HEAD_SIZE * 8
-    common = {"num_kv_heads": KV_HEADS, "head_size": HEAD_SIZE}
+def layout(tp: int = 1, full: int = 8) -> KVLayout:
+    """4 tokens a block of the two sliding layers, which fill a page.
+
+    tp: ranks that share the heads. full: tokens a block of the full layer; as many as of the others for a KV manager.
+    """
+    token = 2 * KV_HEADS // tp * HEAD_SIZE * 8
+    common = {"num_kv_heads": KV_HEADS // tp, "head_size": HEAD_SIZE}
     return KVLayout(
         block_size=4,
         page_bytes=8 * token,
         tables=(
             KVTable(index=0, kind="sliding", window=WINDOW, tokens_per_block=4),
-            KVTable(index=1, kind="full", window=None, tokens_per_block=8),
+            KVTable(index=1, kind="full", window=None, tokens_per_block=full),
         ),
         groups=(
             KVGroup(index=0, kind="sliding", sites=(0, 2), sliding_window=WINDOW, tokens_per_block=4,
                     layer_bytes=4 * token, **common),
-            KVGroup(index=1, kind="full", sites=(1,), sliding_window=None, tokens_per_block=8, table=1,
-                    layer_bytes=8 * token, **common),
+            KVGroup(index=1, kind="full", sites=(1,), sliding_window=None, tokens_per_block=full, table=1,
+                    layer_bytes=full * token, **common),
         ),
     )  # fmt: skip
 
