@@ -85,7 +85,7 @@ class CoreContext:
 
     Args:
         options: the driver's validated `Options`, or None where its card declares none.
-        layout: the KV pool's form.
+        layout: the KV pool's form; `page_bytes` of the rank with the largest pages.
         num_pages: pages of the pool, the null page included; 0 while the executor is built, which finds it out.
         max_num_seqs, max_num_batched_tokens, max_model_len: limits of a step and of a request.
         worker: "pkg.mod:Class" of the `Worker` that executors start.

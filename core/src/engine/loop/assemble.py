@@ -12,6 +12,7 @@ import msgspec
 
 from engine.interfaces.context import Clock, CoreContext, FrontContext, GrammarContext, SystemClock
 from engine.interfaces.drafter import DrafterOptions
+from engine.interfaces.executor import rank_starts
 from engine.interfaces.grammar import GrammarCard
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
@@ -55,8 +56,9 @@ def assemble_core(
     registry = registry.following(PluginList(worker.plugins, "by the launcher"))
     Manifest(worker.choices).check(registry)
     check_hooks(registry, "core", worker.hook_plugins)
+    page_bytes = max(start.layout.page_bytes for start in rank_starts(worker))  # of the largest stage
     context = CoreContext(
-        layout=worker.layout,
+        layout=msgspec.structs.replace(worker.layout, page_bytes=page_bytes),
         max_num_seqs=worker.max_num_seqs,
         max_num_batched_tokens=worker.max_num_batched_tokens,
         max_model_len=worker.max_model_len,
