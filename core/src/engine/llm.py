@@ -183,13 +183,13 @@ class LLMEngine:
         """The state of the core."""
         return msgspec.convert(self.call("stats"), StepStats)
 
-    def call(self, method: str) -> Any:
+    def call(self, method: str, *args: Any) -> Any:
         """Ask the core, or all of several, and wait: see `CoreClient.call`.
 
         Raises EngineError where one refuses, EngineDeadError where the last has died.
         """
         self._alive()
-        answer = self.client.call(method)
+        answer = self.client.call(method, *args)
         while not answer.done():
             if (news := self.client.receive(MOMENT)).outputs:
                 self._early.append(news)

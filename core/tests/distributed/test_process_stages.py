@@ -70,6 +70,18 @@ def test_the_bundled_model_in_stages(expected: list[object], settings: dict[str,
     assert not any(map(psutil.pid_exists, pids)) and not directory.exists()
 
 
+def test_each_stage_swaps_its_own_pages(expected: list[object]) -> None:
+    """A crowded cache in two stages gives the tokens of a roomy one in one."""
+    crowded = SETTINGS | {"num_kv_pages": 12, "swap_space": "4MiB", "pipeline_parallel_size": 2}
+    with LLM(**crowded) as llm:
+        assert outcome(llm) == expected
+        stats = llm.llm_engine.stats()
+        assert stats.num_swap_preemptions == stats.num_preemptions > 0
+        ready = llm.llm_engine.client.worker
+        page_bytes = ready.cache_bytes // ready.num_pages  # of both stages, which have as many layers
+        assert stats.swap_pages_total == (4 << 20) // (page_bytes // 2)
+
+
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_stage_that_is_lost_ends_the_engine(stage: int, fate: signal.Signals) -> None:

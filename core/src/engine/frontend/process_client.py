@@ -139,14 +139,14 @@ class ProcessClient:
         if known:
             self._core.send(Abort(known, self._client))
 
-    def call(self, method: str) -> Future[Any]:
+    def call(self, method: str, *args: Any) -> Future[Any]:
         answer: Future[Any] = Future()
         if self._error is not None:
             answer.set_exception(self._error)
         else:
             number = next(self._call_ids)
             self._calls[number] = answer
-            self._core.send(Call(number, method, self._client))
+            self._core.send(Call(number, method, self._client, list(args)))
         return answer
 
     def tell(self, message: ToCore, dp_rank: int | None = None) -> None:

@@ -15,8 +15,9 @@ back, and until then that request is not planned again; the others go on.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,6 +66,7 @@ class Scheduler:
         jump_forward: over what constraints force; None: token by token.
         whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.
         vocab_size: a result with another token ends the engine; None: not checked.
+        now: the clock by which requests are timed and end: seconds that never go back.
         stages: of the pipeline of workers. With several, a request's token is planned when the one before it is known,
             which the plan brings to the first stage, and each plan has a part of those that decode.
 
@@ -92,6 +94,7 @@ class Scheduler:
         jump_forward: JumpForward | None = None,
         whole_prompts: bool = False,
         vocab_size: int | None = None,
+        now: Callable[[], float] = time.monotonic,
         stages: int = 1,
     ) -> None:
         self.stages = stages
@@ -101,7 +104,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.swapping = swapping
         self.vocab_size = vocab_size
-        self.slots = SlotTable(max_num_seqs, max_model_len, all_wait=stages > 1)
+        self.slots = SlotTable(max_num_seqs, max_model_len, all_wait=stages > 1, now=now)
         self.drafts = DraftSources(speculation, jump_forward, constraints)
         self.fast_path = DecodeFastPath(self.slots, kv, vocab_size)
         waits = Gates([*([] if constraints is None else [constraints]), *gates])
