@@ -28,9 +28,9 @@ class Experts(Module):
         for expert in range(self.total):
             name = f"{self._name}.experts.{expert}"
             found += [
-                Param(f"{name}.w1.weight", (wide, self._size), self, f"{expert}.w1", (part,)),
-                Param(f"{name}.w2.weight", (self._size, wide), self, f"{expert}.w2", (slice(None), part)),
-                Param(f"{name}.w3.weight", (wide, self._size), self, f"{expert}.w3", (part,)),
+                Param(f"{name}.w1.weight", (wide, self._size), self, f"{expert}.w1", ((part,),)),
+                Param(f"{name}.w2.weight", (self._size, wide), self, f"{expert}.w2", ((slice(None), part),)),
+                Param(f"{name}.w3.weight", (wide, self._size), self, f"{expert}.w3", ((part,),)),
             ]
         return found
 
