@@ -19,6 +19,7 @@ from engine_reference.drafter_ngram.ngram import NgramDrafterBody
 from engine_reference.grammar_choice import ChoiceBody, ChoiceMatcher
 from engine_reference.logits_processors.processors import LogitBiasBody
 from engine_reference.policy_fcfs import FCFS
+from engine_reference.tokenizer_hf.tokenizer import HFTokenizerBody
 
 Patch = Callable[..., None]
 
@@ -107,6 +108,22 @@ def drafter_alone(patch: Patch) -> None:
     over("propose", patch, NgramDrafterBody, "propose", lambda self, rows, session: True)
 
 
+class BrokenStream:
+    """Of a tokenizer: raises at the first token."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        raise Bomb("stream went off")
+
+
+def tokenizer_stream(patch: Patch) -> None:
+    real = HFTokenizerBody.stream
+
+    def stream(self: HFTokenizerBody, skip_special_tokens: bool, prompt: Sequence[int] = ()) -> Any:
+        return BrokenStream() if list(prompt) == PROMPTS["bad"] else real(self, skip_special_tokens, prompt)
+
+    patch(HFTokenizerBody, "stream", stream)
+
+
 def push(patch: Patch) -> None:
     over("push", patch, FCFS, "push", lambda self, request: request.request_id.startswith("bad"))
 
@@ -124,6 +141,7 @@ def push(patch: Patch) -> None:
         (processor_apply, BIASED, {}, "driver 'logit_bias' for logits_processor"),
         (processor_apply, BIASED, NGRAM, "driver 'logit_bias' for logits_processor"),
         (drafter_enter, {}, NGRAM, "driver 'ngram' for drafter"),
+        (tokenizer_stream, {}, {}, "driver 'hf' for tokenizer"),
         (push, {}, {}, "driver 'fcfs' for scheduling_policy"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",

@@ -70,7 +70,7 @@ def assemble_frontend(plan: Launch) -> Frontend:
         constraints=plan.constraints,
         chat=chat,
     )
-    outputs = OutputProcessor(tokenizer, hooks, plan.model_name)
+    outputs = OutputProcessor(tokenizer, hooks, plan.model_name, plan.tokenizer.candidate)
     return Frontend(
         tokenizer,
         inputs,
