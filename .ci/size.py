@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[str, int]] = {
     "runner": ("a plan's tensors, the forward pass, the worker", 2900),
     "loop": ("EngineCore: the step loop and its process", 900),
     "frontend": ("text in, text out; clients; the launcher; llm.py", 4300),
-    "cli": ("main, generate, plugins, config", 1000),
+    "cli": ("main, plugins, config", 1000),
 }
 """What each room is for, and the physical lines that it shall come to."""
 

@@ -76,7 +76,9 @@ class LLMEngine:
     """
 
     def __init__(self, frontend: Frontend, client: CoreClient, plan: Launch | None = None) -> None:
-        self.frontend, self.client, self.plan = frontend, client, plan
+        self.frontend = frontend
+        self.client = client
+        self.plan = plan
         self.undelivered: list[RequestOutput] = []
         self._early: list[CoreOutputs] = []  # news that came while an answer of the core was waited for
         self._closed = False
@@ -181,13 +183,13 @@ class LLMEngine:
         """The state of the core."""
         return msgspec.convert(self.call("stats"), StepStats)
 
-    def call(self, method: str) -> Any:
+    def call(self, method: str, *args: Any) -> Any:
         """Ask the core, or all of several, and wait: see `CoreClient.call`.
 
         Raises EngineError where one refuses, EngineDeadError where the last has died.
         """
         self._alive()
-        answer = self.client.call(method)
+        answer = self.client.call(method, *args)
         while not answer.done():
             if (news := self.client.receive(MOMENT)).outputs:
                 self._early.append(news)

@@ -22,6 +22,7 @@ def parse(*arguments):
 EXAMPLES = {
     "text": "x", "integer": "3", "number": "0.5", "bytes": "1GiB", "step_timeout": "30",
     "default_chat_template_kwargs": "{}", "override_generation_config": "{}",
+    "pipeline_parallel_split": "1,2",
 }  # fmt: skip
 
 

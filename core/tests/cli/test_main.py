@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from engine.cli.command_help import help_of
+from engine.cli.main import help_of
 from engine.plugin import Candidate
 
 HEAVY = ("torch", "numpy", "pydantic", "typer", "stevedore", "transformers", "msgspec", "yaml", "pluggy", "fastapi")

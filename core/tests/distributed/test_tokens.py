@@ -20,8 +20,9 @@ from engine.config.settings import EngineConfig
 from engine.llm import LLMEngine
 from engine.modeling import Decoder
 from engine.runner import assemble as assemble_module
-from engine.types.errors import UnsupportedModelError
+from engine.types.errors import ContractError, EngineError, UnsupportedModelError
 from engine_kit.dispatch_guard import DispatchGuard
+from engine_reference.models import llama
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "one KV head, biases of every projection": ("LlamaForCausalLM", {"kv_heads": 1, "bias": True}),
@@ -82,6 +83,42 @@ def test_two_and_four_ranks_give_one_ranks_tokens(checkpoints, name: str) -> Non
     expected = generate(folder, 1)
     for size in (2, 4):
         assert_equal(generate(folder, size, executor="threads"), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_give_one_ranks_tokens(checkpoints, name: str) -> None:
+    """Of uneven layers, alone and with ranks that share them; each stage loads and keeps what its own layers need."""
+    architecture, features = MODELS[name]
+    folder = checkpoints(architecture, **features, layers=4)
+    expected = generate(folder, 1)
+    for stages in ({"pipeline_parallel_size": 3}, {"pipeline_parallel_size": 2, "pipeline_parallel_split": "3,1"}):
+        assert_equal(generate(folder, 1, executor="threads", **stages), expected)
+    assert_equal(generate(folder, 2, executor="threads", pipeline_parallel_size=2), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"pipeline_parallel_size": 5}, "pipeline_parallel_size=5; the model has 4 layers"),
+        ({"pipeline_parallel_size": 2, "pipeline_parallel_split": "3,2"}, "split=3,2; the model has 4 layers"),
+        ({"pipeline_parallel_split": "3,1"}, "there is one stage"),
+        ({"pipeline_parallel_size": 2, "drafter": "ngram"}, "drafts are made where the last stage draws"),
+        ({"pipeline_parallel_size": 2, "executor": "inline"}, "it runs one worker, 2 are needed"),
+        ({"pipeline_parallel_size": 2, "pipeline_parallel_split": "3,x"}, "send one of each stage, like 6,10"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused_at_start(checkpoints, settings: dict[str, Any], says: str) -> None:
+    from engine.frontend.launch import launch
+
+    with pytest.raises(EngineError, match=says):
+        launch(EngineConfig(model=str(checkpoints("LlamaForCausalLM", layers=4)), **settings))
+
+
+def test_a_model_whose_layers_are_no_stack_is_refused(checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoints("LlamaForCausalLM", layers=4)
+    monkeypatch.setattr(llama, "Stack", lambda context, count, make: [make(context, index) for index in range(count)])
+    with pytest.raises(ContractError, match="this worker's stage does not have it"):
+        generate(folder, 1, executor="threads", pipeline_parallel_size=2)
 
 
 @pytest.mark.slow

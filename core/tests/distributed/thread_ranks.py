@@ -9,6 +9,7 @@ import importlib
 import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,10 +21,10 @@ import numpy as np
 
 from engine.interfaces.communicator import Communicator, CommunicatorNeed
 from engine.interfaces.context import CoreContext
-from engine.interfaces.executor import ExecutorCard, ExecutorNeed, merge_ready, rank_starts
+from engine.interfaces.executor import ExecutorCard, ExecutorNeed, RankAnswer, StepMerge, merge_ready, rank_starts
 from engine.plugin import Candidate, Registry
 from engine.plugin.loading import load_body
-from engine.types.parallel import GroupPlace
+from engine.types.parallel import GroupPlace, Place
 from engine.types.plan import Masks, StepPlan, StepResult
 from engine.types.start import WorkerReady, WorkerStart
 
@@ -80,20 +81,25 @@ def on_ranks(driver: type, size: int, work: Callable[[int, Communicator], Any]) 
 class MergedStep:
     """Done when every rank is. Implements `StepFuture`."""
 
+    step_id: int
+    places: list[Place]
     futures: list[Future[StepResult]]
 
     def done(self) -> bool:
         return all(future.done() for future in self.futures)
 
     def result(self, timeout: float | None = None) -> StepResult:
-        first, *others = (future.result(timeout or SECONDS) for future in self.futures)
+        results = [future.result(timeout or SECONDS) for future in self.futures]
+        merge = StepMerge(self.step_id, range(len(results)))
+        for place, result in zip(self.places, results, strict=True):
+            merge.take(place.rank, RankAnswer.of(place, result))
+        first, *others = [result for place, result in zip(self.places, results, strict=True) if place.draws]
         for other in others:
-            np.testing.assert_array_equal(other.tokens, first.tokens)
             assert (other.logprobs is None) == (first.logprobs is None)
             if first.logprobs is not None:
                 np.testing.assert_array_equal(other.logprobs.chosen, first.logprobs.chosen)
                 np.testing.assert_array_equal(other.logprobs.top_ids, first.logprobs.top_ids)
-        return first
+        return merge.result()
 
 
 class ThreadsCard(ExecutorCard):
@@ -116,11 +122,17 @@ class ThreadExecutor:
 
     def start(self, message: WorkerStart) -> WorkerReady:
         self._folder = tempfile.mkdtemp(prefix="thread-ranks-")
+        weakref.finalize(self, shutil.rmtree, self._folder, True)
         starts = rank_starts(msgspec.structs.replace(message, rendezvous=self._folder))
-        module, _, name = self._worker_class.partition(":")
-        self.workers = [getattr(importlib.import_module(module), name)(start, registry()) for start in starts]
+        self._places = [start.place for start in starts]
+        self.workers = [self.make(start) for start in starts]
         self._threads = [ThreadPoolExecutor(1) for _ in starts]
         return merge_ready(self.call("start"))
+
+    def make(self, start: WorkerStart) -> Any:
+        """The worker of a rank."""
+        module, _, name = self._worker_class.partition(":")
+        return getattr(importlib.import_module(module), name)(start, registry())
 
     def execute(self, plan: StepPlan) -> MergedStep:
         def run(worker: Any) -> StepResult:
@@ -130,9 +142,10 @@ class ThreadExecutor:
         self.overlaps += self._last is not None and not self._last.done()
         if plan.masks_follow:
             self._open = [t.submit(w.execute, plan) for t, w in zip(self._threads, self.workers, strict=True)]
-            self._last = MergedStep([Future() for _ in self.workers])
+            self._last = MergedStep(plan.step_id, self._places, [Future() for _ in self.workers])
             return self._last
-        self._last = MergedStep([t.submit(run, worker) for t, worker in zip(self._threads, self.workers, strict=True)])
+        futures = [t.submit(run, worker) for t, worker in zip(self._threads, self.workers, strict=True)]
+        self._last = MergedStep(plan.step_id, self._places, futures)
         return self._last
 
     def sample(self, step_id: int, masks: Masks) -> None:

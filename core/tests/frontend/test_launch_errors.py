@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.config.faults import add_place
 from engine.config.names import Key
-from engine.config.settings import EngineConfig
+from engine.config.settings import EngineConfig, add_place
 from engine.config.sources import gather
 from engine.frontend.launch import launch
 from engine.plugin import POINTS, Candidate, Registry

@@ -116,13 +116,13 @@ def test_walk_under_the_guard(checkpoints) -> None:
     """A layer that computes by itself is found, deep in a model."""
     guard = DispatchGuard()
     model = open_model(checkpoints("LlamaForCausalLM"), torch.float32, guard)
-    layer = model.layers[1]
+    first, layer = model.layers
 
     def scaled(state: State) -> None:
         layer(state)
         state["hidden"] = state["hidden"] * 0.5
 
-    model.layers = [model.layers[0], scaled]
+    model.layers = [first, scaled]
     state = State(token_ids=torch.tensor([3], dtype=torch.int32), positions=torch.arange(1))
     with pytest.raises(ContractError, match=r"aten\.mul\.Tensor at .*test_guard.py:\d+ \(.*scaled\)"), guard:
         model.forward(state, plain_walk)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from plain import body_of, describe, make_context
 
-from engine.modeling import RowParallelLinear, load_weights, read_safetensors
+from engine.modeling import MergedColumnLinear, QKVLinear, RowParallelLinear, load_weights, read_safetensors
+from engine.modeling.module import Param
 from engine.modeling.parallel import Shard, unsupported_ranks, vocabulary
 from engine.types.errors import CheckpointError
 
@@ -118,3 +119,42 @@ def test_every_reason_why_ranks_do_not_fit(checkpoints) -> None:
     assert unsupported_ranks(model, 4, intermediate_size=80) == []
     assert len(unsupported_ranks(model, 3, intermediate_size=80)) == 3
     assert "vocabulary" in unsupported_ranks(model, 1024)[-1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_fused_tensors_give_each_rank_what_separate_ones_do(checkpoints, kv_heads: int, size: int) -> None:
+    """A checkpoint's qkv_proj and gate_up_proj: of one tensor a rank keeps several pieces, in their order."""
+    description = describe(checkpoints("LlamaForCausalLM"))[0]
+    width, rows, inner = 6, {"q": 4 * 3, "k": kv_heads * 3, "v": kv_heads * 3}, 8
+    qkv = {name: torch.randn(count, width) for name, count in rows.items()}
+    biases = {name: torch.randn(count) for name, count in rows.items()}
+    mlp = [torch.randn(inner, width) for _ in range(2)]
+    for rank in range(size):
+        context = make_context(description, tp_rank=rank, tp_size=size, group=NoGroup() if size > 1 else None)
+        apart = QKVLinear(context, width, 4, kv_heads, 3, "x", bias=True, parts=("q", "k", "v"))
+        named = [(f"x.{n}.{kind}", of[n]) for kind, of in (("weight", qkv), ("bias", biases)) for n in rows]
+        load_weights(apart, named)
+        fused = QKVLinear(context, width, 4, kv_heads, 3, "x", bias=True, parts=("qkv",))
+        whole = {"x.qkv.weight": torch.cat(list(qkv.values())), "x.qkv.bias": torch.cat(list(biases.values()))}
+        load_weights(fused, whole.items())
+        for ours, expected in zip(fused._packed, apart._packed, strict=True):
+            assert torch.equal(ours, expected)
+        assert [param.local_shape[0] for param in fused.params()] == [sum(fused.out_sizes)] * 2
+        gate_up = MergedColumnLinear(context, width, [inner, inner], ["x"])
+        load_weights(gate_up, [("x.weight", torch.cat(mlp))])
+        assert torch.equal(gate_up._packed[0], torch.cat([part.chunk(size)[rank] for part in mlp]))
+
+
+def test_pieces_follow_one_another_where_they_differ() -> None:
+    tensor = torch.arange(24).reshape(4, 6)
+    every = slice(None)
+    param = Param("x", (4, 6), None, pieces=((every, slice(4, 6)), (every, slice(0, 1))))  # type: ignore[arg-type]
+    assert param.local_shape == (4, 3) and torch.equal(param.cut(tensor), tensor[:, [4, 5, 0]])
+
+
+def test_a_fused_tensor_of_another_size_is_refused(checkpoints) -> None:
+    context = make_context(describe(checkpoints("LlamaForCausalLM"))[0])
+    linear = QKVLinear(context, 4, 1, 1, 3, "x", parts=("qkv",))
+    with pytest.raises(CheckpointError, match=r"wrong form: x\.qkv\.weight \[5, 4\] for \[9, 4\]"):
+        load_weights(linear, [("x.qkv.weight", torch.ones(5, 4))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from engine.config.names import Key
 from engine.config.settings import EngineConfig
@@ -46,6 +46,13 @@ class InCore(WithOptions):
 
 class Needs(WithOptions):
     Options = Required
+
+
+class Raises(WithOptions):
+    class Options(BaseModel):
+        @model_validator(mode="after")
+        def check(self):
+            raise RuntimeError("no sky")
 
 
 class Plain:
@@ -104,6 +111,13 @@ def test_who_gives_options_asks_for_the_plugin(candidate):
     assert "key: Field required" in str(error) and "'needs'" in str(error)
     with pytest.raises(OptionsError, match="key"):
         HookRelay("frontend", installed, options={"needs": {}})
+
+
+def test_options_that_raise_what_they_must_not_leave_the_plugin_out(candidate):
+    installed = registry(candidate, raises="Raises")
+    assert HookRelay("frontend", installed).admit is None
+    [error] = installed.quarantine.values()
+    assert "RuntimeError: no sky" in str(error)
 
 
 def test_every_source_names_them(tmp_path):

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from engine.cli.why import explain
 from engine.interfaces.model import ModelCard, ModelNeed
 from engine.plugin import Manifest, Registry, Selection, choose
 from engine.plugin.candidate import Candidate
-from engine.plugin.explain import explain, why
 from engine.plugin.points import ANY_ARCHITECTURE, MODEL
+from engine.plugin.selection import why
 from engine.types.errors import (
     DriverImportError,
     DuplicateDriverError,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.cli.why import explain
 from engine.plugin import HookRelay, PluginList, Registry, choose, choose_one
 from engine.plugin.candidate import Candidate, Problem
 from engine.plugin.choosing import default_model
-from engine.plugin.explain import explain
 from engine.plugin.options import check_hook_options
 from engine.plugin.points import CHECKPOINT, EVICTOR, MODEL
 from engine.types.errors import ConfigError, DriverDeniedError, DuplicateDriverError, PluginError, UnsupportedModelError

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine.cli.why import explain
 from engine.plugin import Registry, choose_one
 from engine.plugin.candidate import Candidate
 from engine.plugin.card import Card
-from engine.plugin.explain import explain
 from engine.plugin.points import EVICTOR
 
 CARD = """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
+from engine.cli.why import explain
 from engine.interfaces.grammar import GrammarCard
 from engine.plugin import Registry, choose
-from engine.plugin.explain import explain
 from engine.plugin.points import GRAMMAR
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, PluginError, UnfitDriverError
 

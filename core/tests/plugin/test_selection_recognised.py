@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from engine.cli.why import explain
 from engine.interfaces.tool_parser import ToolParserCard, ToolParserNeed
 from engine.plugin import Registry, choose
-from engine.plugin.explain import explain
 from engine.plugin.points import TOOL_PARSER
 from engine.types.errors import ConfigError, DriverNotFoundError, OptionsError, UnfitDriverError
 

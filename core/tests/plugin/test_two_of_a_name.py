@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from engine.cli.why import explain
 from engine.interfaces.model import ModelNeed
 from engine.plugin import POINTS, Registry, Selection, choose, choose_one
 from engine.plugin.candidate import Candidate
 from engine.plugin.choosing import default_model
-from engine.plugin.explain import explain
 from engine.plugin.points import CHECKPOINT, EVICTOR, MODEL
 from engine.process.importing import import_object
 from engine.types.errors import DuplicateDriverError, PluginError

@@ -213,10 +213,13 @@ def registry(*more: Candidate) -> Registry:
     return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE, *PROCESSORS, *more))
 
 
-def layout() -> KVLayout:
-    """8 tokens a block: the two sliding layers fill a page, the full one takes half of one."""
-    layer_bytes = 8 * 2 * KV_HEADS * HEAD_SIZE * 8
-    common = {"num_kv_heads": KV_HEADS, "head_size": HEAD_SIZE, "tokens_per_block": 8, "layer_bytes": layer_bytes}
+def layout(tp: int = 1) -> KVLayout:
+    """8 tokens a block: the two sliding layers fill a page, the full one takes half of one.
+
+    tp: ranks that share the heads.
+    """
+    layer_bytes = 8 * 2 * KV_HEADS // tp * HEAD_SIZE * 8
+    common = {"num_kv_heads": KV_HEADS // tp, "head_size": HEAD_SIZE, "tokens_per_block": 8, "layer_bytes": layer_bytes}
     return KVLayout(
         block_size=8,
         page_bytes=2 * layer_bytes,

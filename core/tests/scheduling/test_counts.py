@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from steps import finish, make_scheduler, plan, request, run
-
-from engine.scheduling import admission as admission_module
-from engine.scheduling import slots as slots_module
-from engine.scheduling import update as update_module
 
 
 def test_tokens_since_start() -> None:
@@ -33,11 +28,10 @@ def test_a_preempted_request_counts_its_prompt_once() -> None:
     assert (scheduler.prompt_tokens, scheduler.generation_tokens) == (20, 40)
 
 
-def test_times_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_of_a_request() -> None:
     now = [100.0]
-    for module in (slots_module, admission_module, update_module):
-        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     scheduler = make_scheduler(max_num_seqs=1)
+    scheduler.slots.now = lambda: now[0]
     scheduler.add(request("a", 5, max_tokens=1))
     scheduler.add(request("b", 40, max_tokens=2))
     plan(scheduler)

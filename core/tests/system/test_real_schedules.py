@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from masking import ScriptedGrammar, constrained, jump_forward
 from paged_worker import HoldingExecutor
 from schedules import Outcome, Planned, Schedule, Settings, run_schedule, schedules
+from thread_ranks import ThreadExecutor
 
 from engine.interfaces.context import CoreContext
 from engine.kv.manager import KVManager
@@ -30,9 +31,10 @@ from engine.scheduling.speculative import Speculation
 from engine.scheduling.structured import Constraints
 from engine.types.errors import EngineError
 from engine.types.outputs import StepStats
+from engine.types.parallel import Parallel
 from engine.types.params import SamplingParams
 from engine.types.plan import StepPlan
-from engine.types.start import WorkerReady
+from engine.types.start import WorkerReady, WorkerStart
 from engine_reference.evictor_lru import LRU
 from engine_reference.policy_fcfs import FCFS
 
@@ -42,36 +44,72 @@ ROOMY = Settings(
 )  # fmt: skip
 
 
+class Crew(ThreadExecutor):
+    """Ranks as threads, behind the interface of one worker."""
+
+    def __init__(self, message: WorkerStart) -> None:
+        self._message, self._last, self.overlaps = message, None, 0
+
+    def make(self, start: WorkerStart) -> TorchWorker:
+        return TorchWorker(start, registry(*drafters.CANDIDATES))
+
+    def begun(self) -> WorkerReady:
+        return self.start(self._message)
+
+    def drafts(self, step_id: int) -> list[list[int]]:
+        drafts: list[list[int]] = self.call("drafts", step_id)[-1]
+        return drafts
+
+
 @lru_cache(maxsize=32)
-def worker_for(settings: Settings, buckets: bool = False) -> tuple[TorchWorker, WorkerReady]:
-    """Workers keep nothing from one schedule to the next but stale pages, which no request may read."""
+def worker_for(
+    settings: Settings, buckets: bool = False, parallel: Parallel | None = None
+) -> tuple[TorchWorker | Crew, WorkerReady]:
+    """Workers keep nothing from one schedule to the next but stale pages, which no request may read.
+
+    parallel: over several workers, as threads.
+    """
     found = registry(*drafters.CANDIDATES)
     message = start_message(
         platform="buckets" if buckets else "host",
         attention="capturable" if buckets else "torch",
         processors=ALL_PROCESSORS,
+        layout=layout(),
         num_kv_pages=settings.num_pages,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         swap_space=settings.swap_pages * layout().page_bytes,
     )
+    if parallel is not None:
+        of_rank = layout(parallel.tp)
+        message = msgspec.structs.replace(
+            message,
+            parallel=parallel,
+            layout=of_rank,
+            choices=(*message.choices, choice(found, "communicator", "gloo")),
+        )
     if settings.swap_pages:
         message = msgspec.structs.replace(message, choices=(*message.choices, choice(found, "kv_connector", "host")))
     if settings.drafter:
         name, options = drafters.options(settings.drafter)
         drafter = choice(found, "drafter", name, options=options)
         message = msgspec.structs.replace(message, choices=(*message.choices, drafter))
+    if parallel is not None:
+        crew = Crew(message)
+        return crew, crew.begun()
     worker = TorchWorker(message, found)
     return worker, worker.start()
 
 
-def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, HoldingExecutor]:
+def make_core(
+    settings: Settings, buckets: bool = False, parallel: Parallel | None = None
+) -> tuple[EngineCore, HoldingExecutor]:
     """An engine core with the real worker behind an executor that holds results back."""
     like = replace(settings, in_flight=1, enable_prefix_caching=False, hold=False, num_drafts=0, adaptive=True)
     like = replace(like, long_prefill_token_threshold=0, jump_forward=False)
-    worker, ready = worker_for(like, buckets)
-    chosen = worker._runner._drafting._chosen  # type: ignore[union-attr]
+    worker, ready = worker_for(like, buckets, parallel)
+    chosen = None if isinstance(worker, Crew) else worker._runner._drafting._chosen  # type: ignore[union-attr]
     if chosen is not None and isinstance(chosen.drafter, drafters.KnowingBody):
         chosen.drafter.slots.clear()  # the last to leave are told of with the next plan, which another core makes
     hold = max(1, settings.in_flight - 1) if settings.hold else 0
@@ -104,6 +142,7 @@ def make_core(settings: Settings, buckets: bool = False) -> tuple[EngineCore, Ho
         swapping=swapping(kv, context, FCFS(context)),
         constraints=Constraints(ScriptedGrammar(VOCAB, VOCAB - 2), VOCAB, takes_drafts=True),
         jump_forward=jump_forward(settings.max_num_seqs, VOCAB) if settings.jump_forward else None,
+        stages=1 if parallel is None else parallel.pp,
     )
     core = EngineCore(scheduler=scheduler, executor=executor, worker_ready=ready, in_flight=settings.in_flight)
     return core, executor

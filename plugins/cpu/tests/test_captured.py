@@ -152,6 +152,7 @@ def test_two_ranks() -> None:
     """
     settings = {"dtype": "bfloat16", "max_num_seqs": 4, "in_flight": 1, "communicator": "shm,gloo"}
     both(range(70, 72), (4,), tensor_parallel_size=2, **settings)
+    both(range(70, 72), (4,), pipeline_parallel_size=2, **settings)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from engine.interfaces.ops import OpsNeed
 from engine.kv.layout import make_layout
 from engine.plugin import Candidate, Card, Registry
 from engine.plugin.card import VARIES
-from engine.plugin.explain import chosen_drivers
-from engine.plugin.selection import Selection, Verdict
+from engine.plugin.selection import Selection, Verdict, chosen_drivers
 from engine.types.errors import ContractError
 from engine.types.hooks import ChosenDriver
 from engine.types.model import KVSpec

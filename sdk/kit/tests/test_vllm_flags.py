@@ -100,8 +100,6 @@ def test_the_lines_are_told(program, monkeypatch: pytest.MonkeyPatch, tmp_path) 
     [
         (["--speculative-config", "{}"], "pass --drafter and its options"),
         (["--speculative-config.method", "ngram"], "pass --drafter and its options"),
-        (["--pipeline-parallel-size", "2"], "pass --tensor-parallel-size"),
-        (["-pp=2"], "pass --tensor-parallel-size"),
         (["--distributed_executor_backend", "ray"], "pass --executor"),
         (["--max-logprobs", "5"], "requests may ask for up to 64"),
         (["--no-enable-chunked-prefill"], "--max-num-batched-tokens"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from mutant_suites import suites_of
 from engine.interfaces.model import ModelContext, State
 from engine.modeling import LMHead
 from engine.types.errors import CheckpointError
+from engine.types.parallel import Stage
 from engine_reference.models.llama import LlamaModel
 from engine_sdk.conformance import EncoderModelConformance, ModelConformance
 
@@ -313,6 +315,14 @@ class EmbedsAgain(Llama):
         return super().forward(state, walk)
 
 
+class HasEveryLayer(Llama):
+    """every layer is built, whichever the stage has"""
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(replace(context, stage=Stage()))
+        self.context = context
+
+
 class RunsAllLayers(Llama):
     """layers run whether the walk asks for them or not"""
 
@@ -474,7 +484,7 @@ PLAIN = [
     SeesOneMore, MixesWithTheStep, RotatesNeighbours, CountsForItself, NoPositions, ShortTable, ForgetsResidual,
     WrongEps, SwapsGateAndUp, HeadsInTurn, ValuesBackwards, NoRoot, RepeatsHeads, SecondLayerForBoth,
     IgnoresUnexpected, CutsToSize, TakesTheLast, Untyped, TransposesSquares, RoundsOnce, TiesAlways, KeepsState,
-    ChangesPositions, EmbedsAgain, RunsAllLayers, NormsTheBatch, LogitsOfTheBatch, AnswersInFloat32,
+    ChangesPositions, EmbedsAgain, HasEveryLayer, RunsAllLayers, NormsTheBatch, LogitsOfTheBatch, AnswersInFloat32,
     HeadIsNotQuantised, ShiftsShards, GathersBackwards, SumsNothing, OneRankMore, ReadsOn,
 ]  # fmt: skip
 WHOLE = [ComputesItself, *CARDS]

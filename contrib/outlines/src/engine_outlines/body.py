@@ -15,7 +15,7 @@ from engine_kit.bounded_cache import BoundedCache
 from engine_kit.compiling.processes import CompilerProcesses
 from engine_kit.schemas.normal import in_normal_form
 from engine_kit.spelling import unspeakable
-from engine_outlines.compiler import Source
+from engine_outlines.compiler import OutlinesSource
 from engine_outlines.matcher import OutlinesMatcher
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Outlines:
 
     def _matcher(self, constraint: StructuredOutputsParams, end_token_ids: Sequence[int]) -> Matcher:
         size = self._context.vocab_size
-        source = msgspec.msgpack.encode(Source(*_source(constraint), self._options.max_whitespace))
+        source = msgspec.msgpack.encode(OutlinesSource(*_source(constraint), self._options.max_whitespace))
         index = self._cache.get(source, lambda: self._compile(source, constraint))
         ends = frozenset(token for token in end_token_ids if token < size)
         row = np.zeros(-(-size // 32), np.int32)

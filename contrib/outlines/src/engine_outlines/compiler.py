@@ -30,7 +30,7 @@ NUMBER = r"((-)?(0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-][0-9]+)?"
 PLAIN_NUMBER = NUMBER.replace("[+-][0-9]+", "[+-][0-9]{1,2}")
 
 
-class Source(msgspec.Struct, frozen=True):
+class OutlinesSource(msgspec.Struct, frozen=True):
     """What is to be compiled.
 
     Args:
@@ -51,7 +51,7 @@ class Compiler:
         self._vocabulary = vocabulary(context.vocabulary(), context.vocab_size)
 
     def compile(self, source: bytes) -> bytes:
-        asked = msgspec.msgpack.decode(source, type=Source)
+        asked = msgspec.msgpack.decode(source, type=OutlinesSource)
         try:
             index = Index(f"(?:{_regex(asked)}){MARK}", self._vocabulary)
         except MemoryError:
@@ -79,7 +79,7 @@ def vocabulary(pieces: Sequence[bytes | None], vocab_size: int) -> Vocabulary:
     return Vocabulary(vocab_size + 1, ids)
 
 
-def _regex(asked: Source) -> str:
+def _regex(asked: OutlinesSource) -> str:
     if asked.kind == "json":
         space = f"[\\n ]{{0,{asked.max_whitespace}}}" if asked.max_whitespace else ""
         return str(json_schema.build_regex_from_schema(asked.text, space)).replace(NUMBER, PLAIN_NUMBER)

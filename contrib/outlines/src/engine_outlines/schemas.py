@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_kit.schemas.pattern import characters, plain
-from engine_kit.schemas.places import Place, check, places, refused, resolve
+from engine_kit.schemas.places import SchemaPlace, check, places, refused, resolve
 
 ENFORCED = frozenset(
     {
@@ -30,7 +30,7 @@ def check_schema(schema: Any) -> None:
     _check_recursion(schema)
 
 
-def _rule(place: Place) -> None:
+def _rule(place: SchemaPlace) -> None:
     schema = place.schema
     for key in ("$ref", "anyOf"):
         if key in schema:
@@ -59,7 +59,7 @@ def _rule(place: Place) -> None:
         _check_object(place)
 
 
-def _check_pattern(place: Place) -> None:
+def _check_pattern(place: SchemaPlace) -> None:
     pattern = place.schema["pattern"]
     if plain(pattern) != pattern:
         raise place.refuse("pattern", "it is not written as normalised schemas write theirs")
@@ -68,7 +68,7 @@ def _check_pattern(place: Place) -> None:
             raise place.refuse("pattern", "it allows characters that are escaped in JSON, which cannot be enforced")
 
 
-def _check_object(place: Place) -> None:
+def _check_object(place: SchemaPlace) -> None:
     schema = place.schema
     properties = schema.get("properties")
     if not properties:

@@ -18,8 +18,8 @@ from engine.config.declaration import EngineSettings, Setting, Settings, of_comm
 from engine.config.declaration import command_settings as declared_by_commands
 from engine.config.names import Key
 from engine.plugin.card import Command
-from engine.plugin.explain import why
 from engine.plugin.points import HOOKS, POINTS
+from engine.plugin.selection import why
 from engine.types.errors import EngineError
 
 if TYPE_CHECKING:

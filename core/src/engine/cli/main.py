@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.plugin.hints import did_you_mean
@@ -17,6 +18,7 @@ from engine.types.errors import ConfigError, ContractError, EngineError
 if TYPE_CHECKING:
     import argparse
 
+    from engine.plugin.candidate import Candidate
     from engine.plugin.card import Command
     from engine.plugin.plugin_list import PluginList
 
@@ -196,7 +198,6 @@ def _help() -> str:
 
 def _added_lines() -> list[str]:
     """The commands of plugins; none is imported. Where the list of plugins is wrong, help is wanted all the more."""
-    from engine.cli.command_help import help_of
     from engine.plugin.discovery import Registry
 
     try:
@@ -205,6 +206,45 @@ def _added_lines() -> list[str]:
         return [f"  (those of plugins cannot be listed: {error})"]
     added = (candidate for candidate in registry.candidates("commands") if candidate.name not in COMMANDS)
     return [f"  {c.name:<16} {' '.join(filter(None, (help_of(c), f'(from {c.provenance})')))}" for c in added]
+
+
+def help_of(candidate: Candidate) -> str:
+    """What a plugin's command says of itself, read from its source, for nothing is imported: its `help`, where its
+    class sets it to a plain text, else the first line of its docstring; "" where neither can be read: its source is not
+    there as a file, say."""
+    import ast
+
+    module, _, name = candidate.value.partition(":")
+    try:
+        tree = ast.parse(_source(module).read_bytes())
+        found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name.strip())
+    except Exception:  # whatever is wrong with it is said when it is called
+        return ""
+    for node in found.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            text = node.value.value
+            if isinstance(text, str) and any(isinstance(t, ast.Name) and t.id == "help" for t in targets):
+                return " ".join(text.split())
+    return (ast.get_docstring(found) or "").partition("\n")[0]
+
+
+def _source(module: str) -> Path:
+    """The file of a module. Only the specification of its top package is asked for, which imports nothing.
+
+    Raises FileNotFoundError.
+    """
+    import importlib.util
+
+    top, *inner = module.strip().split(".")
+    spec = importlib.util.find_spec(top)
+    places = [Path(folder, *inner) for folder in (spec and spec.submodule_search_locations) or ()]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
+    if spec is not None and spec.origin and not inner:
+        files = [Path(spec.origin)]
+    if not (there := [file for file in files if file.is_file()]):
+        raise FileNotFoundError(module)
+    return there[0]
 
 
 def _message(error: EngineError) -> str:

@@ -105,6 +105,15 @@ def _names(value: Any) -> Any:
     return value
 
 
+def _counts(value: Any) -> Any:
+    """Numbers with commas between; a file and Python may have them as a list."""
+    if isinstance(value, (list, tuple)):
+        value = ",".join(map(str, value))
+    if isinstance(value, str) and not all(part.strip().isdecimal() and int(part) for part in value.split(",")):
+        raise ValueError("it is no list of numbers; send one of each stage, like 6,10")
+    return value
+
+
 class EngineSettings(Settings):
     """The engine's own, in the order in which they are listed."""
 
@@ -149,6 +158,10 @@ class EngineSettings(Settings):
     long_prefill_token_threshold: int = setting(0, "most tokens of one prompt in one step; 0: no limit", least=0)
     block_size: int = setting(16, "tokens in one block of the KV cache", least=1)
     tensor_parallel_size: int = setting(1, "ranks among which each layer is divided", least=1)
+    pipeline_parallel_size: int = setting(1, "stages, one after the other, among which the layers are divided", least=1)
+    pipeline_parallel_split: str | None = setting(
+        None, "layers of each stage, with commas between, e.g. 6,10 (default: as even as it goes)", check=_counts
+    )
     data_parallel_size: int = setting(1, "engine cores side by side, each with the whole model", least=1)
     data_parallel_restarts: int = setting(0, "how often each of several cores is started again when it dies", least=0)
     kv_cache_memory: int | None = setting(
@@ -179,7 +192,7 @@ class EngineSettings(Settings):
         False, "take only drivers that compute a row with the same bits alone and in any batch, chunked or not"
     )
     enable_jump_forward: bool = setting(True, "compute what a constraint forces together, as drafts")
-    in_flight: int | None = setting(None, "steps under way at once; 1 overlaps nothing (default: 2)", least=1)
+    in_flight: int | None = setting(None, "steps under way at once; 1 overlaps nothing (default: stages + 1)", least=1)
     grammar_warm_up: bool = setting(
         False, "load the library of the first grammar, and start its process, before a request needs them"
     )

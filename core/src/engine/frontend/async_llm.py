@@ -301,14 +301,14 @@ class AsyncLLM:
         """End every request in progress with this error; the core goes on."""
         self._client.abort(self._end_all(error))
 
-    async def call(self, method: str) -> Any:
-        """Ask every core: one of `engine.loop.process.CALLS`. The answer as plain data: statistics as those of one
-        core, page maps as a list, the files of profiles as a list.
+    async def call(self, method: str, *args: Any) -> Any:
+        """Ask every core, see `engine.loop.engine_core.EngineCore.call`. The answer as plain data: statistics as those
+        of one core, page maps as a list, the files of profiles as a list.
 
         Raises EngineError where one refuses, EngineDeadError where the last has died.
         """
         self._check_alive()
-        answer = self._client.call(method)
+        answer = self._client.call(method, *args)
         self._calls.add(answer)
         try:
             return await asyncio.wrap_future(answer)

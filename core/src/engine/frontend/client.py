@@ -45,10 +45,10 @@ class InProcessClient:
     def abort(self, request_ids: Sequence[str]) -> None:
         self.core.abort(list(request_ids))
 
-    def call(self, method: str) -> Future[Any]:
+    def call(self, method: str, *args: Any) -> Future[Any]:
         answer: Future[Any] = Future()
         try:
-            answer.set_result(getattr(self.core, method)())
+            answer.set_result(self.core.call(method, *args))
         except Exception as error:
             answer.set_exception(error)
         return answer

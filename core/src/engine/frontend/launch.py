@@ -41,7 +41,7 @@ from engine.plugin.points import CardT, NeedT, Point
 from engine.types.errors import ConfigError, EngineError, ManifestError, ModelNotFoundError
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
-from engine.types.parallel import Parallel
+from engine.types.parallel import Parallel, split_layers
 from engine.types.start import CoreStart, WorkerStart
 
 if TYPE_CHECKING:
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 
 CORE_WORKER = "engine.runner.worker:TorchWorker"
 """The worker of platforms that bring none of their own."""
-DEFAULT_IN_FLIGHT = 2
-"""Pipeline stages + 1."""
-
 _ITEM_SIZES = {"float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
 """Torch's names of what users call otherwise."""
@@ -221,6 +218,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
     model = msgspec.structs.replace(model, sampling=sampling)
     max_model_len = _max_model_len(config, model)
     parallel = parallel_of(config)
+    split_layers(parallel, model.num_layers)
 
     needs = attention_needs(
         model,
@@ -294,7 +292,7 @@ def _launch(config: EngineConfig, registry: Registry | None) -> Launch:
         enable_prefix_caching=config.enable_prefix_caching and not model.whole_prompts,
         prefix_caching_hash_algo=config.prefix_caching_hash_algo,
         enable_jump_forward=config.enable_jump_forward,
-        in_flight=DEFAULT_IN_FLIGHT if config.in_flight is None else config.in_flight,
+        in_flight=parallel.pp + 1 if config.in_flight is None else config.in_flight,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=preemption_mode(config),
         tokenizer_folder=tokenizer_folder,
@@ -362,6 +360,7 @@ def _model_needs(config: EngineConfig, files: CheckpointFiles, device: PlatformF
             config=files.config,
             framework=device.framework,
             parallel=parallel_of(config),
+            features=frozenset({"stages"} if config.pipeline_parallel_size > 1 else ()),
             batch_invariant=config.batch_invariant,
         )
         for architecture in architectures or [""]
@@ -369,8 +368,21 @@ def _model_needs(config: EngineConfig, files: CheckpointFiles, device: PlatformF
 
 
 def parallel_of(config: EngineConfig) -> Parallel:
-    """Over how many workers the settings divide the model."""
-    return Parallel(tp=config.tensor_parallel_size)
+    """Over how many workers the settings divide the model. Raises ConfigError for a split of one stage, and for drafts
+    with several."""
+    stages, split = config.pipeline_parallel_size, config.pipeline_parallel_split
+    if split is not None and stages == 1:
+        raise ConfigError(
+            f"pipeline_parallel_split={split}", "there is one stage", "say of how many: --pipeline-parallel-size"
+        )
+    if stages > 1 and config.asked("drafter") is not None:
+        raise ConfigError(
+            f"drafter={config.asked('drafter')} with pipeline_parallel_size={stages}",
+            "drafts are made where the last stage draws, and the first stage cannot know them yet",
+            "leave one of them out",
+        )
+    layers = () if split is None else tuple(int(part) for part in split.split(","))
+    return Parallel(tp=config.tensor_parallel_size, pp=stages, split=layers)
 
 
 def _described(

@@ -39,7 +39,7 @@ _COMPUTED = ("full", "sliding", "mla", "encoder")
 _TOOLS = re.compile(r"\btools\b")
 
 
-class Place(TypedDict):
+class DevicePlace(TypedDict):
     """Where tensors lie, as most needs have it."""
 
     device: str
@@ -75,9 +75,9 @@ class Facts:
     chat_template: str | None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DevicePlace:
         """Where tensors lie."""
-        return Place(device=self.platform.device, framework=self.platform.framework)
+        return DevicePlace(device=self.platform.device, framework=self.platform.framework)
 
     def template(self, with_tools: bool) -> str:
         """The source of the chat template; see `template_source`."""

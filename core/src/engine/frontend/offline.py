@@ -54,7 +54,8 @@ class DeferredInterrupt:
     """
 
     def __init__(self, patience: int = 1) -> None:
-        self._patience, self._pressed = patience, 0
+        self._patience = patience
+        self._pressed = 0
         self._installed = False
 
     def __enter__(self) -> DeferredInterrupt:

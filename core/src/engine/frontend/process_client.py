@@ -139,14 +139,14 @@ class ProcessClient:
         if known:
             self._core.send(Abort(known, self._client))
 
-    def call(self, method: str) -> Future[Any]:
+    def call(self, method: str, *args: Any) -> Future[Any]:
         answer: Future[Any] = Future()
         if self._error is not None:
             answer.set_exception(self._error)
         else:
             number = next(self._call_ids)
             self._calls[number] = answer
-            self._core.send(Call(number, method, self._client))
+            self._core.send(Call(number, method, self._client, list(args)))
         return answer
 
     def tell(self, message: ToCore, dp_rank: int | None = None) -> None:
@@ -296,11 +296,14 @@ class LoopListener(Generic[T]):
         on_message: Callable[[Sequence[T]], None],
         on_death: Callable[[EngineError], None],
     ) -> None:
-        self._core, self._loop = core, loop
-        self._on_message, self._on_death = on_message, on_death
+        self._core = core
+        self._loop = loop
+        self._on_message = on_message
+        self._on_death = on_death
         self._file = core.fileno()
         loop.add_reader(self._file, self._readable)
-        self._listening, self._scheduled = True, False
+        self._listening = True
+        self._scheduled = False
         self._empty = loop.time()
         self._farewell: threading.Thread | None = None  # finds out what became of the core
         self._look_handle = loop.call_later(LOOK_SECONDS, self._look)

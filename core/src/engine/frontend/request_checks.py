@@ -87,7 +87,9 @@ class ProcessorArguments:
     """
 
     def __init__(self, cards: Sequence[type[LogitsProcessorCard]], tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._cards, self._tokenizer, self._vocab_size = tuple(cards), tokenizer, vocab_size
+        self._cards = tuple(cards)
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._served = {name for card in cards for name in card.parameters}
         self._keys = {key for card in cards for key in card.extra_args}
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from engine.plugin.explain import chosen_drivers
+from engine.plugin.selection import chosen_drivers
 from engine.types.hooks import EngineInfo, IntervalStats, RequestSummary
 from engine.types.outputs import CoreOutput, StepStats
 
@@ -144,8 +144,10 @@ class Interval:
     """
 
     def __init__(self, llm: Observed, clock: Callable[[], float] = time.monotonic) -> None:
-        self._llm, self._clock = llm, clock
-        self._since, self._before = clock(), llm.last_stats
+        self._llm = llm
+        self._clock = clock
+        self._since = clock()
+        self._before = llm.last_stats
 
     def look(self) -> IntervalStats:
         """What happened since the last call, or since this object was made."""
@@ -192,7 +194,9 @@ class LifecycleHooks:
         clock: Callable[[], float] = time.monotonic,
         tells_stats: bool = True,
     ) -> None:
-        self._relay, self._engine, self._clock = relay, engine, clock
+        self._relay = relay
+        self._engine = engine
+        self._clock = clock
         self._tells_stats = tells_stats
         self._started = False
         self._interval: Interval | None = None

@@ -67,10 +67,11 @@ class CoreClient(Protocol):
         """End requests in whatever state they are; unknown ids are passed over. No output need follow."""
         ...
 
-    def call(self, method: str) -> Future[Any]:
-        """Ask the core, by one of `engine.loop.process.CALLS`; the answer is plain data. Several cores answer with the
-        sum of their statistics, with their lists as one (page maps by rank, files of a profile), and with the first of
-        answers that are all alike.
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """Ask the core, see `engine.loop.engine_core.EngineCore.call`; arguments and answer are plain data.
+
+        Several cores answer with the sum of their statistics, with their lists as one (page maps by rank, files of a
+        profile), and with the first of answers that are all alike.
 
         The future has an EngineError where one refuses, or died before it answered.
         """

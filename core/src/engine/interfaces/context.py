@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.types.kv import KVLayout
 from engine.types.model import CheckpointFiles, ModelDescription
@@ -16,6 +17,30 @@ if TYPE_CHECKING:
 
     from engine.interfaces.ops import Ops
     from engine.interfaces.platform import Platform
+
+
+class Clock(Protocol):
+    """Time in an engine core, which need not be the machine's."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Let so many of them pass."""
+        ...
+
+
+class SystemClock:
+    """The machine's time."""
+
+    def monotonic(self) -> float:
+        """See `time.monotonic`: setting the machine's date changes nothing."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """See `time.sleep`."""
+        time.sleep(seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +85,13 @@ class CoreContext:
 
     Args:
         options: the driver's validated `Options`, or None where its card declares none.
-        layout: the KV pool's form.
+        layout: the KV pool's form; `page_bytes` of the rank with the largest pages.
         num_pages: pages of the pool, the null page included; 0 while the executor is built, which finds it out.
         max_num_seqs, max_num_batched_tokens, max_model_len: limits of a step and of a request.
         worker: "pkg.mod:Class" of the `Worker` that executors start.
         swap_space: bytes of host memory for swapped pages, on each rank.
         step_timeout: seconds after which whoever waits for the core takes it for hung.
+        clock: by which requests are timed and end; a simulation has its own.
     """
 
     layout: KVLayout
@@ -76,6 +102,7 @@ class CoreContext:
     worker: str = ""
     swap_space: int = 0
     step_timeout: float = 600.0
+    clock: Clock = field(default_factory=SystemClock)
     options: Any = None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from engine.plugin import Card
 from engine.types.model import ModelDescription
-from engine.types.parallel import Parallel
+from engine.types.parallel import Parallel, Stage
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,8 @@ class ModelCard(Card):
 
     walks: ClassVar[bool] = True
     """Whether the body iterates its layers by the walk that `forward` is given. False: nobody can look on between them,
-    and the model cannot be cut into stages."""
+    and the model cannot be cut into stages. A body that walks, and yet builds all layers whatever its context's stage
+    says, names "stages" in `unsupported_features`."""
 
     @classmethod
     def describe(cls, config: dict[str, Any]) -> ModelDescription:
@@ -171,6 +172,7 @@ class ModelContext:
         group: the ranks that share the layers; None where there is one.
         quantization: for each kind of layer who packs and multiplies it; a kind that is not there is the ops'.
         latent_attention: gives layers of kind "mla" theirs; None where the description has none of them.
+        stage: which of the layers are this worker's.
     """
 
     description: ModelDescription
@@ -184,6 +186,7 @@ class ModelContext:
     group: Group | None = None
     quantization: Mapping[str, Quantization] = field(default_factory=dict)
     latent_attention: LatentAttentionFactory | None = None
+    stage: Stage = field(default_factory=Stage)
 
 
 class Model(Protocol):
@@ -198,12 +201,18 @@ class Model(Protocol):
         """
         ...
 
-    def forward(self, state: State, walk: LayerIterator) -> torch.Tensor:
-        """The final, normed hidden states [T, H].
+    def forward(self, state: State, walk: LayerIterator) -> torch.Tensor | None:
+        """The final, normed hidden states [T, H]. None where the context's stage is not the last: what the next one
+        goes on with is in `state`.
 
         A state that brings `hidden` comes from another stage of the walk, and is not embedded again; what it brought
-        besides is not changed in place.
+        besides, but for the tensors of `state_sizes`, is not changed in place.
         """
+        ...
+
+    def state_sizes(self) -> Mapping[str, int]:
+        """What the next stage needs of a state: for each tensor, [T, size] in the model's dtype, its size. Called only
+        where there are several stages, as "stages" of `ModelFeature` says."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

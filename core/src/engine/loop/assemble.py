@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from engine.interfaces.context import CoreContext, FrontContext, GrammarContext
+from engine.interfaces.context import Clock, CoreContext, FrontContext, GrammarContext, SystemClock
 from engine.interfaces.drafter import DrafterOptions
+from engine.interfaces.executor import rank_starts
 from engine.interfaces.grammar import GrammarCard
 from engine.kv.manager import KVManager
 from engine.loop.engine_core import EngineCore
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
     from engine.interfaces.tokenizer import Tokenizer
 
 
-def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare: bool = False) -> EngineCore:
+def assemble_core(
+    start: CoreStart, registry: Registry | None = None, *, prepare: bool = False, clock: Clock | None = None
+) -> EngineCore:
     """Build an engine core from the launcher's decisions: its executor, started, then everything around it.
 
     Args:
         start: the launcher's decisions.
         registry: what is installed; None looks.
+        clock: of requests and drivers; None: the machine's.
         prepare: have grammars begin to get ready while the executor loads the model; `Constraints.warm_up` goes on.
 
     Raises:
@@ -52,14 +56,16 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
     registry = registry.following(PluginList(worker.plugins, "by the launcher"))
     Manifest(worker.choices).check(registry)
     check_hooks(registry, "core", worker.hook_plugins)
+    page_bytes = max(start.layout.page_bytes for start in rank_starts(worker))  # of the largest stage
     context = CoreContext(
-        layout=worker.layout,
+        layout=msgspec.structs.replace(worker.layout, page_bytes=page_bytes),
         max_num_seqs=worker.max_num_seqs,
         max_num_batched_tokens=worker.max_num_batched_tokens,
         max_model_len=worker.max_model_len,
         worker=start.worker_class,
         swap_space=worker.swap_space,
         step_timeout=start.step_timeout,
+        clock=SystemClock() if clock is None else clock,
     )
     executor = _build("executor", start, registry, context)
     constraints: Constraints | None = None
@@ -97,6 +103,8 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             jump_forward=_jump_forward(start, constraints, vocabulary),
             whole_prompts=worker.model.whole_prompts,
             vocab_size=worker.model.vocab_size,
+            now=context.clock.monotonic,
+            stages=worker.parallel.pp,
             blame=Blame(worker.choices),
         )
         hooks = HookRelay("core", registry, options=worker.hook_options)
@@ -108,6 +116,7 @@ def assemble_core(start: CoreStart, registry: Registry | None = None, *, prepare
             in_flight=start.in_flight,
             hooks=hooks,
             choices=worker.choices,
+            drawing_rank=worker.parallel.world - 1,
         )
     except BaseException:
         if constraints is not None:

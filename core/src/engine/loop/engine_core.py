@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from engine.interfaces.kv_connector import SwapUsage
+from engine.plugin.hints import did_you_mean
 from engine.plugin.manifest import Blame
 from engine.scheduling.scheduler import Scheduler
 from engine.types.errors import ConfigError, EngineDeadError
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from engine.types.start import Choice, WorkerReady
 
 logger = logging.getLogger(__name__)
+
+OF_WORKERS = "worker."
+"""Before the name of a worker's method, which is then called on every rank."""
+OF_STEPS = frozenset({"start", "execute", "sample", "drafts", "shutdown"})
+"""The methods of workers that the executor calls in its own time, and nobody else."""
 
 NO_SWAP = SwapUsage(0, 0)
 _SUSPECTS = ("executor", "platform", "model", "attention")
@@ -41,6 +47,11 @@ class EngineCore:
         in_flight: most steps under way at once; with 1, a step is planned when the one before is done.
         hooks: the relay of the core's process.
         choices: the drivers at work, for the error where a step fails.
+        drawing_rank: of the executor's, one that draws tokens.
+
+    Attributes:
+        calls: what frontends may call, by name. Parts of the core add theirs: arguments and answers are plain data, or
+            structs of it, and an EngineError is told to the caller.
     """
 
     def __init__(
@@ -52,13 +63,19 @@ class EngineCore:
         in_flight: int = 2,
         hooks: HookRelay | None = None,
         choices: Sequence[Choice] = (),
+        drawing_rank: int = 0,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.in_flight = in_flight
         self.worker_ready = worker_ready
+        own = (self.stats, self.page_maps, self.reset_prefix_cache, self.check_integrity)
+        self.calls: dict[str, Callable[..., Any]] = {
+            function.__name__: function for function in (*own, self.start_profile, self.stop_profile)
+        }
         self._hooks = hooks
         self._choices = choices
+        self._drawing_rank = drawing_rank
         self._checked_idle = True
         if hooks is not None and hooks.kv_events:
             scheduler.kv.record_events()
@@ -157,8 +174,8 @@ class EngineCore:
             self.executor.sample(step_id, masks)
 
     def _drafts(self, step_id: int) -> list[list[int]]:
-        """Those of the last step's rows. Every rank has drafted them alike: one is asked."""
-        (drafts,) = self.executor.call("drafts", step_id, rank=0)
+        """Those of the last step's rows. Every rank that draws has drafted them alike: one is asked."""
+        (drafts,) = self.executor.call("drafts", step_id, rank=self._drawing_rank)
         return cast("list[list[int]]", drafts)
 
     def _news(self) -> CoreOutputs:
@@ -215,6 +232,25 @@ class EngineCore:
             hook_failures=self._hooks.failures.told() if self._hooks is not None and self._hooks.failures else (),
         )
 
+    def call(self, method: str, *args: Any) -> Any:
+        """What a frontend asks by name: one of `calls`, or with "worker." before it a method of the workers, whose
+        answers are a list, one a rank.
+
+        Raises:
+            ConfigError: there is no such function, or it is not for frontends.
+            EngineError: the function's own.
+        """
+        if method in self.calls:
+            return self.calls[method](*args)
+        name = method.removeprefix(OF_WORKERS)
+        if name == method or name in OF_STEPS or not name.isidentifier() or name.startswith("_"):
+            remedy = did_you_mean(method, self.calls) or f"the calls are: {', '.join(self.calls)}, worker.METHOD"
+            raise ConfigError(f"call {method!r}", f"the core has no call {method!r}", remedy)
+        try:
+            return self.executor.call(name, *args)
+        except AttributeError as error:
+            raise ConfigError(f"call {method!r}", f"this platform's worker has no such method: {error}") from error
+
     def page_maps(self) -> list[PageMap]:
         """Who holds the pages of each core's KV cache now, for monitors: of one core, one."""
         return [self.scheduler.kv.pool.page_map()]
@@ -260,17 +296,11 @@ class EngineCore:
 
         Raises EngineError where one refuses: it does already, there is no folder for it, or it has no profiler.
         """
-        self._ask_profiler("start_profile")
+        self.call("worker.start_profile")
 
     def stop_profile(self) -> list[str]:
         """Write what was recorded: the files, one a rank. Raises as `start_profile`, and where nothing is recorded."""
-        return self._ask_profiler("stop_profile")
-
-    def _ask_profiler(self, method: str) -> list[str]:
-        try:
-            return self.executor.call(method)
-        except AttributeError as error:
-            raise ConfigError(method.replace("_", " a "), f"this platform's worker has no profiler: {error}") from error
+        return cast("list[str]", self.call("worker.stop_profile"))
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the inner state contradicts itself. For tests and idle moments."""

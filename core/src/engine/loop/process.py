@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -22,9 +24,6 @@ from engine.types.messages import Abort, Add, Attach, Beat, Call, Detach, Ready,
 from engine.types.outputs import CoreOutput, CoreOutputs
 from engine.types.request import FinishReason
 from engine.types.start import CoreStart
-
-CALLS = frozenset({"stats", "page_maps", "reset_prefix_cache", "check_integrity", "start_profile", "stop_profile"})
-"""The core's methods that a frontend may call."""
 
 HEALTH_SECONDS = 1.0
 """How often an idle core looks whether its workers live, and how long a core says nothing at most."""
@@ -94,20 +93,18 @@ def handle(core: EngineCore, message: ToCore, clients: Clients) -> None:
                     clients.own(client, request)
         case Abort(request_ids, client):
             core.abort(clients.owned(client, request_ids))
-        case Call(call_id, method, client):
-            clients.put(_answer(core, call_id, method), client)
+        case Call(call_id, method, client, args):
+            clients.put(_answer(core, call_id, method, args), client)
         case Attach():
             clients.attach(message, core.stats())
         case Detach(client):
             core.abort(clients.detach(client))
 
 
-def _answer(core: EngineCore, call_id: int, method: str) -> Reply:
-    if method not in CALLS:
-        return Reply(call_id, error=f"the core has no call {method!r}")
+def _answer(core: EngineCore, call_id: int, method: str, args: Sequence[Any]) -> Reply:
     try:
-        return Reply(call_id, msgspec.to_builtins(getattr(core, method)()))
-    except (EngineError, AssertionError) as error:
+        return Reply(call_id, msgspec.to_builtins(core.call(method, *args)))
+    except (EngineError, AssertionError, TypeError) as error:  # TypeError: other arguments than the function takes
         return Reply(call_id, error=f"{type(error).__name__}: {error}")
 
 

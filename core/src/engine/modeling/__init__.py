@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.modeling.attention import Attention, LatentAttention
-    from engine.modeling.decoder import Decoder, ModelBody
+    from engine.modeling.decoder import Decoder, ModelBody, Stack
     from engine.modeling.layers import Embedding, GatedMLP, LayerNorm, LMHead, RMSNorm, Table
     from engine.modeling.linear import ColumnParallelLinear, Linear, MergedColumnLinear, QKVLinear, RowParallelLinear
     from engine.modeling.loading import load_weights, out_of_memory, read_safetensors
@@ -36,6 +36,7 @@ __all__ = [
     "RMSNorm",
     "Rotary",
     "RowParallelLinear",
+    "Stack",
     "Table",
     "load_weights",
     "out_of_memory",
@@ -47,6 +48,7 @@ _HOMES = {
     "LatentAttention": "attention",
     "Decoder": "decoder",
     "ModelBody": "decoder",
+    "Stack": "decoder",
     "Embedding": "layers",
     "GatedMLP": "layers",
     "LMHead": "layers",

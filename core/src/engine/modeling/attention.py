@@ -170,7 +170,7 @@ class LatentUp(Module):
     def params(self) -> list[Param]:
         """`<name>.weight`."""
         rows = self._heads.of_units(self._width)
-        return [Param(f"{self.name}.weight", (rows.total, self._latent_size), self, part=(rows.part,))]
+        return [Param(f"{self.name}.weight", (rows.total, self._latent_size), self, pieces=((rows.part,),))]
 
     def load(self, param: Param, tensor: torch.Tensor) -> None:
         """Copy this rank's heads, cast to the model's dtype."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -33,29 +35,80 @@ class ModelBody(Module):
         return sum(part.own_bytes(self.context.dtype.itemsize) for part in self.parts())
 
 
+class Stack(Module):
+    """A model's layers, as many of them as this worker's stage has.
+
+    Args:
+        context: the model's.
+        count: layers of the whole model.
+        make: builds the layer of this index, with the context that it is given. Those of other stages are built once
+            without attention, for the names of their weights, which the checkpoint holds and this worker passes over.
+    """
+
+    def __init__(self, context: ModelContext, count: int, make: Callable[[ModelContext, int], Module]) -> None:
+        mine = context.stage.layers(count)
+        self.layers: list[Any] = [make(context, index) for index in mine]
+        elsewhere = replace(context, attention=_no_attention, latent_attention=_no_attention)
+        others = [make(elsewhere, index) for index in range(count) if index not in mine]
+        self._absent = frozenset[str]().union(*(_names(layer) for layer in others))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def tolerated(self) -> frozenset[str]:
+        """The weights of the other stages' layers."""
+        return self._absent
+
+
 class Decoder(ModelBody):
     """Base of decoder models: set `embed`, `layers`, `norm` and `head` in `__init__`, and that is the model.
 
     A layer is called with the state and changes it in place: it reads `hidden` and `residual` (absent before the
     first layer), and leaves both.
 
-    A model that does not generate sets no `head`; one that classifies sets `score`.
+    A model that does not generate sets no `head`; one that classifies sets `score`. On one of several stages, what
+    others have is dropped before the weights are loaded: all but the first stage have no `embed` (but for the matrix
+    of a tied head), and all but the last no `norm`, `head` and `score`.
     """
 
     embed: Embedding
-    layers: Sequence[Callable[[State], None]]
+    layers: Stack
     norm: RMSNorm
     head: LMHead
     score: Linear
+    _absent: frozenset[str] = frozenset()
 
-    def forward(self, state: State, walk: LayerIterator) -> torch.Tensor:
-        """The final, normed hidden states [T, hidden_size]. A state that brings `hidden` is not embedded again."""
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """As `ModelBody.load_weights`, of this stage's parts."""
+        whole, stage = _names(self), self.context.stage
+        absent = (() if stage.first else ("embed",)) + (() if stage.last else ("norm", "head", "score"))
+        for part in absent:
+            vars(self).pop(part, None)
+        self._absent = whole - _names(self)
+        super().load_weights(weights)
+
+    def tolerated(self) -> frozenset[str]:
+        """The weights of the other stages' parts."""
+        return self._absent
+
+    def forward(self, state: State, walk: LayerIterator) -> torch.Tensor | None:
+        """The final, normed hidden states [T, hidden_size]; None but on the last stage. A state that brings `hidden`
+        is not embedded again."""
         if "hidden" not in state:
             state["hidden"] = self.embed(state["token_ids"])
         for layer in walk(self.layers, state):
             layer(state)
+        if not self.context.stage.last:
+            return None
         hidden, _ = self.norm.add(state["hidden"], state.get("residual"))
         return hidden
+
+    def state_sizes(self) -> Mapping[str, int]:
+        """`hidden` and `residual`, as every layer leaves them."""
+        return dict.fromkeys(("hidden", "residual"), self.context.description.hidden_size)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]."""
@@ -64,3 +117,13 @@ class Decoder(ModelBody):
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size] -> [R, num_labels]."""
         return self.score(hidden)
+
+
+def _names(module: Module) -> frozenset[str]:
+    """The checkpoint's names of everything in a module."""
+    parts = list(module.parts())
+    return frozenset(param.name for part in parts for param in part.params()).union(*(p.tolerated() for p in parts))
+
+
+def _no_attention(*args: Any, **named: Any) -> Any:
+    """Of a layer that is built for its names alone."""

@@ -158,7 +158,7 @@ class Embedding(Module):
     def params(self) -> list[Param]:
         """`<name>.weight`."""
         shape = (self._rows.total, self.shape[1])
-        return [Param(f"{self.name}.weight", shape, self, part=(self._rows.part,))]
+        return [Param(f"{self.name}.weight", shape, self, pieces=((self._rows.part,),))]
 
     def load(self, param: Param, tensor: torch.Tensor) -> None:
         """Copy the matrix, cast to the model's dtype."""

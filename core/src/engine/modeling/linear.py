@@ -24,7 +24,8 @@ class Linear(Module):
         context: the model's.
         in_size: columns; a `Shard` where this rank holds some of them.
         out_sizes: rows of each fused part, in order; a `Shard` where this rank holds some of them.
-        names: the checkpoint's name of each part, without ".weight" and ".bias".
+        names: the checkpoint's name of each part, without ".weight" and ".bias"; one name where the checkpoint has all
+            parts in one tensor, one after another.
         bias: whether every part has one.
         adds_bias: False where another rank adds the bias, which is then passed over here.
         kind: of layer, as `engine.interfaces.quantization` has them; None is never quantised.
@@ -63,15 +64,22 @@ class Linear(Module):
         self._packed: Any = None
 
     def params(self) -> list[Param]:
-        """`<name>.weight` [out, in] and, with a bias, `<name>.bias` [out] for each part, with this rank's cut."""
+        """`<name>.weight` [out, in] and, with a bias, `<name>.bias` [out] for each part, with this rank's cut; for all
+        parts together where they have one name."""
+        fused = len(self.names) == 1
         params, start = [], 0
-        for name, out in zip(self.names, self._out, strict=True):
-            rows = slice(start, start + out.length)
-            shape = (out.total, self._in.total)
-            params.append(Param(f"{name}.weight", shape, self, ("weight", rows), (out.part, self._in.part)))
+        for name, parts in zip(self.names, [self._out] if fused else [(out,) for out in self._out], strict=True):
+            rows: list[slice] = []
+            total, length = 0, 0
+            for part in parts:
+                rows.append(slice(total + part.start, total + part.start + part.length))
+                total, length = total + part.total, length + part.length
+            place = slice(start, start + length)
+            weight = tuple((row, self._in.part) for row in rows)
+            params.append(Param(f"{name}.weight", (total, self._in.total), self, ("weight", place), weight))
             if self.bias and self._adds_bias:
-                params.append(Param(f"{name}.bias", (out.total,), self, ("bias", rows), (out.part,)))
-            start += out.length
+                params.append(Param(f"{name}.bias", (total,), self, ("bias", place), tuple((row,) for row in rows)))
+            start += length
         return params
 
     def tolerated(self) -> frozenset[str]:
@@ -140,7 +148,8 @@ class MergedColumnLinear(Linear):
 
     Args:
         out_sizes: of the whole model.
-        names: the checkpoint's, e.g. ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"].
+        names: the checkpoint's, e.g. ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"]; or one for all,
+            e.g. ["model.layers.0.mlp.gate_up_proj"].
     """
 
     kind = "linear"
@@ -148,7 +157,8 @@ class MergedColumnLinear(Linear):
     def __init__(
         self, context: ModelContext, in_size: int, out_sizes: Sequence[int], names: Sequence[str], bias: bool = False
     ) -> None:
-        local = [even(size, context, name) for size, name in zip(out_sizes, names, strict=True)]
+        assert len(names) in (1, len(out_sizes))
+        local = [even(size, context, f"part {i} of {', '.join(names)}") for i, size in enumerate(out_sizes)]
         super().__init__(context, in_size, local, names, bias)
 
 
@@ -159,7 +169,8 @@ class QKVLinear(Linear):
 
     Args:
         num_q_heads, num_kv_heads: of the whole model.
-        name: of the attention block, e.g. "model.layers.0.self_attn"; `parts` are the projections' names in it.
+        name: of the attention block, e.g. "model.layers.0.self_attn"; `parts` are the projections' names in it, or
+            one name where the checkpoint has the three in one tensor.
 
     Attributes:
         num_q_heads, num_kv_heads: on this rank.
@@ -176,7 +187,7 @@ class QKVLinear(Linear):
         head_size: int,
         name: str,
         bias: bool = False,
-        parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj"),
+        parts: tuple[str, str, str] | tuple[str] = ("q_proj", "k_proj", "v_proj"),
     ) -> None:
         q = even(num_q_heads, context, f"the query heads of {name}")
         kv = kv_heads(num_kv_heads, context, f"the KV heads of {name}")

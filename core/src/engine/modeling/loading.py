@@ -88,7 +88,7 @@ def load_weights(model: Module, weights: Iterable[tuple[str, torch.Tensor]], ask
             misshapen.append(f"{name} of dtype {str(tensor.dtype).removeprefix('torch.')}")
         else:
             try:
-                found.owner.load(found, tensor[found.part] if found.part else tensor)
+                found.owner.load(found, found.cut(tensor))
                 pending[id(found.owner)] -= 1
                 if not pending[id(found.owner)]:
                     modules[id(found.owner)].finish()

@@ -27,20 +27,36 @@ class Param:
         shape: that it must have there.
         owner: the module that takes it.
         key: the module's own note of which of its weights this is, and where in it.
-        part: what this rank keeps of it: one slice for each of the first dimensions; empty keeps all.
+        pieces: what this rank keeps of it, each a slice for each of the first dimensions: several follow one another in
+            their order, along the first dimension in which they differ. None keeps all.
     """
 
     name: str
     shape: tuple[int, ...]
     owner: Owner
     key: Any = None
-    part: tuple[slice, ...] = ()
+    pieces: tuple[tuple[slice, ...], ...] = ()
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Of the part on this rank."""
-        cut = tuple(len(range(*part.indices(n))) for part, n in zip(self.part, self.shape, strict=False))
-        return cut + self.shape[len(cut) :]
+        if not self.pieces:
+            return self.shape
+        sizes = [[len(range(*s.indices(n))) for s, n in zip(p, self.shape, strict=False)] for p in self.pieces]
+        first = sizes[0]
+        if len(sizes) > 1:
+            first[self._along] = sum(size[self._along] for size in sizes)
+        return (*first, *self.shape[len(first) :])
+
+    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the checkpoint's tensor; a view of it where it is one piece."""
+        kept = [tensor[piece] for piece in self.pieces] or [tensor]
+        return kept[0] if len(kept) == 1 else torch.cat(kept, dim=self._along)
+
+    @property
+    def _along(self) -> int:
+        first, second, *_ = self.pieces
+        return next(d for d, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
 
 
 class Module:

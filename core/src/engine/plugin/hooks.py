@@ -112,11 +112,13 @@ class HookRelay:
     def _load(self, candidate: Candidate) -> Any:
         """What the entry point names; a class as an object, built with its options where it has some."""
         plugin: Any = load_entry_point(candidate)
-        options = build_options(candidate, plugin, self._options.get(plain(candidate.name), {}))
-        if not isinstance(plugin, type):
-            return plugin
         try:
+            options = build_options(candidate, plugin, self._options.get(plain(candidate.name), {}))
+            if not isinstance(plugin, type):
+                return plugin
             return plugin() if options is None else plugin(options)
+        except PluginError:
+            raise
         except Exception as error:
             raise _contract(candidate, f"{type(error).__name__}: {error}") from error
 

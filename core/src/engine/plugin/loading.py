@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.plugin.points import POINTS
@@ -37,20 +39,12 @@ def load_entry_point(candidate: Candidate) -> object:
     def fail(_manager: object, _entry_point: object, error: BaseException) -> NoReturn:
         raise error
 
-    try:
+    what = f"{candidate.role} '{candidate.name}' for {candidate.point}"
+    with _importing(what, candidate.value, f" of {candidate.provenance}", candidate):
         manager = OneEntryPoint(
             candidate.group, [candidate.name], on_load_failure_callback=fail, on_missing_entrypoints_callback=None
         )
         return manager.extensions[0].plugin
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise DriverImportError(
-            f"load {candidate.role} '{candidate.name}' for {candidate.point}",
-            f"importing {candidate.value} of {candidate.provenance} raised {_cause(error)}",
-            _import_remedy(error, candidate.value, candidate.distribution),
-            **candidate.blame,
-        ) from error
 
 
 def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate | None = None) -> type:
@@ -82,17 +76,8 @@ def load_body(card: type[Card], half: str | None = None, *, candidate: Candidate
             'its author has to set body = "package.module:Class" (or bodies) on the card',
             **blame,
         )
-    try:
+    with _importing(what, value, where, candidate, "its body "):
         body: object = import_object(value)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise DriverImportError(
-            f"load {what}",
-            f"importing its body {value}{where} raised {_cause(error)}",
-            _import_remedy(error, value, candidate.distribution if candidate else ""),
-            **blame,
-        ) from error
     if not isinstance(body, type):
         raise ContractError(
             f"load {what}",
@@ -116,9 +101,21 @@ def _adapted(body: type, card: type[Card], candidate: Candidate) -> type:
     return body
 
 
-def _cause(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+@contextmanager
+def _importing(what: str, value: str, where: str, candidate: Candidate | None, role: str = "") -> Iterator[None]:
+    """Makes of whatever an import raises a DriverImportError."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        cause = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise DriverImportError(
+            f"load {what}",
+            f"importing {role}{value}{where} raised {cause}",
+            _import_remedy(error, value, candidate.distribution if candidate else ""),
+            **(candidate.blame if candidate else {}),
+        ) from error
 
 
 def _import_remedy(error: BaseException, value: str, distribution: str) -> str:

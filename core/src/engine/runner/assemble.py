@@ -97,7 +97,7 @@ def assemble(start: WorkerStart, registry: Registry) -> Assembly:
         checkpoint: Checkpoint = chosen.build("checkpoint", "", None, context)
         model.load_weights(checkpoint.weights())
         drafter = _drafter(start, chosen, context)
-        processors = _processors(start, chosen, context)
+        processors = _processors(start, chosen, context) if start.place.draws else ()
         connectors = _connectors(start, chosen, context)
     except BaseException:
         for group in groups.values():
@@ -309,6 +309,7 @@ def _model(
         architecture=description.architecture,
         config=description.config,
         parallel=start.parallel,
+        features=frozenset({"stages"} if start.parallel.pp > 1 else ()),
         batch_invariant=start.batch_invariant,
     )
     model: Model = chosen.fit("model", "", need).build(
@@ -324,6 +325,7 @@ def _model(
             group=groups.get("tp"),
             quantization=quantization,
             latent_attention=attention.latent,
+            stage=start.place.stage,
         )
     )
     return model

@@ -12,6 +12,7 @@ import torch
 
 from engine.interfaces.attention import AttentionBackend, AttentionLayer, AttentionNeed, LayerCache
 from engine.interfaces.latent_attention import LatentAttentionBackend
+from engine.types.errors import ContractError
 from engine.types.kv import KVGroup, KVLayout
 from engine.types.model import KVSpec
 
@@ -137,8 +138,8 @@ class AttentionLayers:
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
     ) -> LayerAttention:
-        """The attention of the model's layer of this index."""
-        group, site = self._of_layer[layer]
+        """The attention of the model's layer of this index. Raises ContractError for one of another stage."""
+        group, site = self._site(layer)
         kind = EncoderAttention if group.kind == "encoder" else LayerAttention
         made = kind(
             AttentionLayer(
@@ -156,12 +157,23 @@ class AttentionLayers:
         return made
 
     def latent(self, layer: int, scale: float) -> LatentLayerAttention:
-        """The attention of the model's layer of this index, which is of kind "mla"."""
-        group, site = self._of_layer[layer]
+        """The attention of the model's layer of this index, which is of kind "mla". Raises as `__call__`."""
+        group, site = self._site(layer)
         described = AttentionLayer(index=layer, group=group, need=self._needs[group.index], scale=scale)
         made = LatentLayerAttention(described, cast(LatentAttentionBackend, self.backend(group)), self.plans)
         self._layers.append((site, made))
         return made
+
+    def _site(self, layer: int) -> tuple[KVGroup, int]:
+        if (found := self._of_layer.get(layer)) is None:
+            raise ContractError(
+                f"build layer {layer} of the model",
+                "this worker's stage does not have it",
+                "let the model's author build its layers with engine.modeling.Stack, or leave "
+                "--pipeline-parallel-size out",
+                point="model",
+            )
+        return found
 
     def backend(self, group: KVGroup) -> Backend:
         """The body that serves a group."""

@@ -17,8 +17,9 @@ import torch
 from engine.interfaces.attention import AttentionBatch
 from engine.interfaces.ops import StepInputs, StepTables
 from engine.interfaces.platform import Platform
+from engine.sampling.packed import send
 from engine.types.kv import NULL_PAGE, KVGroup, KVLayout
-from engine.types.plan import NewSlot, PageCopies, StepPlan
+from engine.types.plan import KnownTokens, NewSlot, PageCopies, StepPlan
 
 _HEADER = 4
 """int32 arrays of a step's rows."""
@@ -61,6 +62,13 @@ class SlotTables:
             self._platform.to_device(host_tensor(new.token_ids), self.tables.tokens[new.slot, : len(new.token_ids)])
             for table in self.tables.blocks:
                 table[new.slot] = NULL_PAGE
+
+    def take_known(self, known: KnownTokens) -> None:
+        """Write tokens that another worker drew."""
+        slot, position, token = send(
+            self._platform, known.slot.astype(np.int64), known.position.astype(np.int64), known.token
+        )
+        self.tables.tokens[slot, position] = token
 
     def place(self, entries: torch.Tensor, counts: Sequence[int]) -> None:
         """Write new pages into the block tables.

@@ -7,7 +7,7 @@ theirs to the null page, none of the row's own queries sees them, and they draw 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -121,6 +121,7 @@ class DecodeTrial:
         vocab_size, max_model_len: bounds of ids and positions.
         plan: plans attention for the frame.
         outputs, replace: what the step leaves, and how others come in its place.
+        received: buffers of what comes from the pipeline stage before.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class DecodeTrial:
         plan: Callable[[], None],
         outputs: Callable[[], tuple[torch.Tensor, ...]],
         replace: Callable[[tuple[torch.Tensor, ...]], None],
+        received: Sequence[torch.Tensor] = (),
     ) -> None:
         self._platform = platform
         self._buffers = buffers
@@ -142,6 +144,7 @@ class DecodeTrial:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._plan = plan
+        self._received = received
         self.trial = Trial(self.prepare, outputs, replace)
 
     def prepare(self, number: int) -> None:
@@ -170,6 +173,9 @@ class DecodeTrial:
             pool[torch.from_numpy(np.unique(page)).to(pool.device)] = 0
         select = np.arange(positions.size) if width > 1 else None
         self._buffers.fill(frame, _decodes(positions[:, 0], width), select=select)
+        for tensor in self._received:
+            some = (np.arange(tensor.numel()) * 7919 + number * 31) % 1009 / 1009 - 0.5
+            tensor.copy_(torch.from_numpy(some).view(tensor.shape))
         inputs = frame.inputs
         self._send(tokens.reshape(-1).astype(np.int32), inputs.token_ids)
         self._send(positions.reshape(-1), inputs.positions)

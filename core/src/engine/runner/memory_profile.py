@@ -56,7 +56,15 @@ def profile_step(start: WorkerStart, parts: Assembly) -> None:
     """Run a largest step, from building its buffers to its result. The attention stays bound to a pool of two pages."""
     pool = parts.platform.allocate_pool(PROFILE_PAGES, start.layout.page_bytes)
     parts.attention.bind(pool)
-    runner = ModelRunner(start, parts.platform, parts.ops, parts.attention, parts.model, walk=OneOfEachKind())
+    runner = ModelRunner(
+        start,
+        parts.platform,
+        parts.ops,
+        parts.attention,
+        parts.model,
+        walk=OneOfEachKind(),
+        stages=parts.groups.get("pp"),
+    )
     runner.execute(largest_step(start)).result()
 
 

@@ -13,24 +13,26 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
+from engine.distributed.group import ProcessGroup
 from engine.interfaces.executor import StepFuture
 from engine.interfaces.model import LayerIterator, Model, State
 from engine.interfaces.ops import Ops
 from engine.interfaces.platform import CaptureKey, CapturesDrafts, Platform
 from engine.runner.attention import AttentionLayers
-from engine.runner.buffers import SlotTables, StepBuffers, StepInputBuffers, TokenTypes, copy_pages
+from engine.runner.buffers import SlotTables, StepBuffers, TokenTypes, copy_pages
 from engine.runner.capture import Buckets, DecodeTrial, buckets_of, can_be_tried, padding_of, width_of, widths_of
 from engine.runner.drafting import ChosenDrafter, Drafting, StepDrafts
 from engine.runner.pooling import StepPooler
 from engine.runner.prompt_logprobs import PromptScorer, ScoredPrompts
 from engine.runner.results import DraftedStep, FailedStep, PendingSample, RunningStep
+from engine.runner.stages import StageLink
+from engine.runner.step import Drawing, Step
 from engine.sampling.faults import SlotFaults
 from engine.sampling.packed import send
 from engine.sampling.parameters import SlotParameters
@@ -40,66 +42,7 @@ from engine.types.kv import NULL_PAGE
 from engine.types.plan import Masks, NewBlocks, StepPlan
 from engine.types.start import WorkerStart
 
-
-@dataclass(slots=True)
-class _Step:
-    """What a launch of the model reads and leaves behind: `run` is what `platform.capture` gets.
-
-    Args:
-        frame: the inputs.
-        plans: attention's, one for each group; refilled step after step where the step is captured.
-        select: int64 [n]; tokens whose logits are wanted, None for all.
-        hidden: [T, H], kept where prompt tokens are to be scored or pooled.
-        logits: float32 or float64 [n, V], where `run` leaves them. A replay fills the tensor that the capture left.
-        broken: bool [n]; which of their rows hold a NaN.
-        run: the launch.
-        token_types: int32 [T], for models that have them: a view of a fixed buffer.
-    """
-
-    frame: StepInputBuffers
-    plans: list[Any]
-    select: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    broken: torch.Tensor | None = None
-    run: Callable[..., None] | None = None
-    token_types: torch.Tensor | None = None
-
-
-class _Drawing(NamedTuple):
-    """Where a step draws, on the host.
-
-    Args:
-        slot, num_tokens: int32 [n]; as `SampledRows` has them.
-        row: int64 [n]; of the plan. place: int64 [n]; which of its row's tokens draws.
-        starts: int64 [R]; each row's first token where rows are not padded; None where each has one.
-    """
-
-    slot: np.ndarray
-    num_tokens: np.ndarray
-    row: np.ndarray
-    place: np.ndarray
-    starts: np.ndarray | None
-
-    @classmethod
-    def of(cls, plan: StepPlan, rows: np.ndarray, drafts: StepDrafts | None) -> _Drawing:
-        """rows: int64; those that draw."""
-        ends = plan.num_computed + plan.num_tokens
-        starts = (
-            None if plan.num_decodes == plan.num_rows else np.cumsum(plan.num_tokens, dtype=np.int64) - plan.num_tokens
-        )
-        if drafts is None:
-            return cls(plan.slot_of_row[rows], ends[rows], rows, plan.num_tokens[rows] - 1, starts)
-        row, ahead = drafts.positions.row, drafts.positions.ahead
-        num_tokens = (ends[row] - ahead).astype(np.int32)
-        return cls(plan.slot_of_row[row], num_tokens, row, plan.num_tokens[row] - 1 - ahead, starts)
-
-    def select(self, tokens_per_row: int) -> np.ndarray | None:
-        """int64 [n]; the tokens that draw; None where each row's one token does."""
-        if tokens_per_row == 1:
-            return None
-        assert self.starts is not None
-        return (self.row * tokens_per_row if tokens_per_row else self.starts[self.row]) + self.place
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class ModelRunner:
@@ -114,6 +57,7 @@ class ModelRunner:
         capture: whether `capture` finds any buckets.
         skips_padding: whether the platform's replays take the number of rows that count.
         captures_drafts: which steps with drafts are captured as well.
+        stages: the ranks of all pipeline stages; None where there is one stage.
     """
 
     def __init__(
@@ -129,6 +73,7 @@ class ModelRunner:
         capture: bool = False,
         skips_padding: bool = False,
         captures_drafts: CapturesDrafts = "never",
+        stages: ProcessGroup | None = None,
     ) -> None:
         self._platform = platform
         self._ops = ops
@@ -147,7 +92,12 @@ class ModelRunner:
         padded = [width * rows[-1] for width, rows in self._buckets.items()]
         max_tokens = max(start.max_num_batched_tokens, max_rows, *padded)
         self._buffers = StepBuffers(platform, self._slots, self._groups, max_rows, max_tokens)
-        self._pooler = None if start.model.generates else StepPooler(platform, model, start.model)
+        self._draws = start.place.draws
+        self._link: StageLink | None = None
+        if stages is not None:
+            dtype, sizes = getattr(torch, start.dtype), model.state_sizes()
+            self._link = StageLink(start.place.stage, stages, sizes, max_tokens, dtype, platform.device)
+        self._pooler = None if start.model.generates or not self._draws else StepPooler(platform, model, start.model)
         types = start.model.num_token_types
         self._token_types = TokenTypes(platform, start.max_num_seqs, max_tokens) if types else None
         self._parameters = SlotParameters(start.max_num_seqs, start.model.vocab_size)
@@ -158,10 +108,10 @@ class ModelRunner:
         self._scorer = PromptScorer(ops, platform, model, tokens, start.model.vocab_size)
         self._drafting = Drafting(drafter, ops, platform, tokens, self._faults)
         self._open: PendingSample | FailedStep | None = None
-        self._captured: dict[CaptureKey, _Step] = {}
+        self._captured: dict[CaptureKey, Step] = {}
         self._vocab_size = start.model.vocab_size
         self._max_model_len = start.max_model_len
-        self._eager = _Step(self._buffers.frame(1, 1, 1), [None] * len(self._groups))
+        self._eager = Step(self._buffers.frame(1, 1, 1), [None] * len(self._groups))
 
     @torch.inference_mode()
     def capture(self) -> tuple[int, ...]:
@@ -185,14 +135,14 @@ class ModelRunner:
                 self._captured |= steps
         return self._buckets.get(1, ())
 
-    def _capture_width(self, width: int) -> dict[CaptureKey, _Step] | None:
+    def _capture_width(self, width: int) -> dict[CaptureKey, Step] | None:
         """The steps of so many tokens a row; None where one cannot be captured."""
         steps = {}
         assert self._attention.pool is not None
         if not can_be_tried(self._attention, width):
             return None
         for bucket in reversed(self._buckets[width]):  # the largest first: where steps share memory, it makes room
-            step = _Step(self._buffers.frame(bucket, bucket * width, width), [None] * len(self._groups))
+            step = Step(self._buffers.frame(bucket, bucket * width, width), [None] * len(self._groups))
             step.select = step.frame.select
             trial = DecodeTrial(
                 self._platform,
@@ -202,8 +152,9 @@ class ModelRunner:
                 self._vocab_size,
                 self._max_model_len,
                 partial(self._plan_attention, step, keep=True),
-                partial(_outputs, step),
-                partial(_replace, step),
+                step.outputs,
+                step.replace,
+                () if self._link is None else tuple(self._link.state(bucket * width).values()),
             )
             forward = partial(self._forward, step)
             step.run = self._platform.capture(forward, CaptureKey(bucket, width), trial.trial)
@@ -225,8 +176,13 @@ class ModelRunner:
             return failed
 
     def drafts(self, step_id: int) -> list[list[int]]:
-        """Those of each row of the step whose masks follow. Raises the error of its launch."""
+        """Those of each row of the step whose masks follow; none where the worker does not draw.
+
+        Raises the error of its launch.
+        """
         step = self._open
+        if step is None and not self._draws:
+            return []
         if isinstance(step, FailedStep):
             step.result()
         assert isinstance(step, PendingSample) and step.step_id == step_id
@@ -234,10 +190,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, step_id: int, masks: Masks) -> None:
-        """Go on with the step whose masks follow. An error is its future's, as is that of its launch."""
+        """Go on with the step whose masks follow; no step waits for them where the worker does not draw. An error is
+        its future's, as is that of its launch."""
         step = self._open
         self._open = None
-        if not isinstance(step, FailedStep):
+        if self._draws and not isinstance(step, FailedStep):
             assert step is not None and step.step_id == step_id
             step.sample(masks)
 
@@ -258,7 +215,7 @@ class ModelRunner:
             if self._token_types is not None:
                 self._token_types.enter(new)
         if plan.known is not None:
-            self._processors.take_host_tokens(plan.known)
+            self._slots.take_known(plan.known) if not self._draws else self._processors.take_host_tokens(plan.known)
         self._slots.enter(plan)
         blocks = plan.new_blocks
         if blocks and (plan.num_drafts is not None or not self._room_for(blocks)):
@@ -267,19 +224,25 @@ class ModelRunner:
         drafts: StepDrafts | None = None
         if plan.num_drafts is not None:
             plan, drafts = self._drafting.propose(plan)
-        rows = np.flatnonzero(plan.samples)
+        rows = np.flatnonzero(plan.samples) if self._draws else _NO_ROWS
+        if not self._draws:
+            drafts = None  # they are in the table
         if not plan.num_rows:
             if blocks:
                 self._place_blocks(blocks)
             return RunningStep(plan, rows, None)
         step, captured = self._step_of(plan, drafts)
-        sampled = self._prepare(step, plan, captured, _Drawing.of(plan, rows, drafts), blocks)
+        sampled = self._prepare(step, plan, captured, Drawing.of(plan, rows, drafts), blocks)
         if step.run is None:
             step.run = self._platform.capture(partial(self._forward, step), None)
+        if self._link is not None:
+            self._link.receive(plan.total_tokens)
         if captured and self._skips_padding:
             step.run(plan.num_rows)
         else:
             step.run()
+        if self._link is not None and step.left is not None:
+            self._link.send(step.left, plan.total_tokens, keep=captured)
         if self._pooler is not None:
             assert step.hidden is not None
             return self._pooler.pool(step.hidden, plan)
@@ -298,7 +261,7 @@ class ModelRunner:
         self._open = opened = PendingSample(plan.step_id, draw, told)  # buffers stay as they are until the next launch
         return opened
 
-    def _step_of(self, plan: StepPlan, drafts: StepDrafts | None) -> tuple[_Step, bool]:
+    def _step_of(self, plan: StepPlan, drafts: StepDrafts | None) -> tuple[Step, bool]:
         """The captured step that computes a plan; else the eager one, and False."""
         width = self._width(plan, drafts)
         buckets = self._buckets.get(width, ())
@@ -316,7 +279,7 @@ class ModelRunner:
             plan, drafts.positions.num_drafts, self._captures_drafts, tuple(self._buckets), self._max_model_len
         )
 
-    def _eager_step(self, plan: StepPlan) -> _Step:
+    def _eager_step(self, plan: StepPlan) -> Step:
         """The step that is not captured; its views are made anew only when the shape is another than the last one's."""
         step, num_rows = self._eager, plan.num_rows
         num_tokens, each = (num_rows, 1) if plan.num_decodes == num_rows else (plan.total_tokens, 0)
@@ -325,7 +288,7 @@ class ModelRunner:
         return step
 
     def _prepare(
-        self, step: _Step, plan: StepPlan, captured: bool, drawing: _Drawing, blocks: Sequence[NewBlocks]
+        self, step: Step, plan: StepPlan, captured: bool, drawing: Drawing, blocks: Sequence[NewBlocks]
     ) -> SampledRows:
         """Send what the step needs, fill the inputs and plan attention; what the sampler is to be told."""
         rows = SampledRows(drawing.slot, drawing.num_tokens)
@@ -360,29 +323,34 @@ class ModelRunner:
         (sent,) = send(self._platform, np.concatenate(entries))
         self._slots.place(sent, [len(new.slot) for new in blocks])
 
-    def _plan_attention(self, step: _Step, keep: bool) -> None:
+    def _plan_attention(self, step: Step, keep: bool) -> None:
         """One plan for each group; `keep` refills those of the step before."""
         for group, batch in zip(self._groups, step.frame.batches, strict=True):
             earlier = step.plans[group.index] if keep else None
             step.plans[group.index] = self._attention.backend(group).plan(batch, group, earlier)
         self._attention.plans[:] = step.plans
 
-    def _forward(self, step: _Step) -> None:
+    def _forward(self, step: Step) -> None:
         """The part of a step that is captured: the model's own work, through ops and attention only."""
         inputs = step.frame.inputs
         state = State(token_ids=inputs.token_ids, positions=inputs.positions)
         if step.token_types is not None:
             state["token_type_ids"] = step.token_types
+        if self._link is not None:
+            state.update(self._link.state(step.frame.num_tokens))
         step.hidden = hidden = self._model.forward(state, self._walk)
-        if step.select is None:
+        if hidden is None:
+            assert self._link is not None
+            step.left = self._link.left(state)
+        elif step.select is None:
             step.logits, step.broken = self._ops.check_logits(self._model.logits(hidden))
         elif len(step.select):
             logits = self._model.logits(self._ops.gather_rows(hidden, step.select))
             step.logits, step.broken = self._ops.check_logits(logits)
 
-    def _score_prompts(self, step: _Step, plan: StepPlan) -> ScoredPrompts | None:
+    def _score_prompts(self, step: Step, plan: StepPlan) -> ScoredPrompts | None:
         """The log probabilities of the step's prompt tokens, where they are asked for."""
-        wanted = self._scorer.wanted(plan)
+        wanted = self._scorer.wanted(plan) if self._draws else None
         if wanted is None:
             return None
         assert step.hidden is not None
@@ -390,7 +358,7 @@ class ModelRunner:
 
     def _sample(
         self,
-        step: _Step,
+        step: Step,
         plan: StepPlan,
         sampled: SampledRows,
         rows: np.ndarray,
@@ -413,7 +381,7 @@ class ModelRunner:
 
     def _sample_drafted(
         self,
-        step: _Step,
+        step: Step,
         plan: StepPlan,
         sampled: SampledRows,
         drafts: StepDrafts,
@@ -440,15 +408,6 @@ class ModelRunner:
 def _all_layers(layers: Iterable[Any], state: State) -> Iterator[Any]:
     """Every layer, in order, with nobody looking on: the step stays one captured unit."""
     return iter(layers)
-
-
-def _outputs(step: _Step) -> tuple[torch.Tensor, ...]:
-    assert step.hidden is not None and step.logits is not None and step.broken is not None
-    return step.hidden, step.logits, step.broken
-
-
-def _replace(step: _Step, outputs: tuple[torch.Tensor, ...]) -> None:
-    step.hidden, step.logits, step.broken = outputs
 
 
 def _no_drafts(num_rows: int) -> list[list[int]]:

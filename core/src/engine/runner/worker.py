@@ -88,6 +88,7 @@ class TorchWorker:
             capture=parts.not_captured == (),
             skips_padding=parts.skips_padding,
             captures_drafts=parts.captures_drafts,
+            stages=parts.groups.get("pp"),
         )
         captured = self._runner.capture()
         ready = WorkerReady(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from engine.kv.matching import Hit, RunningTokens
 from engine.kv.swap import SwapIn
 from engine.scheduling.batch import Batch
@@ -118,7 +116,7 @@ class Admission:
             states.policy.pop()
             if request.num_cached_tokens < 0:
                 request.num_cached_tokens = hit.num_tokens
-                request.admitted_at = time.monotonic()
+                request.admitted_at = states.slots.now()
                 self.prefix_hits += hit.num_tokens
                 self.prefix_queries += n if kv.enable_prefix_caching else 0
             self._enter(batch, request, size, hit)

@@ -10,9 +10,12 @@ from engine.scheduling.slots import DECODE, EMPTY
 from engine.scheduling.states import States
 
 
-def choose_decodes(batch: Batch, states: States) -> None:
+def choose_decodes(batch: Batch, states: States, stages: int = 1) -> None:
     """Put the slots that decode into the batch, as far as budget and pages last. Where pages are short, drafts are left
-    out, and then somebody is preempted."""
+    out, and then somebody is preempted.
+
+    stages: of a pipeline. Of so many plans each has its part of those that decode, so that all stages are at work.
+    """
     s, kv, pages, drafting = states.slots, states.kv, batch.pages, states.drafts
     can = (s.phase == DECODE) & (s.placed < s.limit)
     if drafting.possible:
@@ -25,10 +28,11 @@ def choose_decodes(batch: Batch, states: States) -> None:
         # Theirs when they come back.
         batch.budget = max(0, batch.budget - ready.size + int(np.count_nonzero(now)))
         ready = ready[now]
-    if ready.size > batch.budget:
+    most = batch.budget if stages == 1 else min(batch.budget, -(-int(np.count_nonzero(can)) // stages))
+    if ready.size > most:
         # A request begins to decode with a token of some step's budget, so without drafts there are never more of
         # them. While some wait for what became of their drafts, others begin: then those that wait longest go first.
-        ready = np.sort(ready[np.argsort(s.last_step[ready], kind="stable")[: batch.budget]])
+        ready = np.sort(ready[np.argsort(s.last_step[ready], kind="stable")[:most]])
     if not ready.size:
         return
     positions = s.computed[ready]

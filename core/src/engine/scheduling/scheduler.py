@@ -15,8 +15,9 @@ back, and until then that request is not planned again; the others go on.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,6 +66,9 @@ class Scheduler:
         jump_forward: over what constraints force; None: token by token.
         whole_prompts: a prompt is computed in one step; `max_num_batched_tokens` is at least `max_model_len` then.
         vocab_size: a result with another token ends the engine; None: not checked.
+        now: the clock by which requests are timed and end: seconds that never go back.
+        stages: of the pipeline of workers. With several, a request's token is planned when the one before it is known,
+            which the plan brings to the first stage, and each plan has a part of those that decode.
 
     Attributes:
         states: where each unfinished request is; `requests`, `running` and `prefilling` are its own.
@@ -90,14 +94,17 @@ class Scheduler:
         jump_forward: JumpForward | None = None,
         whole_prompts: bool = False,
         vocab_size: int | None = None,
+        now: Callable[[], float] = time.monotonic,
+        stages: int = 1,
     ) -> None:
+        self.stages = stages
         self.kv = kv
         self.policy = policy
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.swapping = swapping
         self.vocab_size = vocab_size
-        self.slots = SlotTable(max_num_seqs, max_model_len)
+        self.slots = SlotTable(max_num_seqs, max_model_len, all_wait=stages > 1, now=now)
         self.drafts = DraftSources(speculation, jump_forward, constraints)
         self.fast_path = DecodeFastPath(self.slots, kv, vocab_size)
         waits = Gates([*([] if constraints is None else [constraints]), *gates])
@@ -190,7 +197,7 @@ class Scheduler:
     def _choose(self) -> Batch:
         """The rows of the next step."""
         batch = Batch(self.max_num_batched_tokens, Reservation(self.kv))
-        choose_decodes(batch, self.states)
+        choose_decodes(batch, self.states, self.stages)
         if self.prefilling and not batch.left_out:
             self.prefills.choose(batch)
         if not batch.left_out and not self.states.draining and self.admission.resume(batch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +64,7 @@ class Request:
         hashes: of its full blocks, as far as they were needed.
         lora_id, media: see `engine.kv.hashing.Hashed`; no request has any yet.
         num_cached_tokens: of the prompt, when it was first admitted; -1 before.
-        queued_at, admitted_at: seconds of `time.monotonic()`: when it came, when it was first admitted.
+        queued_at, admitted_at: seconds of `SlotTable.now()`: when it came, when it was first admitted.
         num_prompt_scored: prompt tokens whose log probabilities were sent, the first not counted.
         timeout, cache_salt, encoder: see `EngineRequest`.
         matcher: its place in its constraint, behind the tokens that were accepted; None where it has no constraint.
@@ -95,7 +96,7 @@ class Request:
         self.slot = -1
         self.hashes: list[bytes] = []
         self.num_cached_tokens = -1
-        self.queued_at = self.admitted_at = time.monotonic()
+        self.queued_at = self.admitted_at = table.now()
         self.num_prompt_scored = 0
         self.matcher: Matcher | None = None
         self.pooling = request.pooling
@@ -120,6 +121,8 @@ class SlotTable:
     Args:
         num_slots: `max_num_seqs`.
         max_tokens: of one request.
+        now: the clock: seconds that never go back.
+        all_wait: `waits` holds for every slot: of several pipeline stages the first never sees a token drawn.
 
     Attributes (arrays over slots):
         phase: int8; EMPTY, PREFILL or DECODE. A request whose whole prompt is planned and which draws no token is EMPTY
@@ -132,7 +135,7 @@ class SlotTable:
         drafts: int32; of a step under way, beyond `computed`: how many of them stay is not known, and the slot is not
             planned again before it is. 0: none.
         accepts: bool; a token that returns belongs to the request (False: it has ended, the token is surplus).
-        waits: bool; no token is planned before the one before it is known: somebody reads tokens on the host.
+        waits: bool; no token is planned before the one before it is known: the next plan tells the workers.
         num_waits: how many of these there are.
         matched: bool; the request has a matcher: masks follow its steps.
         num_matched: how many of these there are.
@@ -142,8 +145,12 @@ class SlotTable:
         stops: int32 [NARROW_STOPS, num_slots]; ids that end the request, padded with NO_STOP.
     """
 
-    def __init__(self, num_slots: int, max_tokens: int) -> None:
+    def __init__(
+        self, num_slots: int, max_tokens: int, all_wait: bool = False, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.num_slots = num_slots
+        self.all_wait = all_wait
+        self.now = now
         self.phase = np.zeros(num_slots, np.int8)
         self.known = np.zeros(num_slots, np.int32)
         self.placed = np.zeros(num_slots, np.int32)
@@ -188,8 +195,8 @@ class SlotTable:
         self.prompt[slot] = request.num_prompt_tokens
         self.min_tokens[slot] = request.params.min_tokens
         self.accepts[slot] = True
-        self.waits[slot] = request.host_tokens
-        self.num_waits += request.host_tokens
+        self.waits[slot] = request.host_tokens or self.all_wait
+        self.num_waits += int(self.waits[slot])
         self.matched[slot] = request.matcher is not None
         self.num_matched += request.matcher is not None
         self.last_step[slot] = 0

@@ -8,7 +8,6 @@ swap tier's. It may end anywhere. Admission, which gives slots, is in `engine.sc
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -86,7 +85,7 @@ class States:
         self.prefilling: dict[str, Request] = {}
         self.draining: list[Request] = []
         self.groups = ParallelSampling()
-        self.deadlines = Deadlines()
+        self.deadlines = Deadlines(slots.now)
         self.notices: list[CoreOutput] = []
         self.done_step = 0
 
@@ -375,7 +374,7 @@ class Deadlines:
         clock: seconds that only grow, so that setting the machine's time forward or back ends nobody.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self._heap: list[tuple[float, int, Request]] = []
         self._count = 0

@@ -6,7 +6,6 @@ any of it reaches a request.
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -215,7 +214,7 @@ def accept(
         prompt_tokens += request.num_prompt_tokens
         outputs[i].num_cached_tokens = request.num_cached_tokens
         outputs[i].queue_time = request.admitted_at - request.queued_at
-        outputs[i].prefill_time = time.monotonic() - request.admitted_at
+        outputs[i].prefill_time = slots.now() - request.admitted_at
     if result.logprobs is not None:
         _add_logprobs(outputs, rows, row_slots, result.logprobs, plan.num_rows, slots)
     scores: list[CoreOutput] = []
@@ -416,7 +415,7 @@ def _take_pooled(plan: StepPlan, result: StepResult, slots: SlotTable, accepted:
             output.finish_reason = FinishReason.STOP
             output.num_cached_tokens = request.num_cached_tokens
             output.queue_time = request.admitted_at - request.queued_at
-            output.prefill_time = time.monotonic() - request.admitted_at
+            output.prefill_time = slots.now() - request.admitted_at
             ended.append(request)
     return accepted._replace(
         outputs=accepted.outputs + outputs,

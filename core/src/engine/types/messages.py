@@ -31,11 +31,17 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
 
 
 class Call(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
-    """A question to the core, answered by a `Reply` with the same id."""
+    """A question to the core, answered by a `Reply` with the same id.
+
+    Args:
+        method, args: see `engine.loop.engine_core.EngineCore.call`; the arguments are plain data.
+        client: who asks.
+    """
 
     call_id: int
     method: str
     client: int = 0
+    args: list[Any] = []
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):

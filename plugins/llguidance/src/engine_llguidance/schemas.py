@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from engine_kit.schemas.pattern import characters
-from engine_kit.schemas.places import Place, check
+from engine_kit.schemas.places import SchemaPlace, check
 
 ENFORCED = frozenset(
     {
@@ -33,7 +33,7 @@ def check_schema(schema: Any) -> None:
     check(schema, ENFORCED, _rule)
 
 
-def _rule(place: Place) -> None:
+def _rule(place: SchemaPlace) -> None:
     schema = place.schema
     if "multipleOf" in schema:
         step = Fraction(str(schema["multipleOf"]))
@@ -49,7 +49,7 @@ def _rule(place: Place) -> None:
     _writable(place)
 
 
-def _writable(place: Place) -> None:
+def _writable(place: SchemaPlace) -> None:
     """Control characters that need an escape by number are left out by the library, which then writes the rest."""
     schema = place.schema
     for key in ("enum", "const"):
@@ -65,7 +65,7 @@ def _writable(place: Place) -> None:
                     raise place.refuse(key, f"{pattern!r:.40} has a control character, which cannot be enforced")
 
 
-def _counted_properties(place: Place) -> None:
+def _counted_properties(place: SchemaPlace) -> None:
     schema = place.schema
     required = schema.get("required", ())
     for key in ("minProperties", "maxProperties"):

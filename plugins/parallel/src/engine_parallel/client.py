@@ -131,14 +131,14 @@ class ParallelClient:
             if mine := [name for name in request_ids if name in core.unfinished]:
                 core.abort(mine)
 
-    def call(self, method: str) -> Future[Any]:
+    def call(self, method: str, *args: Any) -> Future[Any]:
         if method == "reset_prefix_cache":
             self.cache_reset()
         question = Question(method, self._living)
         self._questions = [one for one in self._questions if not one.answer.done()] + [question]
         for dp_rank in self._living:
             core = self._cores[dp_rank]
-            core.call(method).add_done_callback(partial(self._answered, question, dp_rank, core))
+            core.call(method, *args).add_done_callback(partial(self._answered, question, dp_rank, core))
         return question.answer
 
     def _answered(self, question: Question, dp_rank: int, core: OneCore, answer: Future[Any]) -> None:

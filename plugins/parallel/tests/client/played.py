@@ -69,7 +69,7 @@ class Played:
                 del self.unfinished[name]
                 self.aborted.append(name)
 
-    def call(self, method: str) -> Future[Any]:
+    def call(self, method: str, *args: Any) -> Future[Any]:
         answer: Future[Any] = Future()
         self.calls.append((method, answer))
         return answer

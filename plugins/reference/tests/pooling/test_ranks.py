@@ -11,7 +11,7 @@ from thread_ranks import registry
 
 from engine import PoolingParams
 from engine.config.settings import EngineConfig
-from engine.errors import UnsupportedModelError
+from engine.errors import EngineError, UnsupportedModelError
 from engine.llm import LLM, LLMEngine
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -42,6 +42,20 @@ def test_two_and_four_ranks_give_one_ranks_results(checkpoints, architecture: st
     for size in (2, 4):
         for one, other in zip(encode(folder, size, executor="threads"), expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-12)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaModel", "Qwen3ForSequenceClassification"])
+def test_stages_give_one_ranks_results(checkpoints, architecture: str) -> None:
+    """What is pooled is pooled on the last one."""
+    folder = checkpoints(architecture, **MODELS[architecture], layers=3)
+    expected = encode(folder, 1)
+    for one, other in zip(encode(folder, 1, executor="threads", pipeline_parallel_size=2), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+
+
+def test_an_encoder_has_no_stages(checkpoints) -> None:
+    with pytest.raises(EngineError, match="it does not serve stages"):
+        encode(checkpoints("BertModel"), 1, executor="threads", pipeline_parallel_size=2)
 
 
 def test_what_does_not_divide(checkpoints) -> None:

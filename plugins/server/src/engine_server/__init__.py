@@ -1,1 +1,1 @@
-"""Floor 8: the OpenAI-compatible HTTP server over `AsyncLLM`."""
+"""The OpenAI-compatible HTTP server over `AsyncLLM`."""

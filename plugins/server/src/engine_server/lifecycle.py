@@ -193,7 +193,8 @@ class StatisticsLog:
         write: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._llm, self._interval = llm, Interval(llm, clock)
+        self._llm = llm
+        self._interval = Interval(llm, clock)
         self._write = _print if write is None else write
 
     async def run(self, interval: float = INTERVAL) -> None:

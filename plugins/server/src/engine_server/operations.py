@@ -14,9 +14,9 @@ import engine
 from engine.embedding import EngineSettings, Launch, broken_plugins, capacity
 from engine.plugin import Selection
 from engine.plugin.candidate import Candidate
-from engine.plugin.explain import by_driver, refusals, why
 from engine.plugin.plugin_list import only
 from engine.plugin.points import HOOK_PROCESSES, POINTS
+from engine.plugin.selection import by_driver, refusals, why
 from engine.types.errors import EngineDeadError, EngineError
 from engine.types.start import BrokenPlugin, WorkerReady
 from engine_server.bodies import JSON, Answer

@@ -12,10 +12,9 @@ from pydantic import model_validator
 from engine.embedding import LONG
 from engine_server.bodies import JSON, Answer, Body, Integers, Objects
 from engine_server.conversation.tools import tool_request
-from engine_server.conversation.turn import rendered
+from engine_server.conversation.turn import Conversation, render, said
 from engine_server.errors import APIError
 from engine_server.plugins import State
-from engine_server.state import ServerState
 
 T = TypeVar("T")
 
@@ -91,7 +90,7 @@ async def tokenize(body: TokenizeBody, state: State) -> Response:
     state.check_model(body.model)
     text, special = body.prompt, True
     if text is None:
-        text, special = await _rendered(body, state), False
+        text, special = (await render(state, _said(body)))["prompt"], False
     if body.add_special_tokens is not None:
         special = body.add_special_tokens
     engine = state.engine
@@ -123,13 +122,11 @@ async def _aside(work: Callable[[], T], tokens: Sequence[int]) -> T:
     return work() if len(tokens) < LONG else await asyncio.to_thread(work)
 
 
-async def _rendered(body: TokenizeBody, state: ServerState) -> str:
-    prompt = await rendered(
-        state,
+def _said(body: TokenizeBody) -> Conversation:
+    return said(
         body.messages or (),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         variables=body.chat_template_kwargs,
         tools=tool_request(body.tools, None, None),
     )
-    return prompt["prompt"]

@@ -29,7 +29,7 @@ WALKS, STEPS, WALK_SECONDS = 6, 48, 1.5
 _PLACE = re.compile(r"^(?:\[[\d:]+\] )?\S*?\.(?:cc|h):\d+: ")
 
 
-class Source(msgspec.Struct, frozen=True):
+class GrammarSource(msgspec.Struct, frozen=True):
     """What is to be compiled.
 
     Args:
@@ -57,7 +57,7 @@ class Compiler:
         }
 
     def compile(self, source: bytes) -> bytes:
-        asked = msgspec.msgpack.decode(source, type=Source)
+        asked = msgspec.msgpack.decode(source, type=GrammarSource)
         try:
             with listening() as warnings:
                 compiled = self._compile(asked)
@@ -80,7 +80,7 @@ class Compiler:
             )
         return data
 
-    def _compile(self, asked: Source) -> xgr.CompiledGrammar:
+    def _compile(self, asked: GrammarSource) -> xgr.CompiledGrammar:
         json_compiler, compiler = self._compilers["json"], self._compilers["grammar"]
         most = asked.max_whitespace
         layout = {"any_whitespace": most > 0, "max_whitespace_cnt": most or None}

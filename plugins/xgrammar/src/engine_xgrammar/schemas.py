@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_kit.schemas.pattern import Node, parsed, whole
-from engine_kit.schemas.places import Place, check
+from engine_kit.schemas.places import SchemaPlace, check
 from engine_xgrammar.mending import mark
 from engine_xgrammar.patterns import bounded, objection, rule
 
@@ -32,7 +32,7 @@ def check_schema(schema: Any) -> None:
     check(schema, ENFORCED, _rule)
 
 
-def _rule(place: Place) -> None:
+def _rule(place: SchemaPlace) -> None:
     schema = place.schema
     for key in ("$ref", "anyOf"):
         if key in schema:
@@ -45,7 +45,7 @@ def _rule(place: Place) -> None:
     _objects(place)
 
 
-def _strings(place: Place) -> None:
+def _strings(place: SchemaPlace) -> None:
     schema = place.schema
     if "pattern" in schema:
         if why := objection(schema["pattern"], in_json=True):
@@ -127,7 +127,7 @@ def _opened(schema: dict[str, Any]) -> None:
         schema.setdefault("additionalProperties", {})
 
 
-def _numbers(place: Place) -> None:
+def _numbers(place: SchemaPlace) -> None:
     schema = place.schema
     for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         if key in schema and abs(schema[key]) > LARGEST:
@@ -142,7 +142,7 @@ def _numbers(place: Place) -> None:
         raise place.refuse("multipleOf", f"beside bounds it can only be enforced in a range of at most {WIDEST}")
 
 
-def _objects(place: Place) -> None:
+def _objects(place: SchemaPlace) -> None:
     schema = place.schema
     properties = schema.get("properties", {})
     if len(properties) > MAX_PROPERTIES:

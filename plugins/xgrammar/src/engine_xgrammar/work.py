@@ -16,7 +16,7 @@ from engine.types.errors import InvalidRequestError
 from engine_kit.bounded_cache import BoundedCache
 from engine_kit.schemas.pattern import parsed, whole
 from engine_kit.spelling import unspeakable
-from engine_xgrammar.compiler import Source
+from engine_xgrammar.compiler import GrammarSource
 from engine_xgrammar.matcher import SLOW_SECONDS, XGrammarMatcher
 from engine_xgrammar.patterns import rule
 from engine_xgrammar.schemas import Rewriting
@@ -89,7 +89,7 @@ class Work:
             matcher.took(time.thread_time() - began)
 
     # -- compiling ----------------------------------------------------------------------------------------------------
-    def _compile(self, source: Source, constraint: StructuredOutputsParams) -> tuple[xgr.CompiledGrammar, int]:
+    def _compile(self, source: GrammarSource, constraint: StructuredOutputsParams) -> tuple[xgr.CompiledGrammar, int]:
         known, encoded = self._vocabulary(), msgspec.msgpack.encode(source)
         if constraint.choice is not None:
             self._check_spelling(constraint.choice)
@@ -116,7 +116,7 @@ class Work:
             )
 
 
-def _source(constraint: StructuredOutputsParams, max_whitespace: int) -> Source:
+def _source(constraint: StructuredOutputsParams, max_whitespace: int) -> GrammarSource:
     (kind,) = constraint.kinds
     rewriting = Rewriting()
     if kind == "json":
@@ -131,4 +131,4 @@ def _source(constraint: StructuredOutputsParams, max_whitespace: int) -> Source:
         text = rule(parsed(whole(constraint.regex)), in_json=False)
     else:
         text = constraint.grammar or ""
-    return Source(kind, text, max_whitespace, rewriting.rules)
+    return GrammarSource(kind, text, max_whitespace, rewriting.rules)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from engine.embedding import broken_plugins, capacity, longest
 from engine.plugin.card import VARIES
-from engine.plugin.explain import chosen_drivers
 from engine.plugin.points import HOOK_PROCESSES, HOOKS
+from engine.plugin.selection import chosen_drivers
 from engine.types.hooks import ChosenDriver
 
 if TYPE_CHECKING:

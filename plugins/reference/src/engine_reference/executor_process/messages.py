@@ -38,7 +38,7 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
 
 
 class RankCall(msgspec.Struct, frozen=True, tag="call"):
-    """RankCall a method of the worker, after the steps before it have been launched."""
+    """Call a method of the worker, after the steps before it have been launched."""
 
     call_id: int
     method: str

@@ -161,7 +161,9 @@ class ThinkingBudgetBody:
         assert context.device is not None
         self._context = context
         slots, device = context.start.max_num_seqs, context.device
-        self._limit, self._budget, self._count = (np.zeros(slots, np.int64) for _ in range(3))
+        self._limit = np.zeros(slots, np.int64)
+        self._budget = np.zeros(slots, np.int64)
+        self._count = np.zeros(slots, np.int64)
         self._end = torch.full((slots, 1), _NONE, dtype=torch.int64, device=device)
         self._begin = self._end.clone()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from engine.interfaces.model import ModelCard, ModelNeed
+from engine.interfaces.model import ModelCard, ModelFeature, ModelNeed
 from engine.modeling.config import architecture, bad_key, classifier, embedder, head_dim, integer, stored_dtype
 from engine.modeling.parallel import unsupported_ranks
 from engine.types.errors import EngineError
@@ -53,6 +53,11 @@ class Bert(ModelCard):
             pooler=classifier(config, "cls") if cls.classifies else embedder(config, "cls"),
             num_token_types=integer(config, "type_vocab_size", 2),
         )
+
+    @classmethod
+    def unsupported_features(cls) -> frozenset[ModelFeature]:
+        """It is small: all of its layers are on every rank."""
+        return frozenset({"stages"})
 
     @classmethod
     def unsupported(cls, need: ModelNeed) -> list[str]:

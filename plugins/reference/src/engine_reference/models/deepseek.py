@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import ModelContext, State
-from engine.modeling import Decoder, Embedding, GatedMLP, LatentAttention, LMHead, Module, RMSNorm, Rotary
+from engine.modeling import Decoder, Embedding, GatedMLP, LatentAttention, LMHead, Module, RMSNorm, Rotary, Stack
 from engine.modeling.config import Config, RopeConfig, flag, integer, number, read_rope, rope_parameters
 
 
@@ -65,9 +65,11 @@ class DeepseekV2Model(Decoder):
         scale = scale_of(config, rope)
         interleaved, mlp_bias = self.interleaved(config), self.mlp_bias(config)
         self.embed = Embedding(context, model.vocab_size, model.hidden_size, "model.embed_tokens")
-        self.layers = [
-            DeepseekLayer(context, index, rotary, scale, interleaved, mlp_bias) for index in range(model.num_layers)
-        ]
+        self.layers = Stack(
+            context,
+            model.num_layers,
+            lambda context, index: DeepseekLayer(context, index, rotary, scale, interleaved, mlp_bias),
+        )
         self.norm = RMSNorm(context, model.hidden_size, number(config, "rms_norm_eps", 1e-6), "model.norm")
         tied = self.embed if flag(config, "tie_word_embeddings", False) else None
         self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head", tied)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.interfaces.model import ModelContext, State
-from engine.modeling import Attention, Decoder, Embedding, GatedMLP, Linear, LMHead, Module, RMSNorm, Rotary
+from engine.modeling import Attention, Decoder, Embedding, GatedMLP, Linear, LMHead, Module, RMSNorm, Rotary, Stack
 from engine.modeling.config import Config, flag, integer, number, read_rope
 
 
@@ -73,10 +73,11 @@ class LlamaModel(Decoder):
         eps, features = number(config, "rms_norm_eps", 1e-6), self.features(config)
         rotary = Rotary(context, read_rope(config, model.kv_specs[0].head_size))
         self.embed = Embedding(context, model.vocab_size, model.hidden_size, "model.embed_tokens")
-        self.layers = [
-            LlamaLayer(context, index, rotary, eps, features, f"model.layers.{index}")
-            for index in range(model.num_layers)
-        ]
+        self.layers = Stack(
+            context,
+            model.num_layers,
+            lambda context, index: LlamaLayer(context, index, rotary, eps, features, f"model.layers.{index}"),
+        )
         self.norm = RMSNorm(context, model.hidden_size, eps, "model.norm")
         if model.generates:
             tied = self.embed if flag(config, "tie_word_embeddings", False) else None

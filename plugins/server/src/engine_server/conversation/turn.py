@@ -31,85 +31,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _CONTINUE = "continue_final_message"
 
 
-async def rendered(
-    state: ServerState,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool,
-    continue_final_message: bool = False,
-    variables: Mapping[str, Any] | None = None,
-    tools: ToolRequest | None = None,
-) -> TextPrompt:
-    """The conversation as the model's chat template writes it.
-
-    Args:
-        state: the server's.
-        messages: in OpenAI's chat form.
-        add_generation_prompt: end the prompt where the assistant begins.
-        continue_final_message: the last message, the assistant's, is the beginning of the answer.
-        variables: further ones for the template.
-        tools: that it shows.
-
-    Raises:
-        APIError: no messages, unknown roles, or tools that the template has no place for.
-        InvalidRequestError, TokenizerError: the messages are none, or the template refuses them.
-    """
-    if not messages:
-        raise APIError(400, "messages is empty; send at least one", param="messages")
-    check_roles(messages)
-    shown = tools is not None and tools.choice != "none"
-    if shown and not state.engine.renders_tools:
-        raise APIError(400, "tools: the model's chat template has no place for them; leave them out", param="tools")
-    rest, begun = cut_prefill(messages) if continue_final_message else (messages, "")
-    prompt = await state.engine.render_chat(
-        rest,
-        tools=tools.given if tools is not None and shown else None,
-        add_generation_prompt=add_generation_prompt or bool(begun),
-        variables=variables,
-    )
-    return TextPrompt(prompt=prompt["prompt"] + begun, add_special_tokens=False)
-
-
-def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a 400 APIError for a role that is none.
-
-    Many templates write any role into the prompt as it is, and a slip would only make the answer worse.
-    """
-    for i, message in enumerate(messages):
-        role = message.get("role")
-        if role not in ROLES:
-            hint = did_you_mean(role[:64], ROLES) if isinstance(role, str) else ""
-            raise APIError(
-                400,
-                f"messages.{i}: the role is {short(role)}; {hint or 'send one of ' + ', '.join(ROLES)}",
-                param="messages",
-            )
-
-
-def cut_prefill(messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """The messages without the last one, and its text: the beginning of the answer, vLLM's `continue_final_message`.
-
-    Raises a 400 APIError where the last message is no text of the assistant, or stands alone.
-    """
-    last = messages[-1]
-    if last.get("role") != "assistant":
-        raise _refused("the last message is not the assistant's")
-    if strange := [name for name in ("tool_calls", "reasoning_content", "reasoning") if last.get(name)]:
-        raise _refused(f"the last message has {strange[0]}")
-    content = last.get("content")
-    if not isinstance(content, str) or not content:
-        raise _refused("the last message's content is no text")
-    if len(messages) == 1:
-        raise _refused("no message stands before it")
-    return messages[:-1], content
-
-
-def _refused(found: str) -> APIError:
-    return APIError(
-        400, f"{_CONTINUE}: {found}; end messages with the assistant's own words, as a string", param=_CONTINUE
-    )
-
-
 PROMPT_END = 4096
 """Characters of the prompt's end that a reasoning parser looks at."""
 
@@ -133,6 +54,68 @@ class Conversation:
     variables: Mapping[str, Any] | None = None
     thinking_budget: int | None = None
     prefill: str = ""
+
+
+def said(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+    tools: ToolRequest | None = None,
+) -> Conversation:
+    """A conversation in OpenAI's chat form.
+
+    Args:
+        messages: as a body has them.
+        add_generation_prompt: end the prompt where the assistant begins.
+        continue_final_message: the last message, the assistant's, is the beginning of the answer.
+        variables: further ones for the template.
+        tools: that it shows.
+
+    Raises a 400 APIError for no messages, for a role that is none (many templates write any role into the prompt as it
+    is, and a slip would only make the answer worse), and for a last message that is no beginning of an answer.
+    """
+    if not messages:
+        raise APIError(400, "messages is empty; send at least one", param="messages")
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if role not in ROLES:
+            hint = did_you_mean(role[:64], ROLES) if isinstance(role, str) else ""
+            found = f"messages.{i}: the role is {short(role)}; {hint or 'send one of ' + ', '.join(ROLES)}"
+            raise APIError(400, found, param="messages")
+    prefill = ""
+    if continue_final_message:
+        prefill = _prefill(messages)
+        messages = messages[:-1]
+    return Conversation(
+        messages=messages,
+        tools=tools or ToolRequest(),
+        add_generation_prompt=add_generation_prompt or continue_final_message,
+        variables=variables,
+        prefill=prefill,
+    )
+
+
+def _prefill(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last message: the beginning of the answer, vLLM's `continue_final_message`."""
+    last = messages[-1]
+    if last.get("role") != "assistant":
+        raise _refused("the last message is not the assistant's")
+    if strange := [name for name in ("tool_calls", "reasoning_content", "reasoning") if last.get(name)]:
+        raise _refused(f"the last message has {strange[0]}")
+    content = last.get("content")
+    if not isinstance(content, str) or not content:
+        raise _refused("the last message's content is no text")
+    if len(messages) == 1:
+        raise _refused("no message stands before it")
+    return content
+
+
+def _refused(found: str) -> APIError:
+    return APIError(
+        400, f"{_CONTINUE}: {found}; end messages with the assistant's own words, as a string", param=_CONTINUE
+    )
 
 
 @dataclass(frozen=True)
@@ -160,7 +143,7 @@ async def prepare(
     Args:
         state: the server's.
         conversation: see there.
-        params: of the request, verified.
+        params: of the request.
         special_tokens_set: the request itself says whether special tokens are shown.
 
     Raises:
@@ -171,12 +154,10 @@ async def prepare(
     check_tools(state, tools)
     grammars, answer = state.engine.plan.constraints, params.structured_outputs
     plan = plan_calls(tools, state.engine.tool_parser, grammars, answer)
-    params = with_tools(params, plan, state, special_tokens_set)
     prompt = await render(state, conversation)
     end = prompt["prompt"][-PROMPT_END:]
-    params = after_thoughts(params, state, end)
-    if conversation.thinking_budget is not None:
-        params = within_budget(params, state, end, conversation.thinking_budget)
+    _check_prefill(state, conversation, prompt["prompt"])
+    params = constrained(params, plan, state, end, conversation.thinking_budget, special_tokens_set)
     reasoning = state.engine.reasoning_parser
 
     def reader() -> CompletionReader:
@@ -190,8 +171,10 @@ async def prepare(
 
 
 async def render(state: ServerState, conversation: Conversation) -> TextPrompt:
-    """The prompt. Raises APIError for a prefill that would stand within thoughts, and as `AsyncLLM.render_chat`."""
+    """The prompt, with the beginning of the answer at its end. Raises a 400 APIError for tools that the template has no
+    place for, and as `AsyncLLM.render_chat`."""
     tools = conversation.tools
+    check_tools(state, tools)
     prompt = await state.engine.render_chat(
         conversation.messages,
         tools=tools.given if tools.choice != "none" else None,
@@ -200,20 +183,24 @@ async def render(state: ServerState, conversation: Conversation) -> TextPrompt:
     )
     if not conversation.prefill:
         return prompt
-    if _thinks(state, prompt["prompt"][-PROMPT_END:]):
+    return TextPrompt(prompt=prompt["prompt"] + conversation.prefill, add_special_tokens=False)
+
+
+def _check_prefill(state: ServerState, conversation: Conversation, prompt: str) -> None:
+    """Raise a 400 APIError for the beginning of an answer that would stand within thoughts."""
+    if conversation.prefill and _thinks(state, prompt.removesuffix(conversation.prefill)[-PROMPT_END:]):
         raise APIError(
             400,
             "messages ends with the beginning of an answer, and this model begins its answers with thoughts; end with "
             "a message of the user",
             param="messages",
         )
-    return TextPrompt(prompt=prompt["prompt"] + conversation.prefill, add_special_tokens=False)
 
 
 async def count_tokens(state: ServerState, conversation: Conversation) -> int:
     """How many tokens the conversation's prompt has. Raises as `prepare`."""
-    check_tools(state, conversation.tools)
     prompt = await render(state, conversation)
+    _check_prefill(state, conversation, prompt["prompt"])
     return len(await state.engine.tokenize(prompt["prompt"], add_special_tokens=False))
 
 
@@ -228,38 +215,33 @@ def check_tools(state: ServerState, tools: ToolRequest) -> None:
         )
 
 
-def with_tools(
-    params: SamplingParams, plan: Plan, state: ServerState, special_tokens_set: bool = False
+def constrained(
+    params: SamplingParams,
+    plan: Plan,
+    state: ServerState,
+    prompt: str,
+    budget: int | None = None,
+    special_tokens_set: bool = False,
 ) -> SamplingParams:
-    """The parameters with the plan's constraint, and special tokens where calls begin with some."""
-    if plan.stream is None:
-        return params
-    params = msgspec.structs.replace(params, structured_outputs=plan.constraint)
-    if state.engine.calls_hold_special_tokens and not special_tokens_set:
-        params = msgspec.structs.replace(params, skip_special_tokens=False)
-    return params
-
-
-def after_thoughts(params: SamplingParams, state: ServerState, prompt: str) -> SamplingParams:
-    """The parameters; where the answer begins with thoughts, with a constraint that begins when these have ended."""
-    marks = state.engine.thought_marks
-    if params.structured_outputs is None or marks is None or not _thinks(state, prompt):
-        return params
-    end = state.engine.tokenizer.encode(marks[1], add_special_tokens=False)
-    constraint = msgspec.structs.replace(params.structured_outputs, start_after=end)
-    return msgspec.structs.replace(params, structured_outputs=constraint)
-
-
-def within_budget(params: SamplingParams, state: ServerState, prompt: str, tokens: int) -> SamplingParams:
-    """The parameters, so that thoughts end after so many tokens. There is a reasoning parser."""
-    marks = state.engine.thought_marks
-    assert marks is not None
-    begin, end = (state.engine.tokenizer.encode(mark, add_special_tokens=False) for mark in marks)
-    if _thinks(state, prompt):
-        begin = []
-    elif not begin:
-        return params  # the prompt has ended the thoughts
-    return msgspec.structs.replace(params, thinking_budget=ThinkingBudget(tokens=tokens, end=end, begin=begin))
+    """The parameters with the plan's constraint, and special tokens where calls begin with some. Where the answer to a
+    prompt with this end begins with thoughts, the constraint begins when these have ended, which they do after `budget`
+    tokens at most."""
+    more: dict[str, Any] = {}
+    constraint = params.structured_outputs
+    if plan.stream is not None:
+        constraint = plan.constraint
+        if state.engine.calls_hold_special_tokens and not special_tokens_set:
+            more["skip_special_tokens"] = False
+    if (marks := state.engine.thought_marks) is not None and (constraint is not None or budget is not None):
+        begin, end = (state.engine.tokenizer.encode(mark, add_special_tokens=False) for mark in marks)
+        thinks = _thinks(state, prompt)
+        if thinks and constraint is not None:
+            constraint = msgspec.structs.replace(constraint, start_after=end)
+        if budget is not None and (thinks or begin):  # else the prompt has ended the thoughts
+            more["thinking_budget"] = ThinkingBudget(tokens=budget, end=end, begin=[] if thinks else begin)
+    if constraint is not params.structured_outputs:
+        more["structured_outputs"] = constraint
+    return msgspec.structs.replace(params, **more) if more else params
 
 
 def _thinks(state: ServerState, prompt: str) -> bool:

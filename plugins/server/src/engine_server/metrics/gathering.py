@@ -80,7 +80,8 @@ class Gathered:
     """
 
     def __init__(self, told: Sequence[Told], parent: int) -> None:
-        self._told, self._parent = told, parent
+        self._told = told
+        self._parent = parent
         self._measures: Measures | None = None
 
     @property

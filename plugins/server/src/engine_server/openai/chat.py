@@ -16,15 +16,7 @@ from engine_server import stream
 from engine_server.bodies import JSON, sampling_params
 from engine_server.conversation.completion import CompletionReader, new_id
 from engine_server.conversation.tools import tool_request
-from engine_server.conversation.turn import (
-    Conversation,
-    check_roles,
-    cut_prefill,
-    prepare,
-    with_budget,
-    with_documents,
-    with_effort,
-)
+from engine_server.conversation.turn import Conversation, prepare, said, with_budget, with_documents, with_effort
 from engine_server.errors import APIError
 from engine_server.middleware import engine_id, note, request_id
 from engine_server.openai import logprobs
@@ -38,6 +30,7 @@ from engine_server.openai.bodies import (
 )
 from engine_server.openai.chunks import Chunks, UsageCount
 from engine_server.plugins import State
+from engine_server.state import ServerState
 from engine_server.submission import collect, generate
 
 
@@ -114,9 +107,7 @@ NewReader = Callable[[], ChatReader]
 async def chat_completions(body: ChatBody, request: Request, state: State) -> Response:
     """Answer a conversation, rendered by the model's chat template."""
     model = state.admit(body.model)
-    if not body.messages:
-        raise APIError(400, "messages is empty; send at least one", param="messages")
-    check_roles(body.messages)
+    conversation = _said(body, state)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise APIError(400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -125,18 +116,6 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
     defaults = state.engine.sampling_defaults
     params = sampling_params(body, defaults, max_tokens, logprobs=logprobs_asked, structured_outputs=constraint)
     note(request, body.user, body.safety_identifier, cache_salt=body.cache_salt)
-    tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
-    messages, prefill = cut_prefill(body.messages) if body.continue_final_message else (body.messages, "")
-    conversation = Conversation(
-        messages=messages,
-        tools=tools,
-        add_generation_prompt=body.add_generation_prompt or body.continue_final_message,
-        variables=body.chat_template_kwargs,
-        prefill=prefill,
-    )
-    conversation = with_documents(state, conversation, body.documents)
-    conversation = with_budget(state, conversation, body.thinking_token_budget, "thinking_token_budget")
-    conversation = with_effort(state, conversation, body.reasoning_effort, "reasoning_effort")
     turn = await prepare(state, conversation, params, special_tokens_set=body.skip_special_tokens is not None)
     params = turn.params
     reader = None if turn.plain else lambda: ChatReader(turn.reader(), body.include_reasoning)
@@ -154,6 +133,21 @@ async def chat_completions(body: ChatBody, request: Request, state: State) -> Re
         return stream.TokenStream(events, streams[0], request_id(request))
     (output,) = await stream.until_disconnect(request.receive, collect(streams))
     return JSON(_answer(body, output, {**head, "object": "chat.completion"}, reader))
+
+
+def _said(body: ChatBody, state: ServerState) -> Conversation:
+    """What the body says, with what the template is asked for: documents, and how long to think."""
+    tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
+    conversation = said(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        variables=body.chat_template_kwargs,
+        tools=tools,
+    )
+    conversation = with_documents(state, conversation, body.documents)
+    conversation = with_budget(state, conversation, body.thinking_token_budget, "thinking_token_budget")
+    return with_effort(state, conversation, body.reasoning_effort, "reasoning_effort")
 
 
 def _answer(body: ChatBody, output: RequestOutput, head: dict[str, Any], reader: NewReader | None) -> ChatCompletion:

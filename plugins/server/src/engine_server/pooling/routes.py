@@ -18,7 +18,7 @@ from engine.embedding import check_task, data_of
 from engine.types.outputs import RequestOutput
 from engine.types.pooling import PoolingParams
 from engine_server.bodies import JSON, Answer
-from engine_server.conversation.turn import rendered
+from engine_server.conversation.turn import render, said
 from engine_server.errors import APIError
 from engine_server.middleware import engine_id, note
 from engine_server.plugins import State
@@ -128,13 +128,13 @@ async def _prompts_of(state: ServerState, body: InputBody) -> list[Any]:
     if body.messages is None:
         _check_count(len(body.inputs()), "input")
         return body.prompts()
-    prompt = await rendered(
-        state,
+    conversation = said(
         body.messages,
         add_generation_prompt=bool(body.add_generation_prompt),
         continue_final_message=bool(body.continue_final_message),
         variables=body.chat_template_kwargs,
     )
+    prompt = await render(state, conversation)
     return [{**prompt, "add_special_tokens": bool(body.add_special_tokens), **body.cut()}]
 
 

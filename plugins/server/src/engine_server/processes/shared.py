@@ -28,7 +28,8 @@ class SharedUsage:
     """
 
     def __init__(self, digest: bytes, limited: bool, channel: Channel) -> None:
-        self._digest, self._channel = digest, channel
+        self._digest = digest
+        self._channel = channel
         self.limited = limited
         self._uncounted = 0  # let in while there was no limit
 
@@ -72,7 +73,8 @@ class SharedKeys(KeyRing):
 
     def __init__(self, asked: bool, admin: AdminKey, channel: Channel) -> None:
         super().__init__(admin=admin)
-        self._asked, self._channel = asked, channel
+        self._asked = asked
+        self._channel = channel
         self._shared: dict[bytes, SharedUsage] = {}
 
     def __bool__(self) -> bool:
@@ -127,7 +129,8 @@ class SharedResponses:
     """
 
     def __init__(self, max_bytes: int, channel: Channel) -> None:
-        self.max_bytes, self._channel = max_bytes, channel
+        self.max_bytes = max_bytes
+        self._channel = channel
 
     async def put(self, owner: Owner, made: StoredResponse) -> None:
         """Returns when it is kept: whoever is told of it then finds it, wherever he asks."""
@@ -156,7 +159,8 @@ class _SharedLog(EventLog):
 
     def __init__(self, identity: str, channel: Channel) -> None:
         super().__init__()
-        self._identity, self._channel = identity, channel
+        self._identity = identity
+        self._channel = channel
 
     def add(self, event: bytes) -> None:
         super().add(event)
@@ -171,7 +175,9 @@ class _FarLog:
     """The events that the first process keeps. See `engine_server.responses.store.Events`."""
 
     def __init__(self, owner: Owner, identity: str, channel: Channel) -> None:
-        self._owner, self._identity, self._channel = owner, identity, channel
+        self._owner = owner
+        self._identity = identity
+        self._channel = channel
 
     async def read(self, start: int = 0) -> AsyncGenerator[bytes]:
         """The events from this place on, then those that come, up to the end."""

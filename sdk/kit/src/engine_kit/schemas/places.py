@@ -68,7 +68,7 @@ def refused(path: str, keyword: str, why: str) -> InvalidRequestError:
 
 
 @dataclass(frozen=True)
-class Place:
+class SchemaPlace:
     """A schema within a schema.
 
     Args:
@@ -99,7 +99,7 @@ class Place:
                 raise self.refuse(key, f"it cannot be enforced beside {keyword!r}")
 
 
-def check(schema: Any, enforced: frozenset[str], rule: Callable[[Place], None]) -> None:
+def check(schema: Any, enforced: frozenset[str], rule: Callable[[SchemaPlace], None]) -> None:
     """Check every schema in a schema, itself among them.
 
     Args:
@@ -128,7 +128,7 @@ def about_types(keyword: str) -> list[str]:
     return [kind for kind, keys in KEYWORDS_OF.items() if keyword in keys]
 
 
-def places(schema: Any) -> Iterator[Place]:
+def places(schema: Any) -> Iterator[SchemaPlace]:
     """Every schema in a schema that is not a bool, itself first. Raises InvalidRequestError for what is no schema."""
     pending: list[tuple[Any, str]] = [(schema, "")]
     names: set[str] = set()  # paths of schemas of names, which are texts
@@ -138,7 +138,7 @@ def places(schema: Any) -> Iterator[Place]:
             continue
         if not isinstance(node, Mapping):
             raise refused(path, path.rpartition("/")[2], f"{node!r:.40} is no schema")
-        place = Place(node, path, schema, _types(node, path) or (("string",) if path in names else ()))
+        place = SchemaPlace(node, path, schema, _types(node, path) or (("string",) if path in names else ()))
         yield place
         pending += [(part, f"{path}/{key}") for key, part in node.items() if key in SCHEMAS]
         if "propertyNames" in node:
@@ -162,7 +162,7 @@ def escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def resolve(place: Place) -> Any:
+def resolve(place: SchemaPlace) -> Any:
     """What its `$ref` names, followed through further references. Raises InvalidRequestError for what is not in the
     schema, or goes round in a circle."""
     seen: set[str] = set()
@@ -197,7 +197,7 @@ def _types(schema: Schema, path: str) -> tuple[str, ...]:
     return tuple(types)
 
 
-def check_form(place: Place) -> None:
+def check_form(place: SchemaPlace) -> None:
     """That keywords have the values that they may have. Raises InvalidRequestError, which names the keyword."""
     schema = place.schema
     if "enum" in schema and (not isinstance(schema["enum"], list) or not schema["enum"]):

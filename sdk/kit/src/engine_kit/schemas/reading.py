@@ -42,7 +42,7 @@ from engine_kit.schemas.cases import (
 )
 from engine_kit.schemas.formats import FORMATS
 from engine_kit.schemas.pattern import PatternError, either, excluding, matches, of_length, plain
-from engine_kit.schemas.places import KEYWORDS_OF, Place, check_form, escaped, refused
+from engine_kit.schemas.places import KEYWORDS_OF, SchemaPlace, check_form, escaped, refused
 from engine_kit.schemas.references import References
 
 MAX_WORK = 40_000
@@ -146,7 +146,7 @@ class Reading:
             self._check(self._place(place))
         return node
 
-    def _place(self, place: str) -> Place:
+    def _place(self, place: str) -> SchemaPlace:
         return self.references.place(place)
 
     def _asking(self, place: str) -> list[str]:
@@ -154,7 +154,7 @@ class Reading:
             key for key in self._place(place).asking if key not in ("$id", "$anchor", "$dynamicAnchor", "$vocabulary")
         ]
 
-    def _check(self, place: Place) -> None:
+    def _check(self, place: SchemaPlace) -> None:
         for key in place.asking:
             if key not in KNOWN:
                 raise place.refuse(key, "it is no keyword of JSON Schema that can be enforced")

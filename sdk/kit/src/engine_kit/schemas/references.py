@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from engine_kit.schemas.places import Place, places
+from engine_kit.schemas.places import SchemaPlace, places
 
 
 class References:
@@ -24,7 +24,7 @@ class References:
     def __init__(self, schema: Any) -> None:
         self._root = schema
         self.nodes: dict[str, Any] = {"": schema}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, SchemaPlace] = {}
         self._resources: dict[str, str] = {}  # place by URI
         self._base: dict[str, str] = {}  # URI by the place of a schema that has one of its own
         self._anchors: dict[tuple[str, str], str] = {}
@@ -34,7 +34,7 @@ class References:
         for place in sorted(found, key=lambda place: place.path.count("/")):
             self._enter(place)
 
-    def _enter(self, place: Place) -> None:
+    def _enter(self, place: SchemaPlace) -> None:
         path, node = place.path, place.schema
         self.nodes[path], self._places[path] = node, place
         name = node.get("$id")
@@ -65,7 +65,7 @@ class References:
             self.nodes[path] = above[int(last)] if isinstance(above, list) else above[_unescaped(last)]
         return self.nodes[path]
 
-    def place(self, path: str) -> Place:
+    def place(self, path: str) -> SchemaPlace:
         """A schema that is not a bool, with its place."""
         return self._places[path]
 
@@ -75,7 +75,7 @@ class References:
         if key not in self._added:
             made = f"{path}/ {len(self._added)}"
             self._added[key] = made
-            self.nodes[made], self._places[made] = part, Place(part, made, self._root, ())
+            self.nodes[made], self._places[made] = part, SchemaPlace(part, made, self._root, ())
             for inner in places(part):
                 if inner.path:
                     self.nodes[made + inner.path] = inner.schema
@@ -83,7 +83,7 @@ class References:
         return self._added[key]
 
     # -- references ---------------------------------------------------------------------------------------------------
-    def target(self, place: Place, keyword: str = "$ref") -> str:
+    def target(self, place: SchemaPlace, keyword: str = "$ref") -> str:
         """The place that a schema's reference names."""
         ref = place.schema[keyword]
         uri, fragment = urldefrag(ref if not ref.startswith("#") else self._uri(place.path) + ref)
@@ -96,7 +96,7 @@ class References:
             return self._anchored(place, keyword, uri, fragment)
         return self._followed(place, keyword, start, fragment)
 
-    def _anchored(self, place: Place, keyword: str, uri: str, name: str) -> str:
+    def _anchored(self, place: SchemaPlace, keyword: str, uri: str, name: str) -> str:
         known = [anchors[uri, name] for anchors in (self._anchors, self._dynamic) if (uri, name) in anchors]
         if not known:
             raise place.refuse(keyword, f"{place.schema[keyword]!r:.80} is not there")
@@ -104,7 +104,7 @@ class References:
             return self._outermost(place, known[-1], name)
         return known[0]
 
-    def _outermost(self, place: Place, found: str, name: str) -> str:
+    def _outermost(self, place: SchemaPlace, found: str, name: str) -> str:
         """Where a dynamic reference leads: to the anchor of that name in the outermost resource that has one, which is
         the whole schema where it does, as everything is reached through it."""
         if (self._base[""], name) in self._dynamic:
@@ -115,7 +115,7 @@ class References:
             )
         return found
 
-    def _followed(self, place: Place, keyword: str, start: str, pointer: str) -> str:
+    def _followed(self, place: SchemaPlace, keyword: str, start: str, pointer: str) -> str:
         node, path = self.node(start), start
         for part in pointer.split("/")[1:]:
             name = _unescaped(part)
@@ -130,14 +130,14 @@ class References:
                 self._unknown(place, keyword, path, node)
         return path
 
-    def _unknown(self, place: Place, keyword: str, path: str, node: Any) -> None:
+    def _unknown(self, place: SchemaPlace, keyword: str, path: str, node: Any) -> None:
         """A schema under a keyword that holds none, as some keep theirs."""
         if not isinstance(node, Mapping):
             raise place.refuse(keyword, f"{place.schema[keyword]!r:.80} is no schema")
         for inner in places(node):
             inner_path = path + inner.path
             self.nodes[inner_path] = inner.schema
-            self._places[inner_path] = Place(inner.schema, inner_path, self._root, inner.types)
+            self._places[inner_path] = SchemaPlace(inner.schema, inner_path, self._root, inner.types)
 
 
 def _joined(base: str, ref: str) -> str:

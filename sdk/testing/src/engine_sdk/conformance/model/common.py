@@ -131,6 +131,7 @@ class ModelSuite(Conformance):
         model = cls.description()
         absent = {"logits"} if not model.generates else set()
         absent |= {"classify"} if not model.pooler.num_labels else set()
+        absent |= {"state_sizes"} if "stages" in cls.described().unsupported_features() else set()
         return [name for name in super().methods() if name not in absent]
 
     @classmethod

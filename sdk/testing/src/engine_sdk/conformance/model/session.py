@@ -12,6 +12,7 @@ from engine.interfaces.communicator import Group
 from engine.interfaces.context import WorkerContext
 from engine.interfaces.model import LayerIterator, Model, ModelContext, State
 from engine.types.model import ModelDescription
+from engine.types.parallel import Stage
 from engine_kit.dispatch_guard import DispatchGuard
 from engine_sdk.conformance.model.paged import Chunk, PagedLayers, Request
 
@@ -71,6 +72,7 @@ class Session:
         quantization: Mapping[str, Any] | None = None,
         keeps: bool = False,
         guarded: bool = False,
+        stage: Stage | None = None,
     ) -> None:
         assert context.ops is not None and context.dtype is not None and context.device is not None
         size = 1 if group is None else group.size
@@ -90,6 +92,7 @@ class Session:
             group=group,
             quantization=quantization or {},
             latent_attention=self.layers.latent,
+            stage=stage or Stage(),
         )
         self.model: Model = body(given if self._guard is None else self._guard.context(given))
         self.model.load_weights(weights)
@@ -111,11 +114,18 @@ class Session:
         return state
 
     @torch.inference_mode()
+    def leave(self, state: State) -> torch.Tensor | None:
+        """What a stage's body gives, which leaves what follows in the state."""
+        with self._guard or nullcontext():
+            return self.model.forward(state, every_layer)
+
+    @torch.inference_mode()
     def forward(self, state: State, walk: LayerIterator | None = None) -> torch.Tensor:
         """The final hidden states [T, H]."""
         with self._guard or nullcontext():
             hidden = self.model.forward(state, walk or every_layer)
         model = self.description
+        assert hidden is not None, "the whole model is one stage, and gives hidden states"
         assert tuple(hidden.shape) == (len(state["token_ids"]), model.hidden_size), f"hidden is {list(hidden.shape)}"
         assert hidden.dtype == self.layers.dtype, f"hidden is {hidden.dtype}"
         return hidden

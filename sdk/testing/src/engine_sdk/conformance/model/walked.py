@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from engine.interfaces.model import ModelFeature, State
+from engine.types.parallel import Stage
 from engine_sdk.conformance.base import not_served
 from engine_sdk.conformance.model.common import NEAR
 from engine_sdk.conformance.model.paged import Request
@@ -50,21 +51,22 @@ class WalkedSuite(ParitySuite):
             assert torch.equal(state[name], tensor), f"the step's {name} are changed, which the runner may read again"
 
     def test_the_walk_cuts_stages(self) -> None:
-        """Another stage goes on with the state that the one before it left: what came is not embedded again."""
+        """A body on one of several stages has its layers alone, takes its weights from the whole checkpoint, and leaves
+        the tensors of `state_sizes`. Another stage goes on with these: what came is not embedded again."""
         self._needs("stages")
-        ids = self.ids(6)
-        for cut in range(1, self.description().num_layers):
-            session = self.session()
-            state = session.state([Part(Request(), ids)])
-            carried: dict[str, torch.Tensor] = {}
-
-            def first(layers: Iterable[Any], state: State, cut: int = cut) -> Iterator[Any]:
-                yield from list(layers)[:cut]
-                carried.update({name: tensor.clone() for name, tensor in state.items()})  # noqa: B023
-
-            def second(layers: Iterable[Any], state: State, cut: int = cut) -> Iterator[Any]:
-                yield from list(layers)[cut:]
-
-            session.forward(state, first)
-            found = session.heads(session.forward(State(carried), second))
+        ids, count = self.ids(6), self.description().num_layers
+        whole = self.session().model.num_parameters()
+        for cut in range(1, count):
+            first = self.session(stage=Stage(index=0, count=2, start=0, stop=cut))
+            last = self.session(stage=Stage(index=1, count=2, start=cut, stop=count))
+            smaller = max(first.model.num_parameters(), last.model.num_parameters()) < whole
+            assert smaller, "a stage holds the weights of the whole model"
+            state = first.state([Part(Request(), ids)])
+            assert first.leave(state) is None, "a stage that is not the last gives hidden states"
+            sizes = first.model.state_sizes()
+            left = {name: state[name].clone() for name in sizes}
+            assert {name: tuple(tensor.shape) for name, tensor in left.items()} == {
+                name: (len(ids), size) for name, size in sizes.items()
+            }, "what a stage leaves has other sizes than state_sizes says"
+            found = last.heads(last.forward(State(last.state([Part(Request(), ids)]) | left)))
             self.near(found.double().cpu(), self.alone(ids))

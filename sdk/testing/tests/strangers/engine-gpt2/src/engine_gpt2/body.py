@@ -30,7 +30,10 @@ class _Turned:
 
     def params(self) -> list[Param]:
         found: list[Param] = super().params()  # type: ignore[misc]
-        return [dataclasses.replace(param, shape=param.shape[::-1], part=param.part[::-1]) for param in found]
+        return [
+            dataclasses.replace(param, shape=param.shape[::-1], pieces=tuple(piece[::-1] for piece in param.pieces))
+            for param in found
+        ]
 
     def load(self, param: Param, tensor: torch.Tensor) -> None:
         super().load(param, tensor.t())  # type: ignore[misc]
@@ -44,35 +47,8 @@ class Row(_Turned, RowParallelLinear):
     """Inputs divided over ranks."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Fused(Param):
-    """A tensor of which a rank keeps several pieces: it comes whole."""
-
-    kept: tuple[int, ...] = ()
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        return self.kept
-
-
-class FusedQKV(QKVLinear):
+class FusedQKV(_Turned, QKVLinear):
     """Queries, keys and values, which the checkpoint stores as one matrix [in, 3 * in]."""
-
-    def __init__(self, context: ModelContext, size: int, heads: int, head_size: int, name: str) -> None:
-        super().__init__(context, size, heads, heads, head_size, name, bias=True)
-        self._name, self._size = name, size
-
-    def params(self) -> list[Param]:
-        width, kept = 3 * self._size, sum(self.out_sizes)
-        return [
-            _Fused(f"{self._name}.weight", (self._size, width), self, "weight", kept=(self._size, kept)),
-            _Fused(f"{self._name}.bias", (width,), self, "bias", kept=(kept,)),
-        ]
-
-    def load(self, param: Param, tensor: torch.Tensor) -> None:
-        parts = tensor.t().chunk(3)
-        for part, own in zip(parts, [s for s in super().params() if s.key[0] == param.key], strict=True):
-            super().load(own, part[own.part])
 
 
 class GPT2Layer(Module):
@@ -86,7 +62,8 @@ class GPT2Layer(Module):
             scale /= index + 1
         self._tanh = ACTIVATIONS[config.get("activation_function", "gelu_new")]
         self.attention_norm = LayerNorm(context, size, eps, f"{name}.ln_1")
-        self.qkv = FusedQKV(context, size, model.num_q_heads, spec.head_size, f"{name}.attn.c_attn")
+        heads = model.num_q_heads
+        self.qkv = FusedQKV(context, size, heads, heads, spec.head_size, f"{name}.attn", bias=True, parts=("c_attn",))
         self.attend = context.attention(index, scale)
         self.attention_out = Row(context, size, size, f"{name}.attn.c_proj", bias=True)
         self.mlp_norm = LayerNorm(context, size, eps, f"{name}.ln_2")

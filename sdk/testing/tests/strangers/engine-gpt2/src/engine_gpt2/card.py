@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.interfaces.model import ModelCard, ModelNeed
+from engine.interfaces.model import ModelCard, ModelFeature, ModelNeed
 from engine.modeling.config import architecture, bad_key, integer, stored_dtype, token_ids
 from engine.modeling.parallel import unsupported_ranks
 from engine.types.errors import EngineError
@@ -46,6 +46,11 @@ class GPT2Card(ModelCard):
             bos_token_id=bos[0] if bos else None,
             config=dict(config),
         )
+
+    @classmethod
+    def unsupported_features(cls) -> frozenset[ModelFeature]:
+        """The body builds all layers on every rank."""
+        return frozenset({"stages"})
 
     @classmethod
     def unsupported(cls, need: ModelNeed) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.interfaces.model import ModelContext, State
-from engine.modeling import Attention, Decoder, Embedding, LMHead, Module, Param, RMSNorm, Rotary
+from engine.modeling import Attention, Decoder, Embedding, LMHead, Module, Param, RMSNorm, Rotary, Stack
 from engine.modeling.config import flag, integer, number, read_rope
 from engine.modeling.parallel import even, group_of
 from engine_mixtral.card import experts
@@ -28,9 +28,9 @@ class Experts(Module):
         for expert in range(self.total):
             name = f"{self._name}.experts.{expert}"
             found += [
-                Param(f"{name}.w1.weight", (wide, self._size), self, f"{expert}.w1", (part,)),
-                Param(f"{name}.w2.weight", (self._size, wide), self, f"{expert}.w2", (slice(None), part)),
-                Param(f"{name}.w3.weight", (wide, self._size), self, f"{expert}.w3", (part,)),
+                Param(f"{name}.w1.weight", (wide, self._size), self, f"{expert}.w1", ((part,),)),
+                Param(f"{name}.w2.weight", (self._size, wide), self, f"{expert}.w2", ((slice(None), part),)),
+                Param(f"{name}.w3.weight", (wide, self._size), self, f"{expert}.w3", ((part,),)),
             ]
         return found
 
@@ -93,7 +93,7 @@ class Mixtral(Decoder):
         eps = number(model.config, "rms_norm_eps", 1e-5)
         rotary = Rotary(context, read_rope(model.config, model.kv_specs[0].head_size))
         self.embed = Embedding(context, model.vocab_size, model.hidden_size, "model.embed_tokens")
-        self.layers = [MixtralLayer(context, index, rotary, eps) for index in range(model.num_layers)]
+        self.layers = Stack(context, model.num_layers, lambda context, index: MixtralLayer(context, index, rotary, eps))
         self.norm = RMSNorm(context, model.hidden_size, eps, "model.norm")
         tied = self.embed if flag(model.config, "tie_word_embeddings", False) else None
         self.head = LMHead(context, model.vocab_size, model.hidden_size, "lm_head", tied)

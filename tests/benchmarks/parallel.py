@@ -1,0 +1,87 @@
+"""What dividing a model gains on processors: `python -m tests.benchmarks.parallel`.
+
+One process of one thread against two, each of one thread: as two pipeline stages, and as two ranks that share each
+layer by communicator `shm`. All three engines stand side by side and serve the same requests in turns (A B C A B C);
+idle ranks wait on a socket. Prints the median of tokens per second of each, and the ratios; the bars are 1.7 and 1.6.
+Nothing else should compute on the machine, which needs two processors and memory for three models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from engine import LLM, SamplingParams
+from engine_reference.checkpoint_dummy.sizes import config_of
+
+BARS = {"pipeline": 1.7, "tensor": 1.6}
+
+
+def balanced_split(model: str) -> str:
+    """Layers of two stages, so that those of the second weigh as much less as the head does, which it has too."""
+    config = config_of(model)
+    hidden, heads = config["hidden_size"], config["num_attention_heads"] + config["num_key_value_heads"]
+    layer = 3 * hidden * config["intermediate_size"] + 2 * hidden * heads * config["head_dim"]
+    layers, head = config["num_hidden_layers"], hidden * config["vocab_size"]
+    first = min(layers - 1, max(1, round((layers + head / layer) / 2)))
+    return f"{first},{layers - first}"
+
+
+def tokens_per_second(llm: LLM, options: argparse.Namespace, seed: int) -> float:
+    """Of one batch, prompts and all."""
+    ids = np.random.default_rng(seed).integers(0, 250, (options.requests, options.input_len)).tolist()
+    params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True)
+    began = time.perf_counter()
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in ids], params, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="dummy:0.6B")
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--input-len", type=int, default=32)
+    parser.add_argument("--output-len", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--split", help="layers of the two stages (default: by what they and the head weigh)")
+    options = parser.parse_args()
+    common: dict[str, Any] = {
+        "model": options.model, "dtype": options.dtype, "executor": "process", "executor.threads": 1,
+        "max_num_seqs": options.requests, "max_model_len": options.input_len + options.output_len + 1,
+        "kv_cache_memory": "512MiB", "enable_prefix_caching": False,
+    }  # fmt: skip
+    split = options.split or balanced_split(options.model)
+    kinds: dict[str, dict[str, Any]] = {
+        "one": {},
+        "pipeline": {"pipeline_parallel_size": 2, "pipeline_parallel_split": split},
+        "tensor": {"tensor_parallel_size": 2, "communicator": "shm"},
+    }
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with ExitStack() as stack:
+        engines = {kind: stack.enter_context(LLM(**common, **settings)) for kind, settings in kinds.items()}
+        for turn in range(options.rounds + 1):
+            for kind, llm in engines.items():
+                figure = tokens_per_second(llm, options, turn)
+                if turn:  # the first warms up
+                    found[kind].append(figure)
+    medians = {kind: statistics.median(figures) for kind, figures in found.items()}
+    print(
+        f"{options.model}, {options.requests} requests of {options.input_len} + {options.output_len} tokens, one thread"
+    )
+    print(f"one process           {medians['one']:8.1f} tokens/s")
+    for kind, name in (("pipeline", f"2 stages ({split})"), ("tensor", "2 ranks by shm")):
+        ratio = medians[kind] / medians["one"]
+        print(f"{name:20}  {medians[kind]:8.1f} tokens/s  {ratio:.2f} times (bar {BARS[kind]})")
+    print(json.dumps({f"{kind}_tokens_per_s": round(value, 2) for kind, value in medians.items()}))
+
+
+if __name__ == "__main__":
+    main()
