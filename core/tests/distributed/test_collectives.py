@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,32 @@ def test_sums_have_the_same_bits_on_every_rank(driver: type, size: int) -> None:
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     np.testing.assert_allclose(first[0].numpy(), sum(parts), rtol=0, atol=1e-14)
+
+
+@each_driver
+def test_what_is_sent_ahead(driver: type) -> None:
+    """In order; and before the other rank asks for it, where the driver can: `isend`."""
+    ahead = threading.Event()
+
+    def work(rank: int, communicator: Communicator) -> list[torch.Tensor]:
+        group = ProcessGroup(rank, 2, [communicator])
+        tensors = [torch.full((70_001,), float(n + 1) * (rank == 0)) for n in range(3)]
+        if rank == 0:
+            sendings = [group.isend(tensor, 1) for tensor in tensors]
+            ahead.set()
+            for sending in sendings:
+                if sending is not None:
+                    sending.wait()
+        else:
+            assert ahead.wait(30) or not hasattr(driver, "isend"), "it waits for the other rank"
+            for tensor in tensors:
+                group.recv(tensor, 0)
+        return tensors
+
+    if not hasattr(driver, "isend"):
+        ahead.set()
+    sent, received = on_ranks(driver, 2, work)
+    assert all(torch.equal(a, b) for a, b in zip(sent, received, strict=True))
 
 
 @each_driver

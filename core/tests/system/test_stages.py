@@ -25,10 +25,10 @@ PARALLEL = (
 )
 
 
-def run(schedule: Schedule, seed: int, parallel: Parallel) -> None:
+def run(schedule: Schedule, seed: int, parallel: Parallel, buckets: bool = False) -> None:
     schedule = with_sampling(schedule, seed)
     schedule = replace(schedule, settings=replace(schedule.settings, in_flight=parallel.pp + 1))
-    core, executor = make_core(schedule.settings, parallel=parallel)
+    core, executor = make_core(schedule.settings, buckets, parallel)
     outcomes = run_schedule(core, schedule)
     for request in schedule.requests:
         check(request, outcomes[request.request_id])
@@ -51,6 +51,13 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(parallel: Parallel, sc
 @hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_in_a_crowded_cache(parallel: Parallel, schedule: Schedule, seed: int) -> None:
     run(schedule, seed, parallel)
+
+
+@given(schedule=schedules(VOCAB, max_requests=6), seed=st.integers(0, 2**32))
+@hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_captured_decode_steps(schedule: Schedule, seed: int) -> None:
+    """Each stage replays its own, padded to buckets; what travels has the plan's rows."""
+    run(schedule, seed, PARALLEL[0], buckets=True)
 
 
 @pytest.mark.slow
