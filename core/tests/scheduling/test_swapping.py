@@ -9,10 +9,11 @@ import pytest
 from cores import LAYOUTS
 from steps import finish, make_scheduler, plan, request, rows, run
 
+from engine.kv.matching import Sequence
 from engine.process import wire
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.slots import Status
-from engine.types.plan import StepPlan
+from engine.types.plan import StepPlan, StepResult
 from engine_reference.connector_host.scheduler_half import Copies
 
 
@@ -198,3 +199,26 @@ def test_places_are_not_filled_anew_by_the_plan_that_reads_them() -> None:
     assert not connector.swap_out("y", np.array([4], np.int32)), "b's places are read by this very plan"
     connector.plan_metadata()
     assert connector.swap_out("y", np.array([4], np.int32))
+
+
+def test_a_failed_load_costs_what_chains_on_it() -> None:
+    """Of the request whose load failed nothing is found from there on; what others computed stays, and is found."""
+    scheduler, made = swapped_out(num_pages=9, max_num_seqs=2)
+    while (done := copies(made)) is None or not done.in_page.size:
+        finish(scheduler)
+        made = plan(scheduler)
+    kv, b = scheduler.kv, scheduler.requests["b"]
+    before = kv.num_resets
+    while scheduler.outstanding[0] is not made:
+        finish(scheduler)
+    tokens = np.where(made.samples, 7, -1).astype(np.int32)
+    scheduler.update(StepResult(step_id=made.step_id, tokens=tokens, failed_pages=done.in_page[:1]))
+    scheduler.check_integrity()
+    assert kv.num_resets == before
+
+    def found(tokens: list[int]) -> int:
+        return kv.match(Sequence([], b.root, np.array(tokens, np.int32)), len(tokens)).num_tokens
+
+    assert found([1] * 12) == 12 and found([2] * 12) < 12
+    outputs = [output for output in run(scheduler) if output.request_id == "b"]
+    assert outputs[-1].finish_reason is not None and found([2] * 12) == 12

@@ -252,10 +252,10 @@ class CachedBlocks:
                 return PartialBlock(n, sources, cached=False)
         return best
 
-    def hashes_of(self, sequence: Sequence) -> set[bytes]:
-        """The hashes under which full and partly filled blocks of this sequence may be cached."""
-        size, found = self._block_size, set(sequence.hashes)
-        for block in range(min(-(-sequence.tokens.size // size), len(sequence.hashes) + 1)):
+    def hashes_of(self, sequence: Sequence, first: int = 0) -> set[bytes]:
+        """The hashes under which full and partly filled blocks of this sequence may be cached, from block `first`."""
+        size, found = self._block_size, set(sequence.hashes[first:])
+        for block in range(first, min(-(-sequence.tokens.size // size), len(sequence.hashes) + 1)):
             tokens = sequence.tokens[block * size : (block + 1) * size].tobytes()
             children = self._index.children.beginnings(sequence.before(block), tokens)
             found.update(hashed for _, hashed, _, _ in children)

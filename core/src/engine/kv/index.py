@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -160,6 +160,15 @@ class RadixChildren:
         near = others[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS]
         found = [(common_tokens(child[0], tokens), child) for child in near]
         yield from sorted((entry for entry in found if entry[0]), key=lambda entry: -entry[0])
+
+    def below(self, hashes: Iterable[bytes]) -> set[bytes]:
+        """The hashes of all children that follow these, at any distance."""
+        found, left = set[bytes](), list(hashes)
+        while left:
+            fresh = {hashed for _, hashed, _, _ in self._after.get(left.pop(), ())} - found
+            found |= fresh
+            left.extend(fresh)
+        return found
 
     def beginnings(self, parent: bytes, tokens: bytes) -> list[RadixChild]:
         """The children of `parent` with which `tokens` begin."""

@@ -19,6 +19,7 @@ import numpy as np
 from engine.kv.cached_blocks import CachedBlocks
 from engine.kv.hashing import HASH_FUNCTIONS, Hashed, extend_hashes, root_hash
 from engine.kv.index import BlockKey, KVEventLog, PrefixIndex
+from engine.kv.leases import Leases
 from engine.kv.matching import CrossTables, Hit, RunningTokens, Sequence, match, no_hit
 from engine.kv.pool import PagePool
 from engine.kv.tables import BlockTable, spans
@@ -59,6 +60,7 @@ class KVManager:
         hash_algo: str = "xxhash",
         max_encoder_len: int = 0,
     ) -> None:
+        assert all(table.tokens_per_block == layout.block_size for table in layout.tables)
         self.layout = layout
         self.block_size = layout.block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -70,6 +72,7 @@ class KVManager:
         self.tables = self.growing + cross
         self._sliding = tuple(table for table in self.growing if table.window is not None)
         self.num_resets = 0
+        self.leases = Leases(self.pool)
         self.digest = HASH_FUNCTIONS[hash_algo]
         self.cross = CrossTables(cross, self.index, self.pool, self.digest, max_encoder_len)
         self.blocks = CachedBlocks(self.index, self.pool, self.growing, self.block_size, self.digest, max_num_seqs)
@@ -223,7 +226,31 @@ class KVManager:
         sequence: all its known tokens.
         """
         self.blocks.end(slot)
-        hashes = self.blocks.hashes_of(sequence)
+        self._discard(self.blocks.hashes_of(sequence), sequence)
+
+    def forget(self, slot: int, sequence: Sequence, failed: np.ndarray, num_computed: int | None) -> None:
+        """Some pages do not hold what they should, and a sequence was computed from them: nothing more of its slot is
+        cached, and nobody finds its blocks from there on, nor what others computed behind them. Who holds these pages
+        keeps them.
+
+        Args:
+            slot: of the sequence, of all whose known tokens are in `sequence`.
+            failed: int32; the pages.
+            num_computed: tokens that the cache, or a load, gave it when it entered the slot; None: all is in doubt, for
+                it holds its pages no more.
+        """
+        self.blocks.end(slot)
+        first = 0
+        if num_computed is not None:
+            first = num_computed // self.block_size
+            for table in self.growing:  # what has left a window since is still in the table
+                read = np.flatnonzero(np.isin(table.pages[slot, : table.num_blocks[slot]], failed))
+                first = min([first, *read[:1].tolist()])
+        hashes = self.blocks.hashes_of(sequence, first)
+        self._discard(hashes | self.index.children.below(hashes), sequence)
+
+    def _discard(self, hashes: Set[bytes], sequence: Sequence) -> None:
+        """Nobody finds blocks under these hashes, nor the sequence's encoder input."""
         keys = [self.index.key(hashed, table.index) for table in self.growing for hashed in hashes]
         keys += [key for table in self.cross.tables for key in self.cross.keys(sequence, table)]
         pages = {page for key in keys if (page := self.index.page_of(key)) is not None}
@@ -247,6 +274,7 @@ class KVManager:
             assert (table.first_block <= table.num_blocks).all()
             for slot in np.flatnonzero(table.num_blocks).tolist():
                 np.add.at(refs, table.live(slot), 1)
+        self.leases.count(refs)
         self.pool.check_integrity(refs)
         self.index.check_integrity(self.pool.committed)
 

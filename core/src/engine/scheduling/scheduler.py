@@ -20,8 +20,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from engine.kv.manager import KVManager
 from engine.kv.reservation import Reservation
 from engine.plugin.manifest import Blame
@@ -38,8 +36,8 @@ from engine.scheduling.slots import Request, SlotTable
 from engine.scheduling.speculative import Speculation
 from engine.scheduling.states import States
 from engine.scheduling.structured import Constraints
-from engine.scheduling.update import accept, broken_logits, check_result
-from engine.types.errors import EngineError, rebuild_error
+from engine.scheduling.update import accept, check_result
+from engine.types.errors import EngineError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import BROKEN, StepPlan, StepResult
 from engine.types.request import EngineRequest
@@ -229,7 +227,7 @@ class Scheduler:
         if result.failed_pages is not None and result.failed_pages.size:
             states.compute_again(result.failed_pages, [plan, *self.outstanding])
         if lowest == BROKEN:
-            self._fail_broken(plan, result)
+            states.fail_broken(plan, result)
         accepted = accept(plan, result, self.slots, self.kv, self.drafts, pools=self.admission.pools)
         self.prompt_tokens += accepted.prompt_tokens
         self.generation_tokens += accepted.generation_tokens
@@ -244,23 +242,9 @@ class Scheduler:
         self.kv.step_done(plan.step_id)
         self.slots.step_done(plan.step_id)
 
-    def _fail_broken(self, plan: StepPlan, result: StepResult) -> None:
-        """End the requests of rows that could not draw; what they drew before is dropped as surplus. Where logits were
-        not numbers, nothing of them stays in the prefix cache, nor what they found there, also where they have ended
-        meanwhile."""
-        broken = (result.tokens == BROKEN).reshape(plan.num_rows, -1).any(axis=1) & plan.samples
-        for row in np.flatnonzero(broken).tolist():
-            slot = int(plan.slot_of_row[row])
-            request, parts = self.slots.owner(slot), (result.errors or {}).get(row)
-            if parts is None:
-                self.kv.distrust(slot, request.sequence(self.slots.tokens[slot, : self.slots.known[slot]]))
-            if self.slots.accepts[slot]:
-                error = rebuild_error(parts) if parts else broken_logits(request.request_id, request.num_tokens)
-                self.states.fail(request, error)
-
     def check_integrity(self) -> None:
         """Raise AssertionError where requests, slots, pages and queue contradict each other."""
         self.states.check_integrity()
         if not self.requests and not self.outstanding:
             assert self.slots.num_free == self.slots.num_slots
-            assert self.kv.pool.num_held == 0, "pages are held by nobody"
+            assert self.kv.pool.num_held == 0 or self.kv.leases, "pages are held by nobody"

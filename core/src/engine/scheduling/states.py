@@ -22,9 +22,16 @@ from engine.scheduling.gates import Gates
 from engine.scheduling.preemption import Preemptions, Swapping
 from engine.scheduling.slots import EMPTY, Request, SlotTable, Status
 from engine.scheduling.structured import Constraints
-from engine.types.errors import ContractError, EngineError, KVCacheTooSmallError, RequestTimeoutError
+from engine.scheduling.update import broken_logits
+from engine.types.errors import (
+    ContractError,
+    EngineError,
+    KVCacheTooSmallError,
+    RequestTimeoutError,
+    rebuild_error,
+)
 from engine.types.outputs import CoreOutput
-from engine.types.plan import StepPlan
+from engine.types.plan import BROKEN, StepPlan, StepResult
 from engine.types.request import FinishReason
 
 if TYPE_CHECKING:
@@ -158,7 +165,10 @@ class States:
                 self.requeue(request)
 
     def unblock(self) -> bool:
-        """Nothing can be planned and nothing is under way: make room. False where there is nobody to make room for."""
+        """Nothing can be planned and nothing is under way: make room. False where there is nobody to make room for, or
+        where pages that are lent will come back."""
+        if self.kv.leases:
+            return False
         if len(self.running) > 1:
             self.preempt_one()
             return True
@@ -180,14 +190,25 @@ class States:
 
         plans: of that step and of those after it.
         """
-        self.kv.reset_prefix_cache()  # blocks computed from these pages may have been committed by now
         self.fast_path.end()
-        entered = {new.slot for plan in plans for new in plan.new_slots}
+        entered: dict[int, int] = {}  # by slot: tokens that it had then
+        left = False
+        for plan in plans:
+            rows = dict(zip(plan.slot_of_row.tolist(), plan.num_computed.tolist(), strict=True))
+            for new in plan.new_slots:
+                entered[new.slot] = rows[new.slot]
+                left = left or new.request_id not in self.requests
         found = [request for request in self.draining if self.slots.last_step[request.slot] >= plans[0].step_id]
         found += [request for request in self.running.values() if request.slot in entered]
         logger.warning("%d pages could not be loaded: %d requests are computed again", failed_pages.size, len(found))
+        if left:
+            self.kv.reset_prefix_cache()  # who has left meanwhile may have cached something, nobody knows what
         for request in found:
-            self.slots.accepts[request.slot] = False
+            slot, held = request.slot, request.status is Status.RUNNING
+            self.slots.accepts[slot] = False
+            if slot in entered:
+                sequence = request.sequence(self.slots.tokens[slot, : self.slots.known[slot]])
+                self.kv.forget(slot, sequence, failed_pages, entered[slot] if held else None)
             if self.swapping is not None:
                 self.swapping.distrust(request)
             if request.status is Status.RUNNING:
@@ -236,6 +257,20 @@ class States:
         """End a request with an error."""
         self.notices.append(_error_output(request.request_id, self.blame.named(error)))
         self.end(request)
+
+    def fail_broken(self, plan: StepPlan, result: StepResult) -> None:
+        """End the requests of rows that could not draw; what they drew before is dropped as surplus. Where logits were
+        not numbers, nothing of them stays in the prefix cache, nor what they found there, also where they have ended
+        meanwhile."""
+        broken = (result.tokens == BROKEN).reshape(plan.num_rows, -1).any(axis=1) & plan.samples
+        for row in np.flatnonzero(broken).tolist():
+            slot = int(plan.slot_of_row[row])
+            request, parts = self.slots.owner(slot), (result.errors or {}).get(row)
+            if parts is None:
+                self.kv.distrust(slot, request.sequence(self.slots.tokens[slot, : self.slots.known[slot]]))
+            if self.slots.accepts[slot]:
+                error = rebuild_error(parts) if parts else broken_logits(request.request_id, request.num_tokens)
+                self.fail(request, error)
 
     def fail_faulty(self) -> None:
         """End the requests over which the swap tier's connector raised an error. What should have been loaded for one
