@@ -37,7 +37,8 @@ def config_of(architecture: str = "LlamaForCausalLM", **more: Any) -> dict[str, 
 
 def reasons(card: Any, **more: Any) -> list[str]:
     architecture = next(name for name, known in CARDS.items() if known is card)
-    return card.unsupported(ModelNeed(architecture=architecture, config=config_of(architecture, **more)))
+    need = ModelNeed(architecture=architecture, config=config_of(architecture, **more))
+    return card.mismatches(need) + card.unsupported(need)
 
 
 def windows(card: Any, **more: Any) -> list[int | None]:

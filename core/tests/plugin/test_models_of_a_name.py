@@ -138,6 +138,13 @@ def test_what_the_start_needs_of_a_body() -> None:
     assert selection.verdicts[0].reasons == ("it does not serve stages, for its body does not walk its layers",)
 
 
+def test_weights_that_nobody_reads_are_refused_for_every_card() -> None:
+    """Also for a stranger's that says nothing of them."""
+    found = registry(fast=(NAME, card(10)), any=(ANY_ARCHITECTURE, card()))
+    with pytest.raises(UnsupportedModelError, match=r"quantised \(awq\), only plain ones"):
+        chosen(found, config={"quantization_config": {"quant_method": "awq", "bits": 4}})
+
+
 def test_every_process_takes_the_one_that_the_launcher_chose() -> None:
     cards = {"fast": (NAME, card(10)), "reference": (NAME, card())}
     for distribution in ("engine-fast", "engine-reference"):

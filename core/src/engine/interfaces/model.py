@@ -84,10 +84,13 @@ class ModelCard(Card):
 
     @classmethod
     def mismatches(cls, need: ModelNeed) -> list[str]:
-        """The framework's, and the features that the card does not have."""
+        """The framework's, the features that the card does not have, and weights that are stored quantised."""
+        stored = need.config.get("quantization_config")
+        method = stored.get("quant_method", "unnamed") if isinstance(stored, dict) else stored
+        forms = [f"the weights are quantised ({method}), only plain ones are read"] if stored else []
         lacking = sorted(need.features & cls.unsupported_features())
         why = "" if cls.walks else ", for its body does not walk its layers"
-        return super().mismatches(need) + [f"it does not serve {feature}{why}" for feature in lacking]
+        return super().mismatches(need) + forms + [f"it does not serve {feature}{why}" for feature in lacking]
 
     @classmethod
     def remarks(cls, need: ModelNeed) -> list[str]:

@@ -31,7 +31,8 @@ V3: dict[str, Any] = {
 
 def reasons(config: dict[str, Any], tp: int = 1) -> list[str]:
     card = CARDS[config["architectures"][0]]
-    return card.unsupported(ModelNeed(architecture=config["architectures"][0], config=config, parallel=Parallel(tp=tp)))
+    need = ModelNeed(architecture=config["architectures"][0], config=config, parallel=Parallel(tp=tp))
+    return card.mismatches(need) + card.unsupported(need)
 
 
 def test_the_published_config() -> None:

@@ -67,7 +67,7 @@ class Bert(ModelCard):
             reasons.append(f"hidden_act {config['hidden_act']!r} is none of {', '.join(ACTIVATIONS)}")
         if config.get("position_embedding_type", "absolute") != "absolute":
             reasons.append(f"position_embedding_type {config['position_embedding_type']!r} is not 'absolute'")
-        for key in ("is_decoder", "add_cross_attention", "quantization_config"):
+        for key in ("is_decoder", "add_cross_attention"):
             if config.get(key):
                 reasons.append(f"the config sets {key}, which it does not have")
         try:

@@ -43,10 +43,6 @@ class _Deepseek(ModelCard):
         reasons = []
         if config.get("hidden_act", "silu") not in _SILU:
             reasons.append(f"hidden_act {config['hidden_act']!r} is not 'silu'")
-        if config.get("quantization_config"):
-            method = config["quantization_config"]
-            method = method.get("quant_method") if isinstance(method, dict) else method
-            reasons.append(f"the weights are quantised ({method}), it reads plain ones")
         try:
             reasons.extend(cls._experts(config))
             reasons.extend(unsupported_rope(config) or cls._unsupported_parts(config, need.parallel.tp))

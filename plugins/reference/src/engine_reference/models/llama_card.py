@@ -64,10 +64,6 @@ class _Family(ModelCard):
         reasons = []
         if config.get("hidden_act", "silu") not in _SILU:
             reasons.append(f"hidden_act {config['hidden_act']!r} is not 'silu'")
-        if config.get("quantization_config"):
-            method = config["quantization_config"]
-            method = method.get("quant_method") if isinstance(method, dict) else method
-            reasons.append(f"the weights are quantised ({method}), it reads plain ones")
         for key, neutral in _FOREIGN.items():
             if config.get(key, neutral) not in (None, neutral):
                 reasons.append(f"the config sets {key} to {config[key]!r}, which this architecture does not have")

@@ -58,9 +58,8 @@ class GPT2Card(ModelCard):
         config, reasons = need.config, []
         if config.get("activation_function", "gelu_new") not in ACTIVATIONS:
             reasons.append(f"activation_function {config['activation_function']!r} is none of {', '.join(ACTIVATIONS)}")
-        for key in ("add_cross_attention", "quantization_config"):
-            if config.get(key):
-                reasons.append(f"the config sets {key}, which it does not have")
+        if config.get("add_cross_attention"):
+            reasons.append("the config sets add_cross_attention, which it does not have")
         try:
             reasons += unsupported_ranks(cls.describe(config), need.parallel.tp, n_inner=inner_size(config))
         except EngineError as error:

@@ -36,8 +36,6 @@ class MixtralCard(ModelCard):
         config, reasons = need.config, []
         if config.get("hidden_act", "silu") not in ("silu", "swish"):
             reasons.append(f"hidden_act {config['hidden_act']!r} is not 'silu'")
-        if config.get("quantization_config"):
-            reasons.append("the weights are quantised, it reads plain ones")
         try:
             total, chosen = experts(config)
             if chosen > total:
