@@ -70,7 +70,8 @@ def assemble_frontend(plan: Launch) -> Frontend:
         constraints=plan.constraints,
         chat=chat,
     )
-    outputs = OutputProcessor(tokenizer, hooks, plan.model_name, plan.tokenizer.candidate)
+    outputs = OutputProcessor(tokenizer, hooks, plan.model_name)
+    outputs.tokenizer_from = plan.tokenizer.candidate
     return Frontend(
         tokenizer,
         inputs,

@@ -41,23 +41,17 @@ class OutputProcessor:
         tokenizer: at work.
         hooks: the frontend's; None: nobody listens.
         model_name: the model's name in the API, for who listens.
-        candidate: where the tokenizer comes from: what it raises ends the request. None: it is raised.
 
     Attributes:
         observer: counts what becomes of the requests; None: nobody asks.
+        tokenizer_from: its driver, for the error of a request over whose text it raises.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        hooks: HookRelay | None = None,
-        model_name: str = "",
-        candidate: Candidate | None = None,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, hooks: HookRelay | None = None, model_name: str = "") -> None:
         self._tokenizer = tokenizer
-        self._candidate = candidate
         self._filters = None if hooks is None else hooks.output_filter
         self.observer: RequestObserver | None = None
+        self.tokenizer_from: Candidate | None = None
         self._hooks = hooks if hooks is not None and hooks.request_finished else None
         self._model_name = model_name
         self._requests: dict[str, RequestState] = {}
@@ -224,15 +218,7 @@ class OutputProcessor:
                 request.prompt_logprobs.take(core_output.new_prompt_logprobs)
                 if not core_output.new_token_ids and core_output.finish_reason is None:
                     continue  # a piece of them is no news
-            try:
-                text, num_tokens = sequence.take(core_output)
-            except Exception as error:  # of the tokenizer: this request's end, and nobody else's
-                if self._candidate is None:
-                    raise
-                text, num_tokens = "", 0
-                asked = f"decode the tokens of request {request.request_id!r}"
-                sequence.failure = self._candidate.fault(asked, error)
-                sequence.output.finish_reason = str(FinishReason.ERROR)
+            text, num_tokens = sequence.take_or_fail(core_output, self.tokenizer_from)
             index, news_of = sequence.output.index, request.news
             if index in news_of:
                 text, num_tokens = news_of[index][0] + text, news_of[index][1] + num_tokens

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.frontend.stop_scanner import StopMatch, StopScanner, StopStrings
 from engine.interfaces.tokenizer import Tokenizer
+from engine.plugin import Candidate
 from engine.types.errors import EngineError, HookFailedError
 from engine.types.hooks import OutputFilter, RequestInfo
 from engine.types.outputs import CompletionOutput, CoreOutput, Logprob, RequestOutput, TokenLogprobs
@@ -90,6 +91,18 @@ class SequenceState:
             self._text += "".join(self._texts)
             self._texts.clear()
         return self._text
+
+    def take_or_fail(self, news: CoreOutput, tokenizer_from: Candidate | None) -> tuple[str, int]:
+        """As `take`; what the tokenizer raises ends the sequence, with the finish reason "error" and `failure`. Where
+        its driver is not known, it is raised."""
+        try:
+            return self.take(news)
+        except Exception as error:
+            if tokenizer_from is None:
+                raise
+            self.failure = tokenizer_from.fault(f"decode the tokens of request {self.request_id!r}", error)
+            self.output.finish_reason = str(FinishReason.ERROR)
+            return "", 0
 
     def take(self, news: CoreOutput) -> tuple[str, int]:
         """Take in what the core sent.

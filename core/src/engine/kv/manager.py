@@ -229,15 +229,14 @@ class KVManager:
         self._discard(self.blocks.hashes_of(sequence), sequence)
 
     def forget(self, slot: int, sequence: Sequence, failed: np.ndarray, num_computed: int | None) -> None:
-        """Some pages do not hold what they should, and a sequence was computed from them: nothing more of its slot is
-        cached, and nobody finds its blocks from there on, nor what others computed behind them. Who holds these pages
-        keeps them.
+        """Pages do not hold what they should, and a sequence was computed from them: nothing more of its slot is cached,
+        and nobody finds its blocks from there on, nor what others computed behind them. Who holds these pages keeps
+        them.
 
         Args:
-            slot: of the sequence, of all whose known tokens are in `sequence`.
+            slot: of the sequence; `sequence`: all its known tokens.
             failed: int32; the pages.
-            num_computed: tokens that the cache, or a load, gave it when it entered the slot; None: all is in doubt, for
-                it holds its pages no more.
+            num_computed: tokens that the cache or a load gave it when it entered the slot; None: it holds no pages now.
         """
         self.blocks.end(slot)
         first = 0
