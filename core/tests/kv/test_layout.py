@@ -222,6 +222,7 @@ def test_published_models(name: str) -> None:
         KVSpec(kind="mla", num_kv_heads=1, head_size=8, rope_size=8),
         KVSpec(kind="full", num_kv_heads=2, head_size=8, rope_size=4),
         KVSpec(kind="state", num_kv_heads=0, head_size=0),
+        state(((4,), "float3")),
         KVSpec(kind="full", num_kv_heads=1, head_size=8, states=STATE.states),
         KVSpec(kind="cross", num_kv_heads=1, head_size=8, sliding_window=4),
         KVSpec(kind="tree", num_kv_heads=1, head_size=8),  # type: ignore[arg-type]

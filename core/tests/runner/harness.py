@@ -213,27 +213,25 @@ def registry(*more: Candidate) -> Registry:
     return Registry.discover(extra=(CHECKPOINT, BUCKETS, CAPTURABLE, *PROCESSORS, *more))
 
 
-def layout(tp: int = 1, full: int = 8) -> KVLayout:
-    """4 tokens a block of the two sliding layers, which fill a page.
+def layout(tp: int = 1) -> KVLayout:
+    """8 tokens a block: the two sliding layers fill a page, the full one takes half of one.
 
-    tp: ranks that share the heads. full: tokens a block of the full layer; as many as of the others for a KV manager.
+    tp: ranks that share the heads.
     """
-    token = 2 * KV_HEADS // tp * HEAD_SIZE * 8
-    common = {"num_kv_heads": KV_HEADS // tp, "head_size": HEAD_SIZE}
+    layer_bytes = 8 * 2 * KV_HEADS // tp * HEAD_SIZE * 8
+    common = {"num_kv_heads": KV_HEADS // tp, "head_size": HEAD_SIZE, "tokens_per_block": 8, "layer_bytes": layer_bytes}
     return KVLayout(
-        block_size=4,
-        page_bytes=8 * token,
+        block_size=8,
+        page_bytes=2 * layer_bytes,
         tables=(
-            KVTable(index=0, kind="sliding", window=WINDOW, tokens_per_block=4),
-            KVTable(index=1, kind="full", window=None, tokens_per_block=full),
+            KVTable(index=0, kind="sliding", window=WINDOW, tokens_per_block=8),
+            KVTable(index=1, kind="full", window=None, tokens_per_block=8),
         ),
         groups=(
-            KVGroup(index=0, kind="sliding", sites=(0, 2), sliding_window=WINDOW, tokens_per_block=4,
-                    layer_bytes=4 * token, **common),
-            KVGroup(index=1, kind="full", sites=(1,), sliding_window=None, tokens_per_block=full, table=1,
-                    layer_bytes=full * token, **common),
+            KVGroup(index=0, kind="sliding", sites=(0, 2), sliding_window=WINDOW, **common),
+            KVGroup(index=1, kind="full", sites=(1,), sliding_window=None, table=1, **common),
         ),
-    )  # fmt: skip
+    )
 
 
 def choice(found: Registry, point: str, driver: str, kind: str = "", options: dict[str, Any] | None = None) -> Choice:

@@ -52,8 +52,8 @@ def test_padding_writes_to_nobodys_pages() -> None:
         )
         for i, tokens in enumerate(prompts)
     ]  # fmt: skip
-    # Blocks of 4 tokens in the first group, of 8 in the second; pages 20 and 21 stand in both rows' tables.
-    sliding = entries((0, 0, 1), (0, 1, 2), (0, 2, 20), (1, 0, 3), (1, 1, 4), (1, 2, 5), (1, 3, 20), (1, 4, 6))
+    # Blocks of 8 tokens; pages 20 and 21 stand in both rows' tables.
+    sliding = entries((0, 0, 1), (0, 1, 20), (1, 0, 3), (1, 1, 20), (1, 2, 6))
     full = entries((0, 0, 11), (0, 1, 21), (1, 0, 21), (1, 1, 12), (1, 2, 13))
     first = step(worker, 0, [0, 0], [7, 15], new_slots=slots, new_blocks=[sliding, full]).tokens.tolist()
     assert first == [expected[0][0], expected[1][0]]

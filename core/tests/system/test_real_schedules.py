@@ -12,8 +12,7 @@ import drafting
 import msgspec
 import pytest
 from cores import swapping
-from harness import ALL_PROCESSORS, VOCAB, choice, registry, start_message
-from harness import layout as harness_layout
+from harness import ALL_PROCESSORS, VOCAB, choice, layout, registry, start_message
 from hypothesis import HealthCheck, event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -31,7 +30,6 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculative import Speculation
 from engine.scheduling.structured import Constraints
 from engine.types.errors import EngineError
-from engine.types.kv import KVLayout
 from engine.types.outputs import StepStats
 from engine.types.parallel import Parallel
 from engine.types.params import SamplingParams
@@ -44,11 +42,6 @@ ROOMY = Settings(
     num_pages=200, max_num_seqs=1, max_num_batched_tokens=256, max_model_len=40, in_flight=1,
     enable_prefix_caching=False, hold=False,
 )  # fmt: skip
-
-
-def layout(tp: int = 1) -> KVLayout:
-    """Blocks of 4 tokens. tp: ranks that share the heads."""
-    return harness_layout(tp, full=4)
 
 
 class Crew(ThreadExecutor):

@@ -89,7 +89,7 @@ STEPS = {
          "block_tables": (I32, I32),
          "row_strides": ("i32", "i32"), "slot_mappings": (I64, I64), "num_rows": "i32", "num_tokens": "i32",
          "token_programs": "i32", "chunks": "i32", "steps": "i32"},
-        {"GROUPS": 2, "SINGLE": False, "NULL": 0, "TOKENS": inputs.TOKENS, "ENTRIES": inputs.ENTRIES},
+        {"TABLES": 2, "SINGLE": False, "NULL": 0, "TOKENS": inputs.TOKENS, "ENTRIES": inputs.ENTRIES},
     ),
     "check": Case(
         logits.check_kernel,

@@ -212,7 +212,7 @@ class PaddingForgotten(TorchOpsBody):
 
 
 class OneBlockSize(TorchOpsBody):
-    """every group is taken to have the first one's tokens per block"""
+    """every KV table is taken to have the first one's tokens per block"""
 
     def prepare_inputs(self, tables: StepTables, inputs: StepInputs) -> None:
         super().prepare_inputs(tables._replace(tokens_per_block=(tables.tokens_per_block[0],) * 2), inputs)

@@ -109,14 +109,13 @@ def _cut(lifetimes: list[_Lifetime]) -> tuple[int, list[int]]:
     """Bytes of a page, and how many tables each lifetime gets: what costs the least room and work."""
     used = sum(sum(lifetime.sizes) for lifetime in lifetimes)
     least = max((lifetime.sizes[0] for lifetime in lifetimes), default=0)
-    best: tuple[float, int, list[int]] = (0.0, 0, [])
+    cuts: list[tuple[float, int, list[int]]] = []
     for size in {lifetime.largest(n) for lifetime in lifetimes for n in range(1, len(lifetime.sites) + 1)}:
-        if size < least:
-            continue
-        counts = [next(n for n in range(1, len(each.sites) + 1) if each.largest(n) <= size) for each in lifetimes]
-        cost = sum(counts) * (size / used + _COST_OF_A_TABLE)
-        best = min(best, (cost, size, counts)) if best[2] else (cost, size, counts)
-    return -(-best[1] // ALIGNMENT) * ALIGNMENT, best[2]
+        if size >= least:
+            counts = [next(n for n in range(1, len(each.sites) + 1) if each.largest(n) <= size) for each in lifetimes]
+            cuts.append((sum(counts) * (size / used + _COST_OF_A_TABLE), size, counts))
+    _, size, counts = min(cuts, default=(0.0, 0, []))
+    return -(-size // ALIGNMENT) * ALIGNMENT, counts
 
 
 def _groups(
@@ -172,6 +171,7 @@ def _check(spec: KVSpec) -> None:
         (spec.sliding_window is not None and spec.kind != "sliding")
         or (spec.states and spec.kind != "state")
         or (spec.rope_size and spec.kind != "mla")
+        or any(state.dtype not in _STATE_ITEM_BYTES for state in spec.states)
     )
     if foreign or not fits.get(spec.kind):
         raise ConfigError(f"a KV cache for {spec}", f"that is no form of kind {spec.kind!r}", "tell the model's author")

@@ -60,6 +60,7 @@ class KVManager:
         hash_algo: str = "xxhash",
         max_encoder_len: int = 0,
     ) -> None:
+        assert all(table.tokens_per_block == layout.block_size for table in layout.tables)
         self.layout = layout
         self.block_size = layout.block_size
         self.enable_prefix_caching = enable_prefix_caching

@@ -31,7 +31,7 @@ class NewSlot(msgspec.Struct, kw_only=True):
         pooling: for a request that draws nothing and whose hidden states are pooled; None for one that generates.
         encoder: its encoder input; None where it has none.
         fills_encoder: this step computes the keys and values of the encoder's tokens, into the slot's blocks of each
-            "cross" group. False: they are there, or come with this step's copies and loads.
+            "cross" table. False: they are there, or come with this step's copies and loads.
         cache_salt: requests with different salts share no cached pages, and nothing that is learned from their tokens.
     """
 

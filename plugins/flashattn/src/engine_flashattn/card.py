@@ -44,7 +44,7 @@ class FlashAttention(AttentionCard):
 
     @classmethod
     def tokens_per_page(cls, need: AttentionNeed) -> int:
-        """The hash unit, rounded up to what the implementation's pages must be a multiple of."""
+        """The block size, rounded up to what the implementation's pages must be a multiple of."""
         chosen = choose(need, facts())
         return need.block_size if chosen is None else math.lcm(need.block_size, chosen.page_multiple)
 

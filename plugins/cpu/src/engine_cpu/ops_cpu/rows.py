@@ -75,7 +75,7 @@ class Rows:
 
 
 def _addresses(tables: StepTables, inputs: StepInputs) -> _Addresses:
-    groups = zip(tables.blocks, tables.tokens_per_block, inputs.block_tables, inputs.slot_mappings, strict=True)
+    of_tables = zip(tables.blocks, tables.tokens_per_block, inputs.block_tables, inputs.slot_mappings, strict=True)
     return (
         tables.tokens.data_ptr(), tables.tokens.stride(0), len(inputs.slot_of_row), len(inputs.token_ids),
         inputs.slot_of_row.data_ptr(), inputs.num_computed.data_ptr(), inputs.query_start_loc.data_ptr(),
@@ -85,6 +85,6 @@ def _addresses(tables: StepTables, inputs: StepInputs) -> _Addresses:
                 table.data_ptr(), table.stride(0), table.shape[1], per_block, out.data_ptr(), out.stride(0),
                 mapping.data_ptr(),
             )
-            for table, per_block, out, mapping in groups
+            for table, per_block, out, mapping in of_tables
         ],
     )  # fmt: skip

@@ -17,13 +17,13 @@ ENTRIES = 2048
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "token_programs", "chunks", "steps"])
 def prepare_kernel(
     tokens, token_stride, tables, table_strides, widths, sizes, rows, inputs, block_tables, row_strides, slot_mappings,
-    num_rows, num_tokens, token_programs, chunks, steps, GROUPS: tl.constexpr, SINGLE: tl.constexpr,
+    num_rows, num_tokens, token_programs, chunks, steps, TABLES: tl.constexpr, SINGLE: tl.constexpr,
     NULL: tl.constexpr, TOKENS: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Grid: programs of TOKENS tokens, then for each row those that copy ENTRIES entries of each group's block table.
+    """Grid: programs of TOKENS tokens, then for each row those that copy ENTRIES entries of each block table.
 
     rows: (slot_of_row, num_computed, query_start_loc, seq_lens). inputs: (token_ids, positions). tables, block_tables
-    and slot_mappings are tuples of one pointer for each of the GROUPS. SINGLE: every row has exactly one token and none
+    and slot_mappings are tuples of one pointer for each of the TABLES. SINGLE: every row has exactly one token and none
     is padding. After `steps` halvings of the rows none is left.
     """
     slot_of_row, num_computed, query_start_loc, seq_lens = rows
@@ -49,20 +49,20 @@ def prepare_kernel(
         slot = tl.load(slot_of_row + row, mask=known, other=0).to(tl.int64)
         tl.store(positions + offs_t, position, mask=mask)
         tl.store(token_ids + offs_t, tl.load(tokens + slot * token_stride + position, mask=known, other=0), mask=mask)
-        for group in tl.static_range(GROUPS):
-            block = position // sizes[group]
-            page = tl.load(tables[group] + slot * table_strides[group] + block, mask=known, other=NULL).to(tl.int64)
-            tl.store(slot_mappings[group] + offs_t, (page - block) * sizes[group] + position, mask=mask)
+        for table in tl.static_range(TABLES):
+            block = position // sizes[table]
+            page = tl.load(tables[table] + slot * table_strides[table] + block, mask=known, other=NULL).to(tl.int64)
+            tl.store(slot_mappings[table] + offs_t, (page - block) * sizes[table] + position, mask=mask)
     else:  # other names than above: a name has one type in both branches
         part = program - token_programs
         copied = part // chunks
         offs_n = part % chunks * ENTRIES + tl.arange(0, ENTRIES)
         source = tl.load(slot_of_row + copied).to(tl.int64)
         length = tl.load(seq_lens + copied)
-        for group in tl.static_range(GROUPS):
-            mask_n = (offs_n < widths[group]) & (offs_n * sizes[group] < length)
-            entries = tl.load(tables[group] + source * table_strides[group] + offs_n, mask=mask_n)
-            tl.store(block_tables[group] + copied.to(tl.int64) * row_strides[group] + offs_n, entries, mask=mask_n)
+        for table in tl.static_range(TABLES):
+            mask_n = (offs_n < widths[table]) & (offs_n * sizes[table] < length)
+            entries = tl.load(tables[table] + source * table_strides[table] + offs_n, mask=mask_n)
+            tl.store(block_tables[table] + copied.to(tl.int64) * row_strides[table] + offs_n, entries, mask=mask_n)
 
 
 class Inputs:

@@ -10,7 +10,7 @@ from engine.interfaces.ops import StepInputs, StepTables
 from engine_sdk.conformance.ops.subject import OpsSubject
 
 SIZES = (4, 6)
-"""Tokens per block of two groups."""
+"""Tokens per block of two KV tables."""
 
 
 class InputOperations(OpsSubject):
