@@ -68,12 +68,15 @@ def on_ranks(driver: type, size: int, work: Callable[[int, Communicator], Any]) 
         except BaseException as error:
             futures[rank].set_exception(error)
 
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     try:
-        for rank in range(size):
-            threading.Thread(target=run, args=(rank,), daemon=True).start()
+        for thread in threads:
+            thread.start()
         return [future.result(SECONDS) for future in futures]
     finally:
         done.set()
+        for thread in threads:
+            thread.join(5)  # a communicator that closes while the interpreter ends would abort it
         shutil.rmtree(folder)
 
 

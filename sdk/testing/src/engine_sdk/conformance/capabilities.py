@@ -173,7 +173,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 r"(.*)-\d+",
             ),
             Capability("sums that are the same each time", "sums_are_the_same_each_time"),
-            Capability("many rounds, late ranks", "many_rounds thorough_rounds"),
+            Capability("many rounds, late ranks", "many_rounds thorough_rounds isend_waits_for_nobody"),
             Capability("empty tensors", "empty_tensors"),
             Capability("ranks agree on what is accepted", "accepts_is_equal_on_all_ranks"),
             Capability("16 MiB at once, whole", "a_message_of_16_mebibytes"),

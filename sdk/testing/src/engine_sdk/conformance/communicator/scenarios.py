@@ -331,3 +331,27 @@ def timed(communicator: Communicator, rank: int, size: int, count: int) -> float
         communicator.all_reduce(x)
         taken.append(time.perf_counter() - start)
     return float(np.median(taken[10:]))
+
+
+def sent_ahead(communicator: Communicator, rank: int, size: int, folder: str) -> str:
+    """ "ahead" where rank 0 has sent by `isend` before rank 1 asks, and that gets all, in order; else "late". "none"
+    without `isend`."""
+    isend: Any = getattr(communicator, "isend", None)
+    if isend is None or not communicator.accepts("send", (50_000,), torch.float32):
+        return "none"
+    tensors, sent = [torch.full((50_000,), float(number)) for number in range(3)], Path(folder, "sent")
+    if rank == 0:
+        sendings = [isend(tensor, 1) for tensor in tensors]
+        sent.touch()
+        for sending in sendings:
+            sending.wait()
+        return "ahead"
+    deadline = time.monotonic() + 10
+    while not sent.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ahead = sent.exists()
+    for tensor in tensors:
+        got = torch.empty_like(tensor)
+        communicator.recv(got, 0)
+        ahead = ahead and torch.equal(got, tensor)
+    return "ahead" if ahead else "late"

@@ -192,6 +192,15 @@ class CommunicatorConformance(Conformance):
         """In a collective in which they send nothing: a connection that nobody writes to breaks all the same."""
         self._gone(op, 3, "killed", tmp_path)
 
+    def test_isend_waits_for_nobody(self, tmp_path: Path) -> None:
+        """Where the driver has it: what is sent goes before the other rank asks for it, and arrives in order."""
+        found = self.meet("sent_ahead", 2, folder=str(tmp_path)).found()
+        if "none" in found:
+            not_served("it has no isend: send is called in its place")
+        assert found == ["ahead", "ahead"], (
+            "isend returns only when the other rank asks, or what it sends arrives otherwise"
+        )
+
     def test_close(self) -> None:
         """It asks nobody, may be called twice, and whatever is called afterwards is a RuntimeError. Nothing is left."""
         before = _shared()
