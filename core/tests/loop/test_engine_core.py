@@ -168,7 +168,7 @@ def test_an_idle_core_looks_after_its_workers(monkeypatch: pytest.MonkeyPatch) -
     parent = Given(Add([planned("late").to_request()]))
     with pytest.raises(EngineDeadError, match="rank 1 of 2"):
         process.step_loop(core, parent)
-    (refused,) = parent.outbox.get_nowait().outputs.outputs
+    (refused,) = parent.outbox.get_nowait().outputs
     assert refused.error[0] == "engine_dead"
 
 
