@@ -229,9 +229,8 @@ class KVManager:
         self._discard(self.blocks.hashes_of(sequence), sequence)
 
     def forget(self, slot: int, sequence: Sequence, failed: np.ndarray, num_computed: int | None) -> None:
-        """Pages do not hold what they should, and a sequence was computed from them: nothing more of its slot is cached,
-        and nobody finds its blocks from there on, nor what others computed behind them. Who holds these pages keeps
-        them.
+        """Pages do not hold what they should, and a sequence was computed from them: nothing of its slot is cached any
+        more, nobody finds its blocks from there on, nor what others computed behind them. Who holds pages keeps them.
 
         Args:
             slot: of the sequence; `sequence`: all its known tokens.

@@ -89,6 +89,7 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("bfloat16 KV cache under float32 queries", "narrower_cache"),
             Capability("fp8 KV cache", "fp8_cache what_some_queries_do_not_see_in_fp8"),
             Capability("large scores without overflow", "large_scores"),
+            Capability("batch invariant: the same bits alone, in a batch, in chunks", "batch_invariant"),
             Capability("log-sum-exp on demand (`lse`)", "lse_puts_parts_together keys_on_several_ranks without_lse"),
             Capability("strided tensors, padded batches", "strided_tensors padding_rows padding_tokens"),
             Capability("plans refilled in place", "refilled_plan refilled_plan_of_prefills"),
@@ -162,6 +163,8 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
             Capability("speculation: greedy verification", "verify"),
             Capability("speculation: rejection sampling", "reject_is_as_defined tokens_have_the_targets_distribution"),
             Capability("captured and replayed: {}", "captured", r"(.*)-\w+"),
+            Capability("batch invariant: linear", "invariant_linear"),
+            Capability("batch invariant: norms, elements, draws", "invariant_norms invariant_elements invariant_draws"),
         ),
         "communicator": (
             Capability(
@@ -173,6 +176,9 @@ CAPABILITIES: Mapping[str, tuple[Capability, ...]] = MappingProxyType(
                 r"(.*)-\d+",
             ),
             Capability("sums that are the same each time", "sums_are_the_same_each_time"),
+            Capability(
+                "batch invariant in {}: an element's sum in a tensor of any length", "batch_invariant", r"(.*)-\d+"
+            ),
             Capability("many rounds, late ranks", "many_rounds thorough_rounds isend_waits_for_nobody"),
             Capability("empty tensors", "empty_tensors"),
             Capability("ranks agree on what is accepted", "accepts_is_equal_on_all_ranks"),
