@@ -138,7 +138,7 @@ def test_told_when_it_is_gone(layout: str, how: str) -> None:
 @layouts
 def test_siblings(layout: str) -> None:
     """They enter the step that computes the prompt, or a later one."""
-    scheduler = make_scheduler(LAYOUTS[layout], max_num_batched_tokens=64)
+    scheduler = make_scheduler(LAYOUTS[layout])
     for name in "abc":
         scheduler.add(request(name, 21, parent="p"))
     plan(scheduler)
