@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[str, int]] = {
 }
 """What each room is for, and the physical lines that it shall come to."""
 
-MOST = 29_200
+MOST = 28_800
 """Physical lines that the core may have today. It only ever goes down, to 27,000."""
 
 AIM, WITH_BONES = 24_000, 27_000
