@@ -47,7 +47,8 @@ class CommunicatorCard(Card):
 
 
 class Sending(Protocol):
-    """A tensor on its way to another rank; it is kept alive until then."""
+    """A tensor on its way to another rank. Keeps it alive; who lets go of this object before `wait` has returned may lose
+    what was sent."""
 
     def wait(self) -> object:
         """Return when the other rank has it, and the tensor may change. Raises RuntimeError where that rank has

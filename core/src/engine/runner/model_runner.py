@@ -188,6 +188,11 @@ class ModelRunner:
         assert isinstance(step, PendingSample) and step.step_id == step_id
         return step.drafts()
 
+    def flush(self) -> None:
+        """Wait until the next pipeline stage has what was sent to it: what is on its way when the runner goes is lost."""
+        if self._link is not None:
+            self._link.flush()
+
     @torch.inference_mode()
     def sample(self, step_id: int, masks: Masks) -> None:
         """Go on with the step whose masks follow; no step waits for them where the worker does not draw. An error is
