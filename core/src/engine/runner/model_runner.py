@@ -189,7 +189,7 @@ class ModelRunner:
         return step.drafts()
 
     def flush(self) -> None:
-        """Wait until the next pipeline stage has what was sent to it: what is on its way when the runner goes is lost."""
+        """Wait until the next pipeline stage has what was sent to it: see `StageLink.flush`."""
         if self._link is not None:
             self._link.flush()
 
