@@ -124,6 +124,9 @@ def bounded_protocol(header_timeout: float, write_timeout: float, max_connection
             if not self._refused:
                 super().on_message_complete()
 
+        def _unsupported_upgrade_warning(self) -> None:
+            """It is answered as a plain request. uvicorn would have the operator install what serves WebSockets."""
+
         @staticmethod
         def write_body(cycle: RequestResponseCycle, make: Callable[[T], bytes], value: T) -> bool:
             """Write what `make` makes of the value to the connection, as the next chunk of an answer that has begun.
