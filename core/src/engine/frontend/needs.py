@@ -247,8 +247,9 @@ def _ops(facts: Facts) -> dict[str, OpsNeed]:
 
 
 def _communicator(facts: Facts) -> dict[str, CommunicatorNeed]:
-    size, invariant = max(facts.parallel.tp, facts.parallel.pp), facts.config.batch_invariant
-    return {"": CommunicatorNeed(world_size=size, batch_invariant=invariant, **facts.place)}
+    parallel = facts.parallel
+    invariant = facts.config.batch_invariant and parallel.tp > 1  # stages add nothing up
+    return {"": CommunicatorNeed(world_size=max(parallel.tp, parallel.pp), batch_invariant=invariant, **facts.place)}
 
 
 TABLE: tuple[Row[Any, Any], ...] = (

@@ -200,7 +200,8 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
         for name, place in start.place.groups.items():
             place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
             os.makedirs(place.rendezvous, mode=0o700, exist_ok=True)
-            need = CommunicatorNeed(world_size=place.size, device=start.device, batch_invariant=start.batch_invariant)
+            invariant = start.batch_invariant and name == "tp"  # stages add nothing up
+            need = CommunicatorNeed(world_size=place.size, device=start.device, batch_invariant=invariant)
             # A driver was chosen for the largest group; one that cannot serve a smaller one leaves it to the others.
             fit = [selection for selection in chosen.communicators if not selection.card.unsupported(need)]
             communicators: list[Communicator] = []
