@@ -60,6 +60,8 @@ CHOICES = {"good-0": "a long answer", "bad": "b is no answer", "good-1": "anothe
 CONSTRAINED: dict[str, dict[str, Any]] = {
     name: {"structured_outputs": StructuredOutputsParams(choice=[text])} for name, text in CHOICES.items()
 }
+STOPPED = {**CONSTRAINED, "bad": {**CONSTRAINED["bad"], "stop_token_ids": [77], "logit_bias": {77: 99.0}}}
+"""Where its mask is missing, the bad request draws a token that ends it."""
 BIASED: dict[str, dict[str, Any]] = {"bad": {"logit_bias": {77: 3.0}}}
 NGRAM = {"drafter": "ngram", "drafter.num_tokens": 3}
 
@@ -135,6 +137,7 @@ def push(patch: Patch) -> None:
         (grammar_accept, CONSTRAINED, {}, "driver 'choice' for grammar"),
         (grammar_masks, CONSTRAINED, {}, "driver 'choice' for grammar"),
         (grammar_masks, CONSTRAINED, NGRAM, "driver 'choice' for grammar"),
+        (grammar_masks, STOPPED, {}, "driver 'choice' for grammar"),
         (grammar_rollback, CONSTRAINED, NGRAM, "driver 'choice' for grammar"),
         (grammar_forced, CONSTRAINED, {"enable_jump_forward": True}, "driver 'choice' for grammar"),
         (processor_enter, BIASED, {}, "driver 'logit_bias' for logits_processor"),
@@ -204,6 +207,20 @@ def test_a_drafter_that_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> Non
     with LLM("tiny", dtype="float64", max_num_seqs=4, block_size=4, **NGRAM) as llm:
         error = run(llm, {"bad": PROMPTS["bad"]}, {})["bad"].error
         assert isinstance(error, ContractError) and "driver 'ngram' for drafter" in str(error)
+
+
+def test_a_drafter_that_does_not_let_go_costs_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM("tiny", dtype="float64", max_num_seqs=4, block_size=4, **NGRAM) as llm:
+        quiet = run(llm, PROMPTS, {})
+        error = ContractError("let go", "leave went off")  # of Engine's own, too, it is told
+        monkeypatch.setattr(NgramDrafterBody, "leave", lambda *_: (_ for _ in ()).throw(error))
+        for _ in range(2):  # the first run's are let go in the second
+            ends = run(llm, PROMPTS, {})
+            for name, end in ends.items():
+                assert end.error is None and end.outputs[0].token_ids == quiet[name].outputs[0].token_ids
+        assert "drafter 'ngram' could not let slot" in caplog.text and "leave went off" in caplog.text
 
 
 def test_what_cannot_be_told_apart_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

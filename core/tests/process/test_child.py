@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -66,7 +67,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Start a child whose `main` has this body."""
     made: list[Child[Said]] = []
 
-    def make(body: str, **options: float) -> Child[Said]:
+    def make(body: str, **options: Any) -> Child[Said]:
         (tmp_path / "played_child.py").write_text(PLAYED.format(body=body))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         made.append(Child("played_child", Start("hello"), Said, what="the player", **options))
@@ -150,10 +151,11 @@ def test_a_silent_child_is_hung_and_its_children_end_too(play: Make, capfd: pyte
         time.sleep(0.2)
     time.sleep(60)
 """
-    child = play(body, silence=1.0)
+    child = play(body, silence=1.0, patience="--more")
     left = psutil.Process(int(hear(child)))
     began = time.monotonic()
-    assert "no sign of life for 1 s" in str(death(child)) and time.monotonic() - began > 1.2
+    error = str(death(child))
+    assert "no sign of life for 1 s" in error and "raise --more" in error and time.monotonic() - began > 1.2
     assert not child.alive
     psutil.wait_procs([left], 20)
     assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE

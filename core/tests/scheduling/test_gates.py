@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -123,6 +124,20 @@ def test_the_loop_sleeps_until_a_gate_wakes_it(monkeypatch: pytest.MonkeyPatch) 
     assert steps < 16  # one sleeps; the others compute 8 tokens
     core.shutdown()
     assert gate.closed
+
+
+def test_news_of_somebody_who_is_gone_keeps_nobody_awake() -> None:
+    gates = Gates([gate := Toy("a")])
+    scheduler = make_scheduler()
+    scheduler.states.gates = gates
+    scheduler.add(request("a"))
+    gate.open("a")
+    scheduler.abort(["a"])
+    scheduler.schedule()
+    gates.wait(0.0)  # takes the news in
+    begin = time.monotonic()
+    gates.wait(0.05)
+    assert time.monotonic() - begin >= 0.04
 
 
 def test_what_has_to_be_told_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

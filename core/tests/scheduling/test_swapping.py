@@ -222,3 +222,66 @@ def test_a_failed_load_costs_what_chains_on_it() -> None:
     assert found([1] * 12) == 12 and found([2] * 12) < 12
     outputs = [output for output in run(scheduler) if output.request_id == "b"]
     assert outputs[-1].finish_reason is not None and found([2] * 12) == 12
+
+
+def test_a_failed_load_where_somebody_has_left_whose_id_is_used_again() -> None:
+    """What the first of them may have cached goes, whoever has its id now."""
+    scheduler = make_scheduler(swap_pages=50)
+    scheduler.add(request("b", [2] * 13))
+    plan(scheduler)
+    finish(scheduler)
+    scheduler.states.preempt(scheduler.requests["b"])
+    made = plan(scheduler)
+    done = copies(made)
+    assert done is not None and done.in_page.size == 1
+    scheduler.add(request("c", [*[2] * 13, 3, 3, 3, 3]))
+    assert [new.request_id for new in plan(scheduler).new_slots] == ["c"]
+    scheduler.abort(["c"])
+    scheduler.add(request("c", [5] * 4))
+    before = scheduler.kv.num_resets
+    tokens = np.where(made.samples, 7, -1).astype(np.int32)
+    scheduler.update(StepResult(step_id=made.step_id, tokens=tokens, failed_pages=done.in_page))
+    assert scheduler.kv.num_resets == before + 1
+    run(scheduler)
+
+
+def test_a_load_that_is_refused_costs_nobody_else_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody shares in a step what is computed there from what is loaded for it."""
+    scheduler = make_scheduler(swap_pages=50, max_num_batched_tokens=22)
+    scheduler.add(request("a", [2] * 30))
+    plan(scheduler)
+    finish(scheduler)
+    scheduler.states.preempt(scheduler.requests["a"])
+    scheduler.add(request("b", [2] * 30))
+    assert scheduler.swapping is not None
+
+    def swap_in(*args: object) -> None:
+        raise RuntimeError("it is gone")
+
+    monkeypatch.setattr(scheduler.swapping.connector, "swap_in", swap_in)
+    made = plan(scheduler)
+    assert [new.request_id for new in made.new_slots] == ["a", "b"] and list(scheduler.requests) == ["b"]
+    of_b = made.slot_of_row.tolist().index(scheduler.requests["b"].slot)
+    assert made.num_computed[of_b] <= 22, "it takes for computed what nobody has loaded"
+    ends = [output for output in run(scheduler) if output.finish_reason is not None]
+    assert [(end.request_id, end.error is None) for end in ends] == [("a", False), ("b", True)]
+    assert used(scheduler) == 0
+
+
+def test_a_queue_that_raises_over_a_swapped_request_ends_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_scheduler(swap_pages=50)
+    scheduler.add(request("a"))
+    scheduler.add(request("b", 7))
+    plan(scheduler)
+    finish(scheduler)
+    assert scheduler.swapping is not None
+
+    def push_front(*args: object) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(scheduler.swapping.queue, "push_front", push_front)
+    scheduler.states.preempt(scheduler.requests["b"])
+    (notice,) = scheduler.take_notices()
+    assert notice.request_id == "b" and notice.error is not None and "no room" in str(notice.error)
+    scheduler.check_integrity()
+    assert {output.request_id for output in run(scheduler)} == {"a"} and used(scheduler) == 0

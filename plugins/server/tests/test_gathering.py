@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -11,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.process import wire
 from engine_server.metrics.gathering import Gathered, Snapshot, Told, family_of, merge_families, past, told_of
 from engine_server.metrics.measures import Measures
+from engine_server.processes.parent import Parent
 
 
 def measured(tokens: int) -> Measures:
@@ -70,3 +73,24 @@ def test_a_process_has_its_own_memory() -> None:
     (resident,) = (f for f in gathered.processes().collect() if f.name == "process_resident_memory_bytes")
     assert {sample.labels["api_worker"] for sample in resident.samples} == {"main", "0"}
     assert merge_families([]) == []
+
+
+async def test_who_dies_while_others_are_asked_counts_once() -> None:
+    parent: Any = SimpleNamespace(_processes={}, _past=None)
+
+    class Process:
+        def __init__(self, number: int, dies: bool) -> None:
+            self.number = number
+            self.dies = dies
+            self.last = Told(number, 1, 0, snapshot(4))
+
+        async def renew(self) -> None:
+            if self.dies:  # and is buried while another is waited for
+                parent._past = Told(None, 0, 0, past([self.last.snapshot]))
+                self.last = Told(self.number, 0, 0, Snapshot())
+
+    for dies in (0, 1):
+        parent._processes = {number: Process(number, number == dies) for number in (0, 1)}
+        parent._past = None
+        told, pid = await Parent._gather(parent, parent._processes[0])
+        assert Gathered(told, pid).responses == {200: 8, 404: 2}

@@ -1,6 +1,7 @@
 """A route that gets its body, the request and the state without FastAPI's resolution answers as others do; and families
 of routes come in, go out, and are replaced as any plugin's."""
 
+import asyncio
 import functools
 import threading
 from collections import Counter
@@ -36,6 +37,8 @@ class Said(Body):
     @model_validator(mode="after")
     def _note_thread(self) -> "Said":
         CHECKED.append(self.text[:5])
+        if self.text == "unforeseen":
+            raise LookupError("a check of a model's own")
         return self
 
 
@@ -120,6 +123,7 @@ BODIES: Sequence[bytes] = (
     orjson.dumps({"text": "hi", "times": 2}),
     orjson.dumps({"text": "refused"}),
     orjson.dumps({"text": "broken"}),
+    orjson.dumps({"text": "unforeseen"}),
     orjson.dumps({"text": "hi", "times": "2"}),
     orjson.dumps({"text": "hi", "time": 2}),
     orjson.dumps({}),
@@ -163,6 +167,46 @@ async def test_a_large_body_is_read_in_a_thread_and_once(monkeypatch: pytest.Mon
             assert status == (200 if fits else 400), content[:100]
             assert len(read_in) == 1 and (read_in[0] != threading.get_ident()) == aside
             assert (["aaaaa"] if fits else []) == CHECKED
+
+
+async def sent(app: ASGIApp, method: str, path: str, state: dict[str, Any]) -> tuple[int, bytes]:
+    """The answer to a request whose body does not come to its end."""
+    answer: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        answer.append(message)
+
+    headers = [(b"content-length", b"1000000"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": headers}
+    async with asyncio.timeout(5):
+        await app({**scope, "state": {"request_id": "r", **state}}, receive, send)
+    return answer[0]["status"], b"".join(message.get("body", b"") for message in answer[1:])
+
+
+async def test_where_no_key_is_needed_no_body_is_read() -> None:
+    app = application()
+    app.get("/metrics")(lambda: "all")
+    app.post("/ping")(lambda: "well")
+    for method, path, status in (("POST", "/ping", 200), ("POST", "/metrics", 405), ("PUT", "/health", 404)):
+        assert (await sent(straight(app), method, path, {}))[0] == status
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_what_lies_below_admin_is_closed_whosever_it_is(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Also where what asks for keys is left out, and what takes its place thinks of clients alone."""
+    monkeypatch.setattr(errors, "LINGER_SECONDS", 0.01)
+    app = application()
+    app.api_route("/admin/mine", methods=["GET", "POST"])(lambda: "mine")
+    app.api_route("/{first}/yours", methods=["GET", "POST"])(lambda first: first)
+    for path in ("/admin", "/admin/mine", "/admin/yours", "/admin/nowhere"):
+        for state in ({}, {"administers": False}, {"administers": 1}, {"api_key": "a"}):
+            status, body = await sent(straight(app), method, path, state)
+            assert status == 403 and b"admin_key_required" in body
+    if method == "GET":
+        assert (await sent(straight(app), method, "/admin/mine", {"administers": True}))[0] == 200
 
 
 # -- families ----------------------------------------------------------------------------------------------------------

@@ -117,7 +117,8 @@ class Reservation:
             kv.blocks.begin(slot, hit.num_whole if swap_in is None else 0)
 
     def chunk(self, slot: int, start: int, size: int, hashes: list[bytes], last: bool = True) -> int:
-        """Pages for known tokens of a slot, as many as `fit_chunk` allowed; later rows of this plan find its blocks.
+        """Pages for known tokens of a slot, as many as `fit_chunk` allowed; later rows of this plan find its blocks,
+        unless they are computed from what is loaded: that may be refused when the plan is made.
 
         Args:
             hashes: of the request's blocks.
@@ -129,7 +130,7 @@ class Reservation:
         kv, end = self._kv, start + size
         entering = self._entering.get(slot)
         hit = None if entering is None else entering.hit
-        caches = kv.blocks.caches(slot)
+        caches, loads = kv.blocks.caches(slot), entering is not None and entering.swap_in is not None
         self._chunks.append((slot, end, last))
         if hit is not None:
             for table, pages in zip(kv.cross.tables, kv.missing_cross(hit), strict=False):
@@ -141,7 +142,7 @@ class Reservation:
             pages = max(0, table.blocks(end) - _blocks(table, slot, hit))
             self._counts[table.index] += pages
             total += pages
-            if caches and table.kind != "state":  # a state is there when its step has ended, not before
+            if caches and not loads and table.kind != "state":  # a state is there when its step has ended, not before
                 self._planned.update(kv.index.keys(filled, table.index))
         return total
 

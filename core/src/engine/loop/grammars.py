@@ -50,7 +50,7 @@ class InTurn:
     """A matcher of one of several drivers. Implements `engine.interfaces.grammar.Matcher`.
 
     What the driver raises ends the request, and nothing else: `accept` raises it, when the next token comes at the
-    latest, and until then everything is allowed.
+    latest, and until then everything is allowed. Given no tokens, `accept` does that and nothing else.
 
     Args:
         matcher: the driver's own.
@@ -70,7 +70,7 @@ class InTurn:
     def accept(self, tokens: Sequence[int]) -> int:
         if self.failed is None:
             try:
-                return self.matcher.accept(tokens)
+                return self.matcher.accept(tokens) if tokens else 0
             except Exception as error:
                 self.fail(error)
         raise cast("EngineError", self.failed)

@@ -60,6 +60,7 @@ class Child(Generic[T]):
         reply: the type of what it says: a union of tagged structs. `Beat` and `Failed` are understood besides.
         what: it is, for errors: "the engine core".
         silence: seconds; a child that says nothing sends a `Beat` now and then.
+        patience: the flag that allows it more, for errors.
         pass_fds: descriptors that it inherits.
 
     Attributes:
@@ -80,10 +81,12 @@ class Child(Generic[T]):
         *,
         what: str,
         silence: float = math.inf,
+        patience: str = "--step-timeout",
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._what = what
         self._silence_limit = silence
+        self._patience = patience
         self._owner = os.getpid()
         self.directory = make_private_directory("engine-", what)
         self.stopping = threading.Event()
@@ -236,7 +239,7 @@ class Child(Generic[T]):
         return EngineDeadError(
             f"wait for {self._what}",
             f"no sign of life for {self._silence_limit:g} s (process {self.pid}{state}); it was ended",
-            "its log says where it hung; if one step may take that long: --step-timeout",
+            f"its log says where it hung; if it may be silent for so long, raise {self._patience}",
         )
 
     def _unreadable(self, error: msgspec.DecodeError) -> None:

@@ -8,6 +8,7 @@ at its place, where a wrong draft stood. What lies behind the last token that co
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ from engine.sampling.packed import send
 from engine.sampling.sampler import SampledDrafts
 from engine.types.errors import ContractError
 from engine.types.plan import ForcedDrafts, LeftSlots, NewSlot, StepPlan
+
+logger = logging.getLogger(__name__)
 
 
 class ChosenDrafter(NamedTuple):
@@ -140,8 +143,8 @@ class Drafting:
         for slot, num_tokens in zip(left.slot.tolist(), left.num_tokens.tolist(), strict=True):
             try:
                 self._chosen.drafter.leave(slot, num_tokens, self._session)
-            except Exception as error:  # the request has ended: there is nobody to tell but the log
-                self._chosen.candidate.fault(f"let slot {slot} go", error)
+            except Exception:  # the request has left: there is nobody to tell but the log
+                logger.exception("drafter '%s' could not let slot %d go", self._chosen.candidate.name, slot)
 
     def enter(self, new: NewSlot) -> None:
         """A request enters a slot."""

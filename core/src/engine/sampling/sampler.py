@@ -157,8 +157,8 @@ class Sampler:
             masks: what constrained rows may draw; applied last, so that nothing else allows a token again.
 
         Returns:
-            int32 [n], `BROKEN` where a row's logits are not numbers; and the log probabilities, from the logits as they
-            came, of the rows that asked for them.
+            int32 [n], `BROKEN` where a row's logits are not numbers or a driver has raised over its request; and the
+            log probabilities, from the logits as they came, of the rows that asked for them.
         """
         parameters, slots = self._parameters, rows.slot
         uploaded = self._upload(slots)

@@ -69,7 +69,6 @@ class Gates:
         """The requests that wait no longer, since the last call: with an error, those that cannot be served."""
         if not self._pending:
             return []
-        self._news.clear()
         through: list[tuple[Request, EngineError | None]] = []
         for gate in self._gates:
             for request, error in gate.ready():
@@ -93,8 +92,9 @@ class Gates:
             gate.forget(request)
 
     def wait(self, seconds: float) -> None:
-        """Wait at most so long for something to become ready. From the scheduler's thread."""
+        """Wait at most so long for something to become ready; `ready` is asked next. From the scheduler's thread."""
         self._news.wait(seconds)
+        self._news.clear()
 
     def shutdown(self) -> None:
         """Make nothing more for anybody. Idempotent."""

@@ -136,13 +136,9 @@ class Swapping:
         self._records[request.request_id] = record
         return True
 
-    def enqueue(self, request: Request) -> bool:
-        """Queue a preempted request that no step names any more; False where it was not swapped out."""
-        if request.request_id not in self._records:
-            return False
-        request.status = Status.SWAPPED
-        self.queue.push_front(request)
-        return True
+    def keeps(self, request: Request) -> bool:
+        """Whether a preempted request was swapped out."""
+        return request.request_id in self._records
 
     def ended(self, request: Request) -> None:
         """The request ended, in whatever state."""
@@ -169,10 +165,10 @@ class Swapping:
 
     def swapped_in(self, request: Request, swap_in: SwapIn) -> None:
         """The request has its pages: have what is missing loaded into them before this step computes."""
-        del self._records[request.request_id]
         try:
             self.connector.swap_in(request.request_id, swap_in.places, swap_in.pages)
-        except Exception as error:
+            del self._records[request.request_id]
+        except Exception as error:  # what the connector keeps of it is given up when it ends
             self._failed(request, "swap back", error)
 
     def plan_metadata(self) -> dict[str, bytes] | None:

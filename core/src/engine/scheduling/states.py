@@ -105,10 +105,10 @@ class States:
 
     def requeue(self, request: Request) -> None:
         """A request waits for a slot, before those that came after it."""
-        request.status = Status.HELD
         self._queue(request, self.policy.push_front)
 
-    def _queue(self, request: Request, push: Callable[[Request], None]) -> None:
+    def _queue(self, request: Request, push: Callable[[Request], None], status: Status = Status.WAITING) -> None:
+        request.status = Status.HELD  # no queue has it, should this one raise
         try:
             push(request)
         except Exception as error:
@@ -116,7 +116,7 @@ class States:
             asked, found = f"queue request {request.request_id!r}", f"it raised {type(error).__name__}: {error}"
             remedy = "name another driver, or report it to this one's author; the log has the traceback"
             return self.fail(request, ContractError(asked, found, remedy, point="scheduling_policy"))
-        request.status = Status.WAITING
+        request.status = status
 
     def take_ready(self) -> None:
         """Queue the requests that no longer wait at a gate."""
@@ -161,7 +161,9 @@ class States:
             self.draining.remove(request)
             request.token_ids = s.tokens[request.slot, : s.known[request.slot]].copy()
             s.leave(request.slot, self.done_step)
-            if self.swapping is None or not self.swapping.enqueue(request):
+            if self.swapping is not None and self.swapping.keeps(request):
+                self._queue(request, self.swapping.queue.push_front, Status.SWAPPED)
+            else:
                 self.requeue(request)
 
     def unblock(self) -> bool:
@@ -197,7 +199,7 @@ class States:
             rows = dict(zip(plan.slot_of_row.tolist(), plan.num_computed.tolist(), strict=True))
             for new in plan.new_slots:
                 entered[new.slot] = rows[new.slot]
-                left = left or new.request_id not in self.requests
+                left = left or self.slots.owner(new.slot).status is Status.FINISHED
         found = [request for request in self.draining if self.slots.last_step[request.slot] >= plans[0].step_id]
         found += [request for request in self.running.values() if request.slot in entered]
         logger.warning("%d pages could not be loaded: %d requests are computed again", failed_pages.size, len(found))

@@ -26,7 +26,7 @@ from engine.scheduling.slots import Request, SlotTable
 from engine.types.errors import ContractError, EngineError, InvalidRequestError
 from engine.types.outputs import CoreOutput
 from engine.types.plan import Masks, StepPlan
-from engine.types.request import EngineRequest, FinishReason
+from engine.types.request import FinishReason
 
 if TYPE_CHECKING:
     from engine.interfaces.grammar import Grammar, Matcher
@@ -169,12 +169,6 @@ class Constraints:
             self._grammar.fill_masks(matchers, at, bits)
 
 
-def unserved(request: EngineRequest) -> InvalidRequestError:
-    """The error for a constrained request in an engine without a grammar driver."""
-    asked = f"add request {request.request_id!r} with structured_outputs"
-    return InvalidRequestError(asked, "this engine has no grammar driver", "start it with --grammar DRIVER")
-
-
 def _forced(plan: StepPlan) -> list[list[int]]:
     """The drafts of each row that come with the plan."""
     tokens: list[list[int]] = [[] for _ in range(plan.num_rows)]
@@ -213,20 +207,26 @@ def follow(
     Args:
         row_slots: int [n]; of the rows that got tokens.
         drawn: int [n, W]; kept: int [n]; the first `kept` tokens of each row count.
-        stopped: places whose request ends with its last token, so that its matcher does not hear of that one.
+        stopped: places whose request ends with its last token, so that its matcher does not hear of that one. It is
+            called all the same: a matcher that has failed meanwhile allowed everything.
 
     Returns:
-        The requests that end because their constraint is complete, or because a token breaks it.
+        The requests that end because their constraint is complete, because a token breaks it, or because their matcher
+        has failed.
     """
     endings: list[Ending] = []
     for i in np.flatnonzero(slots.matched[row_slots]).tolist():
         request = slots.request(row_slots[i])
         matcher = _matcher(request)
-        for place, token in enumerate(drawn[i, : kept[i] - (i in stopped)].tolist()):
+        tokens = drawn[i, : kept[i]].tolist()
+        for place, token in enumerate(tokens):
+            last = i in stopped and place + 1 == len(tokens)
             try:
-                accepted = matcher.accept([token])
+                accepted = matcher.accept([] if last else [token])
             except EngineError as error:
                 endings.append(Ending(i, 0, error))
+                break
+            if last:
                 break
             if not accepted:
                 endings.append(Ending(i, place, _refused(request, token)))
@@ -375,13 +375,15 @@ class ReasoningGate:
         self._inside = 0  # tokens behind it
 
     def accept(self, tokens: Sequence[int]) -> int:
-        for count, token in enumerate(tokens):
-            if self.started:
-                inside = self.matcher.accept(tokens[count:])
-                self._inside += inside
-                return count + inside
+        if self.started:
+            inside = self.matcher.accept(tokens)
+            self._inside += inside
+            return inside
+        for count, token in enumerate(tokens, 1):
             self._before.append(token)
             self.started = self._begins()
+            if self.started:
+                return count + self.accept(tokens[count:])
         return len(tokens)
 
     def rollback(self, num_tokens: int) -> None:

@@ -32,9 +32,9 @@ class KVTable(msgspec.Struct, frozen=True, kw_only=True):
         kind: of its layers; "full" also of those of kind "mla", whose pages live as long.
         window: tokens whose blocks a query at position p needs, p - window + 1 .. p; None for all. After a "state" it
             is two: the state after token p - 1 is read, that after token p is written.
-        tokens_per_block: tokens in one page: `KVLayout.block_size`, but for kind "cross". A page of a "state" table
-            holds one state of each layer: after the last token of its block, or after the last token computed. Those
-            of a "cross" table are the encoder's tokens.
+        tokens_per_block: tokens in one page, `KVLayout.block_size`; of a "cross" table they are the encoder's. A page
+            of a "state" table holds one state of each layer: after the last token of its block, or after the last token
+            computed.
     """
 
     index: int

@@ -8,17 +8,17 @@ token: six layers of middleware, the search for the route, the resolution of its
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, get_type_hints
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine_server.bodies import read_json
-from engine_server.middleware import OWN_SEND
+from engine_server.errors import APIError, refuse
+from engine_server.middleware import OPEN_PATHS, OWN_SEND, is_for_admin
 from engine_server.plugins import JSONRoute, State
 from engine_server.stream import DIRECT_SEND, EXTENSION, WRITE_BODY
 
@@ -28,7 +28,8 @@ _KNOWN = {"request": Request, "state": State}
 
 class Direct:
     """ASGI middleware, the innermost. The framework sees a request when its body is there; what does not fit a route's
-    model goes to it too, and is refused in its words.
+    model goes to it too, and is refused in its words. Of a path that needs no key no body is read here. What lies below
+    /admin is closed, whosever route it is, unless a middleware has found an administrator: `state["administers"]`.
 
     Args:
         app: the framework's, with all its routes and handlers of errors.
@@ -43,7 +44,10 @@ class Direct:
         """Serve; see ASGI."""
         state = scope.setdefault("state", {})
         state[DIRECT_SEND] = send
-        if (own := state.get(OWN_SEND)) is None:  # a request without a body
+        if scope["type"] == "http" and is_for_admin(scope["path"]) and state.get("administers") is not True:
+            error = APIError(403, "this is for administrators", code="admin_key_required")
+            return await refuse(scope, receive, send, error, close=True)
+        if (own := state.get(OWN_SEND)) is None or scope["path"] in OPEN_PATHS:  # without a body, or without a key
             return await self._app(scope, receive, send)
         if own is send:  # no middleware of a plugin looks at what is sent
             state[WRITE_BODY] = scope.get("extensions", {}).get(EXTENSION)
@@ -55,7 +59,7 @@ class Direct:
             return await self._app(scope, _again(first, receive), send)
         try:
             body = function.model.model_validate(await read_json(scope, first["body"]))
-        except (json.JSONDecodeError, ValidationError, RecursionError):
+        except Exception:  # it does not fit, or a model's own check fails over it: the framework finds the same
             return await self._app(scope, _again(first, receive), send)
         scope["app"] = self._app
         request = Request(scope, receive)

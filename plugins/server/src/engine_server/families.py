@@ -106,7 +106,7 @@ class Operations:
         router.get("/load", response_model=routes.Load)(routes.load)
         router.get("/version", response_model=routes.Version)(routes.version)
         router.get("/server_info", response_model=dict[str, Any])(routes.server_info)
-        closed: dict[str, Any] = {"dependencies": routes.ADMINISTERS, "responses": faults(403, 409)}
+        closed: dict[str, Any] = {"responses": faults(403, 409)}
         router.get("/admin/plugins", response_model=routes.Plugins, **closed)(routes.plugins)
         router.post("/admin/kv/reset", response_model=routes.Reset, **closed)(routes.reset_kv)
         router.post("/admin/profile/start", response_model=routes.ProfileStarted, **closed)(routes.start_profile)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 
 import engine
 from engine.embedding import EngineSettings, Launch, broken_plugins, capacity
@@ -159,15 +159,6 @@ class ProfileStopped(Answer):
 
     profiling: bool
     files: Any
-
-
-def administers(request: Request) -> None:
-    """Refuse what the gate has not let in as an administrator's: these routes open in no other way."""
-    if request.scope.get("state", {}).get("administers") is not True:
-        raise APIError(403, "this is for administrators", code="admin_key_required")
-
-
-ADMINISTERS = [Depends(administers)]
 
 
 async def server_info(state: State) -> Response:

@@ -72,7 +72,7 @@ def _serve(config: EngineConfig, settings: ServerConfig, early: Sequence[int]) -
         from engine_server.processes.parent import serve_several
 
         try:
-            return serve_several(config, settings, listener, keys, admin, early)
+            return serve_several(config, settings, listener, keys, early)
         finally:
             listener.close()
     llm = AsyncLLM(config)  # its process loads the model while this one imports the server

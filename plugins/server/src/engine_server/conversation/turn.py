@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from reprlib import repr as short
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -22,10 +22,6 @@ from engine_server.conversation.tool_constraint import Plan, plan_calls
 from engine_server.conversation.tools import ToolRequest
 from engine_server.errors import APIError
 from engine_server.state import ServerState
-
-if TYPE_CHECKING:
-    from engine_server.state import ServerState
-
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _CONTINUE = "continue_final_message"

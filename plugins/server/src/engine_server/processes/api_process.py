@@ -37,6 +37,7 @@ class ApiProcess:
         up: it is ready to serve.
         error: why it has gone.
         held: by digest of API keys, its requests that are counted in.
+        last: what it told last of what it has counted.
         began: when it was started, by a clock that only grows.
 
     Raises EngineDeadError where the system refuses to start it.
@@ -58,7 +59,13 @@ class ApiProcess:
         self._on_end = on_end
         what = f"API process {start.number}"
         self._child: Child[Message] = Child(
-            MODULE, start, Message, what=what, silence=silence, pass_fds=(start.listener,)
+            MODULE,
+            start,
+            Message,
+            what=what,
+            silence=silence,
+            patience="--api-worker-timeout",
+            pass_fds=(start.listener,),
         )
         self.last = Told(self.number, self.pid, 0, Snapshot())
         self.channel = Channel({name: self._bound(one) for name, one in handlers.items()}, self._child.send)
@@ -97,13 +104,12 @@ class ApiProcess:
                     return count
         return 0
 
-    async def told(self) -> Told:
-        """What it has counted."""
+    async def renew(self) -> None:
+        """Have it tell what it has counted; where it does not, what it told last counts on."""
         if self.up.is_set():
             with contextlib.suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     self.take(*await self.channel.ask("snapshot"))
-        return self.last
 
     def take(self, active: int, snapshot: object) -> None:
         """It told what it has counted."""

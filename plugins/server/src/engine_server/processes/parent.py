@@ -23,7 +23,7 @@ from engine.types.outputs import CoreOutputs, StepStats
 from engine.types.start import WorkerReady
 from engine_kit.banner import greeting
 from engine_server.config import ServerConfig
-from engine_server.keys import AdminKey, KeyRing
+from engine_server.keys import KeyRing
 from engine_server.lifecycle import (
     BACKLOG,
     DEATH_NOTICE_SECONDS,
@@ -53,7 +53,6 @@ def serve_several(
     settings: ServerConfig,
     listener: socket.socket,
     keys: KeyRing,
-    admin: AdminKey,
     early: Sequence[int],
 ) -> int:
     """See `engine_server.run.serve`; with `settings.api_workers` processes."""
@@ -346,7 +345,8 @@ class Parent:
 
     # -- what the processes have together ------------------------------------------------------------------------------
     async def _gather(self, process: ApiProcess) -> tuple[list[Told], int]:
-        told = await asyncio.gather(*(one.told() for one in self._processes.values()))
+        await asyncio.gather(*(one.renew() for one in self._processes.values()))
+        told = [one.last for one in self._processes.values()]  # as of one moment: who died meanwhile counts once
         return [*told, *([] if self._past is None else [self._past])], os.getpid()
 
     async def _cancel(self, process: ApiProcess, identity: str) -> bool:
