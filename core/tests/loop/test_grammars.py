@@ -11,6 +11,7 @@ from cores import candidate
 
 from engine.interfaces.grammar import GrammarCard, Matcher
 from engine.loop.grammars import GrammarDriver, Grammars, warm_up
+from engine.scheduling.structured import DraftedRow, draft_masks
 from engine.types.errors import EngineError, InvalidRequestError
 from engine.types.structured_outputs import StructuredOutputsParams
 
@@ -145,3 +146,25 @@ def test_each_driver_is_closed_once() -> None:
     drivers = [Scripted(0), Scripted(1)]
     grammars(*drivers).close()
     assert [driver.closed for driver in drivers] == [1, 1]
+
+
+def test_a_matcher_that_has_failed_says_so_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its request has heard of it everything is allowed; its driver is not asked again."""
+    calls = []
+
+    def accept(self: Told, tokens: Sequence[int]) -> int:
+        calls.append(list(tokens))
+        raise InvalidRequestError("go on", "it is too hard")
+
+    both = grammars(Scripted(1), Scripted(2))
+    matcher = both.compile(StructuredOutputsParams(regex="a"), ())
+    assert matcher.accept([]) == 0
+    monkeypatch.setattr(Told, "accept", accept)
+    masks = draft_masks([DraftedRow(matcher, [0, 1], frozenset())], 1, lambda *what: both.fill_masks(*what))
+    assert masks.counts.tolist() == [1] and masks.bits.tolist() == [[1]]
+    for tokens in ([], [3]):
+        with pytest.raises(InvalidRequestError, match="too hard"):
+            matcher.accept(tokens)
+    bits, other = np.zeros((2, 1), np.int32), both.compile(StructuredOutputsParams(regex="b"), ())
+    both.fill_masks([matcher, other], np.array([1, 0], np.int32), bits)
+    assert calls == [[0]] and bits.tolist() == [[1], [-1]]

@@ -148,13 +148,17 @@ class Grammars:
         raise constraint.refused(refusals)
 
     def fill_masks(self, matchers: Sequence[Matcher], rows: np.ndarray, out: np.ndarray) -> None:
-        """Each driver is asked once; where it raises, once for each matcher, and whoever it raises over fails."""
+        """Each driver is asked once; where it raises, once for each matcher, and whoever it raises over fails. Nothing
+        is asked about those that have failed before."""
         places: dict[int, list[int]] = {}
         held = cast("Sequence[InTurn]", matchers)
         for place, matcher in enumerate(held):
-            places.setdefault(id(matcher.driver), []).append(place)
+            if matcher.failed is None:
+                places.setdefault(id(matcher.driver), []).append(place)
+            else:
+                out[rows[place]] = -1
         for of_driver in places.values():
-            mine, at = [held[place] for place in of_driver], rows if len(places) == 1 else rows[of_driver]
+            mine, at = [held[place] for place in of_driver], rows if len(of_driver) == len(held) else rows[of_driver]
             grammar = mine[0].driver.grammar
             try:
                 grammar.fill_masks([matcher.matcher for matcher in mine], at, out)
@@ -163,12 +167,11 @@ class Grammars:
                     self._fill_one(matcher, at[place : place + 1], out)
 
     def _fill_one(self, matcher: InTurn, row: np.ndarray, out: np.ndarray) -> None:
-        if matcher.failed is None:
-            try:
-                return matcher.driver.grammar.fill_masks([matcher.matcher], row, out)
-            except Exception as error:
-                matcher.fail(error)
-        out[row] = -1
+        try:
+            matcher.driver.grammar.fill_masks([matcher.matcher], row, out)
+        except Exception as error:
+            matcher.fail(error)
+            out[row] = -1
 
     def close(self) -> None:
         for driver in {id(driver.grammar): driver for turns in self._turns.values() for driver in turns}.values():

@@ -45,7 +45,7 @@ class Constraints:
     `engine.scheduling.gates.Gate`.
 
     Args:
-        grammar: at work.
+        grammar: at work. Its matchers raise again, once they have failed, what they have raised.
         vocab_size: of the model.
         warm_up: has the drivers ready for a first constraint; takes a while.
         takes_drafts: matchers can roll back, so that rows with one may have drafts.
@@ -152,8 +152,6 @@ class Constraints:
             for matcher, row, slot in zip(matchers, rows.tolist(), row_slots.tolist(), strict=True)
         ]
         masks = draft_masks(chains, self._words, self._fill)
-        for i, error in masks.failed.items():
-            slots.request(row_slots[i]).matcher = GivenUp(error)
         return Masks(row=rows.repeat(masks.counts), bits=masks.bits)
 
     def _fill(self, matchers: list[Matcher], at: np.ndarray, bits: np.ndarray) -> None:
@@ -295,16 +293,15 @@ class DraftMasks(NamedTuple):
     Args:
         counts: int64 [m]; of each row, at least 1.
         bits: int32 [sum of counts, words]; row by row, position by position.
-        failed: by the row's place: the error with which its matcher gave up. It has no place to go back to.
     """
 
     counts: np.ndarray
     bits: np.ndarray
-    failed: dict[int, EngineError]
 
 
 def draft_masks(rows: Sequence[DraftedRow], words: int, fill: Fill) -> DraftMasks:
-    """The masks of each row's positions, as far as draws there may count.
+    """The masks of each row's positions, as far as draws there may count. A matcher that fails on the way is not led
+    back: it raises again when it is asked next.
 
     Args:
         words: of a mask.
@@ -314,7 +311,7 @@ def draft_masks(rows: Sequence[DraftedRow], words: int, fill: Fill) -> DraftMask
     start = np.cumsum(most) - most
     bits = np.empty((int(most.sum()), words), np.int32)
     counts = np.zeros(len(rows), np.int64)
-    failed: dict[int, EngineError] = {}
+    failed: set[int] = set()
     going = list(range(len(rows)))
     while going:
         places = (start + counts)[going].astype(np.int32)
@@ -329,10 +326,10 @@ def draft_masks(rows: Sequence[DraftedRow], words: int, fill: Fill) -> DraftMask
     if counts.sum() < most.sum():
         place = np.arange(most.sum()) - start.repeat(most)
         bits = bits[place < counts.repeat(most)]
-    return DraftMasks(counts, bits, failed)
+    return DraftMasks(counts, bits)
 
 
-def _goes_on(row: DraftedRow, i: int, counts: np.ndarray, mask: np.ndarray, failed: dict[int, EngineError]) -> bool:
+def _goes_on(row: DraftedRow, i: int, counts: np.ndarray, mask: np.ndarray, failed: set[int]) -> bool:
     """Lead the matcher over its next draft; False where there is no place behind it at which a draw may count."""
     place = int(counts[i]) - 1
     if place == len(row.drafts):
@@ -343,8 +340,8 @@ def _goes_on(row: DraftedRow, i: int, counts: np.ndarray, mask: np.ndarray, fail
     try:
         if not row.matcher.accept([token]):
             return False
-    except EngineError as error:
-        failed[i] = error
+    except EngineError:
+        failed.add(i)
         return False
     if row.matcher.finished:
         row.matcher.rollback(1)
@@ -407,24 +404,3 @@ class ReasoningGate:
         if len(self._before) < len(self._start_after):
             return False
         return all(a == b for a, b in zip(reversed(self._before), reversed(self._start_after), strict=False))
-
-
-class GivenUp:
-    """A matcher that has given up beyond tokens that are part of the output: the request ends when its next token
-    comes, with this error. Implements `engine.interfaces.grammar.Matcher`."""
-
-    finished = False
-
-    def __init__(self, error: EngineError) -> None:
-        self._error = error
-
-    def accept(self, tokens: Sequence[int]) -> int:
-        """Raises the error."""
-        raise self._error
-
-    def rollback(self, num_tokens: int) -> None:
-        """It has heard of nothing."""
-
-    def forced_bytes(self) -> bytes:
-        """Nothing."""
-        return b""
