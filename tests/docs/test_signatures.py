@@ -60,12 +60,13 @@ def of_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Arguments:
     given = function.args
     first = [*given.posonlyargs, *given.args]
     defaults: list[ast.expr | None] = [None] * (len(first) - len(given.defaults)) + list(given.defaults)
-    several = [*zip(first, defaults, strict=True), (given.vararg, None)]
-    several += [*zip(given.kwonlyargs, given.kw_defaults, strict=True), (given.kwarg, None)]
+    several = list(zip(first, defaults, strict=True))
+    several += [] if given.vararg is None else [(given.vararg, None)]
+    several += zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    several += [] if given.kwarg is None else [(given.kwarg, None)]
     found = [
         (a.arg, same(ast.unparse(a.annotation)) if a.annotation else "", same(ast.unparse(d)) if d else "")
         for a, d in several
-        if a is not None
     ]
     return [argument for argument in found if argument[0] not in ("self", "cls")]
 

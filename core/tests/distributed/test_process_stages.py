@@ -26,7 +26,7 @@ PARAMS = [
 
 
 def outcome(llm: LLM) -> list[object]:
-    """Tokens, and the log probabilities of prompts, to eight digits."""
+    """Tokens, and the log probabilities of prompts, to four decimals."""
     return [
         (
             list(o.outputs[0].token_ids),

@@ -1,9 +1,11 @@
 """Several ranks give one rank's tokens: in float64, greedy and sampled, over the architectures, whatever is special in
-how they divide. Ranks are threads with the real workers and the real gloo, two steps in flight."""
+how they divide. Ranks are threads with the real workers and communicators, with steps in flight."""
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from engine.config.settings import EngineConfig
 from engine.llm import LLMEngine
 from engine.modeling import Decoder
 from engine.runner import assemble as assemble_module
+from engine.runner import worker as worker_module
 from engine.types.errors import ContractError, EngineError, UnsupportedModelError
+from engine.types.start import WorkerStart
 from engine_kit.dispatch_guard import DispatchGuard
 from engine_reference.models import llama
 
@@ -91,9 +95,30 @@ def test_stages_give_one_ranks_tokens(checkpoints, name: str) -> None:
     architecture, features = MODELS[name]
     folder = checkpoints(architecture, **features, layers=4)
     expected = generate(folder, 1)
-    for stages in ({"pipeline_parallel_size": 3}, {"pipeline_parallel_size": 2, "pipeline_parallel_split": "3,1"}):
+    sent_ahead = {"pipeline_parallel_size": 3, "communicator": "gloo"}
+    for stages in (sent_ahead, {"pipeline_parallel_size": 2, "pipeline_parallel_split": "3,1"}):
         assert_equal(generate(folder, 1, executor="threads", **stages), expected)
     assert_equal(generate(folder, 2, executor="threads", pipeline_parallel_size=2), expected)
+
+
+def test_the_profile_of_a_stage_waits_for_a_later_one(checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first stage's largest step leaves still arrives where the next stage has been slow to load."""
+    profile, gone = worker_module._profile, threading.Event()
+
+    def profiled(start: WorkerStart, parts: Any) -> Any:
+        if start.place.stage.last:
+            gone.wait(1)
+        try:
+            return profile(start, parts)
+        finally:
+            gc.collect()
+            gone.set()
+
+    folder = checkpoints("LlamaForCausalLM", layers=4)
+    expected = generate(folder, 1)
+    monkeypatch.setattr(worker_module, "_profile", profiled)
+    settings = {"pipeline_parallel_size": 2, "num_kv_pages": None, "communicator": "gloo"}
+    assert_equal(generate(folder, 1, executor="threads", **settings), expected)
 
 
 @pytest.mark.parametrize(

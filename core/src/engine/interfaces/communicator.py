@@ -47,7 +47,7 @@ class CommunicatorCard(Card):
 
 
 class Sending(Protocol):
-    """A tensor on its way to another rank; it is kept alive until then."""
+    """A tensor on its way to another rank. Whoever sends holds on to this until `wait` returns, or it may be lost."""
 
     def wait(self) -> object:
         """Return when the other rank has it, and the tensor may change. Raises RuntimeError where that rank has

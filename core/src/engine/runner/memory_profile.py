@@ -66,6 +66,7 @@ def profile_step(start: WorkerStart, parts: Assembly) -> None:
         stages=parts.groups.get("pp"),
     )
     runner.execute(largest_step(start)).result()
+    runner.flush()
 
 
 def largest_step(start: WorkerStart) -> StepPlan:

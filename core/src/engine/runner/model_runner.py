@@ -188,6 +188,11 @@ class ModelRunner:
         assert isinstance(step, PendingSample) and step.step_id == step_id
         return step.drafts()
 
+    def flush(self) -> None:
+        """Wait until the next pipeline stage has what was sent to it: see `StageLink.flush`."""
+        if self._link is not None:
+            self._link.flush()
+
     @torch.inference_mode()
     def sample(self, step_id: int, masks: Masks) -> None:
         """Go on with the step whose masks follow; no step waits for them where the worker does not draw. An error is
@@ -257,7 +262,7 @@ class ModelRunner:
             draw = partial(self._sample, step, plan, sampled, rows, scores)
         if not plan.masks_follow:
             return draw(None)
-        told = partial(_no_drafts, plan.num_rows) if drafts is None else drafts.told
+        told = (lambda: [[] for _ in range(plan.num_rows)]) if drafts is None else drafts.told
         self._open = opened = PendingSample(plan.step_id, draw, told)  # buffers stay as they are until the next launch
         return opened
 
@@ -408,10 +413,6 @@ class ModelRunner:
 def _all_layers(layers: Iterable[Any], state: State) -> Iterator[Any]:
     """Every layer, in order, with nobody looking on: the step stays one captured unit."""
     return iter(layers)
-
-
-def _no_drafts(num_rows: int) -> list[list[int]]:
-    return [[] for _ in range(num_rows)]
 
 
 def _placed(masks: Masks | None, row: np.ndarray) -> SampledMasks | None:

@@ -61,11 +61,21 @@ class StageLink:
     def send(self, left: Sequence[torch.Tensor], num_tokens: int, keep: bool) -> None:
         """Send the first tokens of what was left to the next stage, mostly without waiting for it.
 
-        keep: the tensors are written again by the next step, so what travels is a copy.
+        keep: the tensors are written again by the next step, so what travels is a copy. On a stage that receives they
+            always may be: layers that compute in place leave what they were given in the buffers of `receive`.
         """
+        keep = keep or not self._stage.first
         tensors = [tensor[:num_tokens].clone() if keep else tensor[:num_tokens] for tensor in left]
         self._sendings.append([self._group.isend(tensor, self._stage.index + 1) for tensor in tensors])
         if len(self._sendings) > _ON_THE_WAY:
-            for sending in self._sendings.popleft():
-                if sending is not None:
-                    sending.wait()
+            self._wait_for_oldest()
+
+    def flush(self) -> None:
+        """Wait until the next stage has all that was sent. What is on its way when this object goes never arrives."""
+        while self._sendings:
+            self._wait_for_oldest()
+
+    def _wait_for_oldest(self) -> None:
+        for sending in self._sendings.popleft():
+            if sending is not None:
+                sending.wait()
