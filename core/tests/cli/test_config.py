@@ -49,6 +49,7 @@ def test_every_value_says_where_it_came_from(program, model, tmp_path, monkeypat
     assert lines["kv_cache_memory"].startswith("kv_cache_memory: 1048576 ")
     assert lines["max_model_len"].startswith("max_model_len: 128 ")
     assert lines["max_model_len"].endswith("# default: the model's")
+    assert lines["kv_cache_dtype"].endswith("# default: that of activations")
     assert lines["attention"].endswith("# flag --attention")
     assert lines["executor"].startswith("  executor: inline ") and lines["executor"].endswith("# auto, priority 0")
     assert lines["model_impl"].startswith("  model_impl: LlamaForCausalLM ")

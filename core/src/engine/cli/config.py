@@ -153,7 +153,7 @@ def _setting(section: tuple[str, ...], setting: Setting, value: Any, merged: Mer
     if not origin:
         origin = DEFAULT
         if setting.default in (None, "auto") and "(default: " in setting.help:
-            origin += f": {setting.help.rpartition('(default: ')[2].removesuffix(')')}"
+            origin += f": {setting.help.rpartition('(default: ')[2].partition(')')[0]}"
         elif value != setting.default:
             origin += f": {setting.default}"
     return Line(section, setting.name, value, origin, setting.secret)

@@ -243,7 +243,8 @@ def _quantization(facts: Facts) -> dict[str, QuantizationNeed]:
 
 
 def _ops(facts: Facts) -> dict[str, OpsNeed]:
-    return ops_needs(facts.model, facts.dtype, **facts.place, batch_invariant=facts.config.batch_invariant)
+    called, invariant = facts.implementation.card.operations, facts.config.batch_invariant
+    return ops_needs(called, dtype=facts.dtype, batch_invariant=invariant, **facts.place)
 
 
 def _communicator(facts: Facts) -> dict[str, CommunicatorNeed]:
