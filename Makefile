@@ -96,7 +96,7 @@ lint: style types
 style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
+	nice $(BIN)/lint-imports
 	$(BIN)/python .ci/size.py --check >/dev/null || $(BIN)/python .ci/size.py --check
 
 size:
@@ -109,9 +109,9 @@ format: install
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-# mypy takes one core for most of a minute: beside the tests, behind which it stands back.
-test: style
-	@$(MAKE) --no-print-directory -j 2 types tests
+# Lint takes one core for a minute: beside the tests, behind which it stands back.
+test: install
+	@$(MAKE) --no-print-directory -j 2 lint tests
 
 tests: install
 	$(PYTEST) -m "not slow and not gpu" $(TEST_PATHS)

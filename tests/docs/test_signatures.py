@@ -60,8 +60,10 @@ def of_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Arguments:
     given = function.args
     first = [*given.posonlyargs, *given.args]
     defaults: list[ast.expr | None] = [None] * (len(first) - len(given.defaults)) + list(given.defaults)
-    several = [*zip(first, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
-    several += [(argument, None) for argument in (given.vararg, given.kwarg) if argument is not None]
+    several = list(zip(first, defaults, strict=True))
+    several += [] if given.vararg is None else [(given.vararg, None)]
+    several += zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    several += [] if given.kwarg is None else [(given.kwarg, None)]
     found = [
         (a.arg, same(ast.unparse(a.annotation)) if a.annotation else "", same(ast.unparse(d)) if d else "")
         for a, d in several

@@ -52,6 +52,7 @@ def several_threads() -> Iterator[None]:
         {"max_num_batched_tokens": 9, "max_num_seqs": 5},
         {"num_kv_pages": 12, "max_num_seqs": 4},
         {"drafter": "ngram"},
+        {"pipeline_parallel_size": 3, "communicator": "gloo"},  # which adds up three ranks in another order, but sends
         {"tensor_parallel_size": 2, "batch_invariant": True},
     ],
     ids=lambda settings: ",".join(settings) or "a crowd",

@@ -141,6 +141,9 @@ class ScriptedCore:
     def has_work(self) -> bool:
         return bool(self.running)
 
+    def call(self, method: str, *args: Any) -> Any:
+        return getattr(self, method)(*args)
+
     def stats(self) -> StepStats:
         return StepStats(
             step_id=self.steps, num_running=len(self.running), num_waiting=0, num_tokens=0, pages_used=0,

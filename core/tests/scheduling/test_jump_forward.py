@@ -119,6 +119,14 @@ def test_what_was_learned_of_one_key_is_not_used_for_another() -> None:
     assert len(calls) == 2, "nor does the time of looking it up tell"
 
 
+def test_a_tokenizer_that_raises_costs_the_jump_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(text: str) -> list[int]:
+        raise RuntimeError("no rule for this")
+
+    assert jump(JumpForward(1, lambda: PIECES, broken), Table([], b'{"name_of')) == []
+    assert "no rule for this" in caplog.text
+
+
 def test_who_waits_for_the_host_does_not_jump() -> None:
     table = Table([], b'{"name_of')
     table.waits[0] = True

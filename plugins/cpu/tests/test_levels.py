@@ -22,7 +22,7 @@ def test_cards_remark_that_a_level_was_not_run(monkeypatch: pytest.MonkeyPatch, 
     for found, remarks in ((["scalar", "avx2"], 0), (["scalar", "neon"], 1), (["scalar", "neon", "neon_bf16"], 1)):
         module = SimpleNamespace(levels=lambda found=found: found)
         monkeypatch.setattr(levels, "importlib", SimpleNamespace(import_module=lambda name, module=module: module))
-        said = card.remarks(None)
+        said = card.remarks(SimpleNamespace(batch_invariant=False))
         assert len(said) == remarks and all(f"level {found[-1]} " in remark for remark in said)
 
 

@@ -97,7 +97,7 @@ def attend_pages(
         found = attend_row(kernel, rows, k[pages, key % page_size], v[pages, key % page_size], length, mask)
         outs.append(found[0])
         sums.append(found[1])
-    return torch.cat(outs).to(q.dtype), torch.cat(sums, dim=1).float()
+    return torch.cat(outs).to(q.dtype), torch.cat(sums, dim=1).to(torch.promote_types(q.dtype, torch.float32))
 
 
 def attend_packed(
@@ -120,4 +120,4 @@ def attend_packed(
         found = attend_row(kernel, q[q_bounds[row] : q_bounds[row + 1]], keys, values, length, mask)
         outs.append(found[0])
         sums.append(found[1])
-    return torch.cat(outs).to(q.dtype), torch.cat(sums, dim=1).float()
+    return torch.cat(outs).to(q.dtype), torch.cat(sums, dim=1).to(torch.promote_types(q.dtype, torch.float32))

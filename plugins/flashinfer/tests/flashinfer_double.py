@@ -123,7 +123,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         check(q.shape == (self._last, self._heads[0], self._heads[2]), "q is as planned")
         check(k.shape[1:] == (self._page_size, *self._heads[1:]) and k.stride() == v.stride(), "pages are as planned")
         check(out.shape == q.shape and out.is_contiguous(), "out is dense")
-        sums = torch.full(q.shape[:2], torch.nan)
+        sums = torch.full(q.shape[:2], torch.nan, dtype=torch.promote_types(q.dtype, torch.float32))
         bounds, starts = self._qo_indptr_buf.tolist(), self._paged_kv_indptr_buf.tolist()
         last = self._paged_kv_last_page_len_buf.tolist()
         for row in range(len(bounds) - 1):
@@ -155,7 +155,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         scores = torch.where(seen[:, None], scores, -torch.inf)
         total = torch.logsumexp(scores, dim=-1)
         weights = torch.where(seen[:, None], torch.exp(scores - total[..., None]), 0.0)
-        return torch.einsum("nhs,shd->nhd", weights, values).to(q.dtype), total.float() / math.log(2)
+        sums = total.to(torch.promote_types(q.dtype, torch.float32)) / math.log(2)
+        return torch.einsum("nhs,shd->nhd", weights, values).to(q.dtype), sums
 
 
 def _read(pages: torch.Tensor, where: tuple[torch.Tensor, ...]) -> torch.Tensor:

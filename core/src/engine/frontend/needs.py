@@ -243,12 +243,14 @@ def _quantization(facts: Facts) -> dict[str, QuantizationNeed]:
 
 
 def _ops(facts: Facts) -> dict[str, OpsNeed]:
-    return ops_needs(facts.model, facts.dtype, **facts.place, batch_invariant=facts.config.batch_invariant)
+    called, invariant = facts.implementation.card.operations, facts.config.batch_invariant
+    return ops_needs(called, dtype=facts.dtype, batch_invariant=invariant, **facts.place)
 
 
 def _communicator(facts: Facts) -> dict[str, CommunicatorNeed]:
-    size, invariant = max(facts.parallel.tp, facts.parallel.pp), facts.config.batch_invariant
-    return {"": CommunicatorNeed(world_size=size, batch_invariant=invariant, **facts.place)}
+    parallel = facts.parallel
+    invariant = facts.config.batch_invariant and parallel.tp > 1  # stages add nothing up
+    return {"": CommunicatorNeed(world_size=max(parallel.tp, parallel.pp), batch_invariant=invariant, **facts.place)}
 
 
 TABLE: tuple[Row[Any, Any], ...] = (

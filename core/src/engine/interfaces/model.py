@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from engine.interfaces.ops import MODEL_OPERATIONS
 from engine.plugin import Card
 from engine.types.model import ModelDescription
 from engine.types.parallel import Parallel, Stage
@@ -53,6 +54,9 @@ class ModelCard(Card):
 
     quantized: ClassVar[frozenset[str]] = frozenset()
     """The kinds of layer (`interfaces.quantization.KINDS`) that the body packs by `ModelContext.quantization`."""
+
+    operations: ClassVar[frozenset[str]] = frozenset(MODEL_OPERATIONS)
+    """All that the body calls of `ModelContext.ops`: of `engine.interfaces.ops`, and what drivers of ops define."""
 
     captured_by: ClassVar[frozenset[str] | None] = None
     """The recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see a whole step of the body. None: all

@@ -1,7 +1,9 @@
 """Point `ops`: the operations that models, the runner and the sampler compute with, beside attention.
 
 A driver provides some of `OPERATIONS`; each operation is taken from the first driver that is fit for it, once, at
-start. The reference driver provides them all and defines their meaning.
+start. The reference driver provides them all and defines their meaning. There may be others: an operation exists where
+a driver's card `defines` it, whose body is then what faster drivers of it are held against, and is taken where the
+model's card names it among its `operations`.
 
 Random numbers. Every number is f(seed, output position, purpose), so that a request draws the same tokens alone or
 batched, in flight or not. The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as
@@ -16,12 +18,12 @@ easy as 1, 2, 3", SC 2011) with
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from engine.interfaces.platform import STREAM
 from engine.plugin import Card
-from engine.types.model import ModelDescription
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +72,7 @@ MODEL_OPERATIONS: tuple[str, ...] = (
 """Those that a model's forward pass and its logits are made of: what is captured of a step."""
 
 LATENT_OPERATIONS: tuple[str, ...] = ("linear_heads",)
-"""Those that only models with layers of kind "mla" call, beside `MODEL_OPERATIONS`."""
+"""Those that only models with latent attention call, beside `MODEL_OPERATIONS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,7 @@ class OpsNeed:
     """What the engine asks of one operation.
 
     Args:
-        operation: one of `OPERATIONS`.
+        operation: one of `OPERATIONS`, or one that a driver's card defines.
         dtype: of activations, e.g. "bfloat16".
         device: torch's device string.
         framework: "torch" or "jax".
@@ -92,24 +94,15 @@ class OpsNeed:
     batch_invariant: bool = False
 
 
-def ops_needs(
-    model: ModelDescription, dtype: str, device: str, framework: str = "torch", batch_invariant: bool = False
-) -> dict[str, OpsNeed]:
-    """What is asked of each operation, for a model: see `OpsNeed`. The bits of those that it does not call do not
-    matter."""
-    called = set(OPERATIONS)
-    if all(spec.kind != "mla" for spec in model.kv_specs):
-        called -= set(LATENT_OPERATIONS)
-    return {
-        name: OpsNeed(
-            operation=name,
-            dtype=dtype,
-            device=device,
-            framework=framework,
-            batch_invariant=batch_invariant and name in called,
-        )
-        for name in OPERATIONS
-    }
+def ops_needs(called: Collection[str], **facts: Any) -> dict[str, OpsNeed]:
+    """What is asked of each operation that the runner, the sampler and the model call.
+
+    Args:
+        called: by the model, as its card says.
+        facts: the other attributes of `OpsNeed`.
+    """
+    common = [name for name in OPERATIONS if name not in LATENT_OPERATIONS or name in called]
+    return {name: OpsNeed(operation=name, **facts) for name in dict.fromkeys((*common, *sorted(called)))}
 
 
 class OpsCard(Card):
@@ -117,12 +110,15 @@ class OpsCard(Card):
 
     Attributes:
         operations: those that it provides.
-        captured_by: the recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see all that its
-            `MODEL_OPERATIONS` and `LATENT_OPERATIONS` launch on decode steps. Steps are captured only where the driver
-            of every operation that the model calls names the platform's recorder.
+        defines: those of them that are none of `OPERATIONS`, and whose meaning its own body is. Their names begin with
+            the driver's: two that define one name cannot be told apart.
+        captured_by: the recorders (`engine.interfaces.platform.PlatformCard.recorder`) that see all that operations
+            called by models launch on decode steps. Steps are captured only where the driver of every operation that
+            the model calls names the platform's recorder.
     """
 
     operations: frozenset[str] = frozenset()
+    defines: frozenset[str] = frozenset()
     captured_by: frozenset[str] = STREAM
 
 

@@ -23,7 +23,7 @@ from engine.interfaces.drafter import Drafter, DrafterNeed, DrafterOptions
 from engine.interfaces.kv_connector import KVConnectorNeed, KVConnectorWorker
 from engine.interfaces.logits_processor import LogitsProcessorCard, LogitsProcessorNeed
 from engine.interfaces.model import NOT_CAPTURED, Model, ModelCard, ModelContext, ModelNeed
-from engine.interfaces.ops import LATENT_OPERATIONS, MODEL_OPERATIONS, OPERATIONS, Ops, ops_needs
+from engine.interfaces.ops import Ops, ops_needs
 from engine.interfaces.platform import CapturesDrafts, Platform, PlatformCard, PlatformNeed
 from engine.interfaces.quantization import KINDS, Quantization, QuantizationNeed
 from engine.plugin import Manifest, Registry, Selection
@@ -32,7 +32,7 @@ from engine.runner.attention import AttentionLayers, Backend
 from engine.runner.capture import why_not_captured
 from engine.runner.drafting import ChosenDrafter
 from engine.sampling.processors import Processor
-from engine.types.errors import ManifestError, UnfitDriverError
+from engine.types.errors import ContractError, ManifestError, UnfitDriverError
 from engine.types.start import WorkerStart
 
 _POINTS = (
@@ -45,11 +45,18 @@ _POINTS = (
 class ResolvedOps:
     """One object with all operations, each from the driver that was chosen for it. Implements `Ops`."""
 
-    __slots__ = OPERATIONS
-
     def __init__(self, operations: dict[str, Callable[..., Any]]) -> None:
-        for name in OPERATIONS:
-            setattr(self, name, operations[name])
+        self.__dict__.update(operations)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise ContractError(
+            f"call operation '{name}'",
+            "the card of the model does not name it among its operations, so no driver was chosen for it",
+            "add it to `operations` of the card",
+            point="model",
+        )
 
 
 @dataclass(frozen=True)
@@ -126,13 +133,11 @@ def _not_captured(
         return None
     # Of several communicators the first takes what it accepts: the sums of activations, in all likelihood.
     communicators = chosen.communicators[:1] if start.parallel.tp > 1 else []
-    latent = any(spec.kind == "mla" for spec in start.model.kv_specs)
-    operations = MODEL_OPERATIONS + LATENT_OPERATIONS if latent else MODEL_OPERATIONS
-    reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], operations)
+    reasons = why_not_captured(card.recorder, [*chosen.computing, *communicators], chosen.model.operations)
     if not attention.can_capture_decodes():
         reasons.append("the attention's steps cannot be replayed")
     model = chosen.fit("model", "", None)
-    recorders = cast("type[ModelCard]", model.card).captured_by
+    recorders = chosen.model.captured_by
     if recorders is not None and card.recorder not in recorders:
         why = NOT_CAPTURED if not recorders else f"it is not recorded by '{card.recorder}'"
         reasons.append(f"model '{model.candidate.name}': {why}")
@@ -155,6 +160,11 @@ class _ManifestChoices:
     def names(self, point: str, kind: str = "") -> bool:
         """Whether the manifest names a driver for an optional point."""
         return (point, kind) in self._selections
+
+    @property
+    def model(self) -> type[ModelCard]:
+        """The card of the model's driver."""
+        return cast("type[ModelCard]", self.fit("model", "", None).card)
 
     def fit(self, point: str, kind: str, need: Any) -> Selection:
         """The chosen driver, asked again whether it can serve `need`."""
@@ -200,7 +210,8 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
         for name, place in start.place.groups.items():
             place = msgspec.structs.replace(place, rendezvous=os.path.join(start.rendezvous, place.rendezvous))
             os.makedirs(place.rendezvous, mode=0o700, exist_ok=True)
-            need = CommunicatorNeed(world_size=place.size, device=start.device, batch_invariant=start.batch_invariant)
+            invariant = start.batch_invariant and name == "tp"  # stages add nothing up
+            need = CommunicatorNeed(world_size=place.size, device=start.device, batch_invariant=invariant)
             # A driver was chosen for the largest group; one that cannot serve a smaller one leaves it to the others.
             fit = [selection for selection in chosen.communicators if not selection.card.unsupported(need)]
             communicators: list[Communicator] = []
@@ -216,7 +227,9 @@ def _groups(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext
 
 
 def _ops(start: WorkerStart, chosen: _ManifestChoices, context: WorkerContext) -> Ops:
-    needs = ops_needs(start.model, start.dtype, start.device, batch_invariant=start.batch_invariant)
+    needs = ops_needs(
+        chosen.model.operations, dtype=start.dtype, device=start.device, batch_invariant=start.batch_invariant
+    )
     operations = {name: getattr(chosen.build("ops", name, need, context), name) for name, need in needs.items()}
     return cast(Ops, ResolvedOps(operations))
 

@@ -15,6 +15,7 @@ key what another has been made to write. A request whose jumps fail rests for a 
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -24,7 +25,8 @@ import numpy as np
 from engine.interfaces.grammar import MAX_ROLLBACK
 from engine.scheduling.slots import SlotTable
 from engine.scheduling.speculative import Speculation
-from engine.types.errors import EngineError
+
+logger = logging.getLogger(__name__)
 
 MOST = 32
 """The most tokens of one jump."""
@@ -131,7 +133,10 @@ class JumpForward:
         before = b"".join(pieces[token] or b"" for token in context if token < len(pieces))
         try:
             ids = self._encode((before + forced).decode())
-        except (UnicodeDecodeError, EngineError):
+        except UnicodeDecodeError:
+            return []
+        except Exception:  # it comes token by token, and is the same
+            logger.warning("the tokenizer cannot encode what a constraint forces", exc_info=True)
             return []
         # From the end: what a tokenizer puts before a text does not matter, and where the context is cut neither.
         length, start = 0, len(ids)

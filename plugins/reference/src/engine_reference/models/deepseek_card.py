@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from engine.interfaces.model import ModelCard, ModelNeed
+from engine.interfaces.ops import LATENT_OPERATIONS, MODEL_OPERATIONS
 from engine.modeling.config import describe_decoder, flag, integer, kv_heads, read_rope, unsupported_rope
 from engine.modeling.parallel import unsupported_ranks
 from engine.types.errors import EngineError
@@ -19,6 +20,7 @@ class _Deepseek(ModelCard):
     """What the two have in common. Sizes that config.json does not name are transformers' own."""
 
     framework = "torch"
+    operations = frozenset(MODEL_OPERATIONS + LATENT_OPERATIONS)
     quantized = frozenset({"linear", "head"})
     routed_experts: ClassVar[int]
     first_k_dense: ClassVar[int]

@@ -26,6 +26,7 @@ from engine.types.parallel import Parallel
 from engine_sdk.conformance.base import Conformance, not_served
 from engine_sdk.conformance.contexts import worker_context
 from engine_sdk.conformance.model.example import Shapes, check_size, draw, prompt
+from engine_sdk.conformance.model.operations import NamedOperations
 from engine_sdk.conformance.model.oracle import TOLERANCE, Oracle, why_none
 from engine_sdk.conformance.model.paged import attention_needs, reference_attention, reference_cards
 from engine_sdk.conformance.model.ranks import ThreadGroup
@@ -226,11 +227,14 @@ class ModelSuite(Conformance):
 
     # -- sessions ----------------------------------------------------------------------------------------------------
     @classmethod
+    def _context(cls, dtype: str) -> WorkerContext:
+        context, card = worker_context(cls.subject(), cls.device, dtype), cast("type[ModelCard]", cls.subject().card)
+        return replace(context, ops=cast("Ops", NamedOperations(context.ops, card.operations)))
+
+    @classmethod
     def context(cls, dtype: str) -> WorkerContext:
         """A worker's, with the reference operations; made once."""
-        return cast(
-            "WorkerContext", cls.once(f"context {dtype}", lambda: worker_context(cls.subject(), cls.device, dtype))
-        )
+        return cast("WorkerContext", cls.once(f"context {dtype}", lambda: cls._context(dtype)))
 
     @classmethod
     def attention(cls, dtype: str) -> dict[str, Any]:

@@ -24,9 +24,13 @@ class OpsConformance(
     """Every operation that a driver's card names, against a float64 formula or the definition in numpy."""
 
     def test_operations_are_known(self) -> None:
-        """The card names operations that there are; packing and multiplying go together; each is served somewhere."""
-        card = cast("type[OpsCard]", self.subject().card)
-        assert card.operations and card.operations <= set(OPERATIONS), card.operations - set(OPERATIONS)
+        """The card names operations that there are, or defines them, with a docstring that says what they compute;
+        packing and multiplying go together."""
+        card, body = cast("type[OpsCard]", self.subject().card), self.body()
+        known = set(OPERATIONS)
+        assert card.operations and card.operations <= known | card.defines, card.operations - known - card.defines
+        assert card.defines <= card.operations and not card.defines & known, card.defines
+        assert all(getattr(body, name).__doc__ for name in card.defines), "an operation that it defines says not what"
         assert ("linear" in card.operations) == ("pack_linear" in card.operations)
 
     @classmethod
