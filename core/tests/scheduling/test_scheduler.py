@@ -14,7 +14,7 @@ from steps import SETTINGS, finish, make_scheduler, plan, request, rows, run
 from engine.loop.engine_core import EngineCore
 from engine.types.errors import ContractError, InvalidRequestError, PromptTooLongError
 from engine.types.outputs import CoreOutput
-from engine.types.plan import StepResult
+from engine.types.plan import BROKEN, StepResult
 from engine.types.request import FinishReason
 from engine_reference.evictor_lru import LRU
 
@@ -305,6 +305,15 @@ def test_a_result_that_does_not_fit_the_plan_is_found_out(tokens: list[int]) -> 
     made = plan(scheduler)
     with pytest.raises(ContractError, match="step 1"):
         scheduler.update(StepResult(step_id=made.step_id, tokens=np.array(tokens, np.int32)))
+
+
+@pytest.mark.parametrize("errors", [{0: ("code", "a")}, {0: ("code", "a", "b", 3)}, {0: []}])
+def test_errors_that_are_none_are_found_out(errors: Any) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request("a"))
+    step = plan(scheduler).step_id
+    with pytest.raises(ContractError, match="error of row 0"):
+        scheduler.update(StepResult(step_id=step, tokens=np.array([BROKEN], np.int32), errors=errors))
 
 
 @pytest.mark.parametrize("pages", [[-1], [10_000], [[1]], [1.0]])

@@ -268,6 +268,9 @@ class States:
         for row in np.flatnonzero(broken).tolist():
             slot = int(plan.slot_of_row[row])
             request, parts = self.slots.owner(slot), (result.errors or {}).get(row)
+            if parts is not None and [type(part) for part in parts] != [str] * 4:
+                asked, found = f"the error of row {row} of step {plan.step_id}", f"the worker returned {parts!r:.200}"
+                raise ContractError(asked, found, "tell the author of the platform's worker", point="platform")
             if parts is None:
                 self.kv.distrust(slot, request.sequence(self.slots.tokens[slot, : self.slots.known[slot]]))
             if self.slots.accepts[slot]:
