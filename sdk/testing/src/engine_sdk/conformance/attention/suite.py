@@ -338,7 +338,8 @@ class AttentionConformance(LatentTests, Conformance):
         for dtype in DTYPES:
             form = Form(kind=kind, window=window, dtype=dtype, head_size=32)
             need = replace(form.need(self.device), batch_invariant=True)
-            if self.subject().reasons(need) or need.kind not in self.subject().card.kinds:  # type: ignore[attr-defined]
+            card = cast("type[AttentionCard]", self.subject().card)
+            if self.subject().reasons(need) or need.kind not in card.kinds:
                 continue
             invariant += 1
             whole = self.case(form, [[3], [640], range(5, 40), range(700)], 2)
